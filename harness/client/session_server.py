@@ -12,7 +12,7 @@ counted anyway. The gate and holds on it: `gate.py`.
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -33,6 +33,7 @@ from harness.client.connections import (
 from harness.client.gate import HOLD_TTL_S, GateClient
 from harness.errors import RunError, SessionServerError, StoreFull
 from harness.samples.codec import samples_from_tensors
+from harness.sessions.hold_times import HoldTime
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
@@ -125,6 +126,33 @@ class SessionList(msgspec.Struct, frozen=True):
     """Of a front, the shards that have not answered."""
 
 
+class HoldTimes(msgspec.Struct, frozen=True):
+    """Holds that are or were on the gate."""
+
+    now: float
+    """By the clock of the server, Unix seconds: ask with it for what comes later."""
+    holds: list[HoldTime]
+
+
+class TurnTime(msgspec.Struct, frozen=True, array_like=True):
+    """When a turn was under way."""
+
+    index: int
+    began_at: float
+    """Its admission, Unix seconds by the clock of the server."""
+    seconds: float | None
+    """None of a turn in flight."""
+    status: str
+    """`in_flight` of a turn without one."""
+
+
+class TurnTimes(msgspec.Struct, frozen=True):
+    """Times of turns, by session."""
+
+    now: float
+    times: dict[str, list[TurnTime]]
+
+
 class RoutedWorker(NamedTuple):
     """A worker of a router, as the router knows it."""
 
@@ -213,9 +241,21 @@ class SessionServerClient:
         path = f"/sessions/{session_id}/facts"
         return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
-    async def record(self, session_id: str) -> Json:
-        """The session's record with its token columns; an empty one of phase `unknown` when the server has none."""
-        path = f"/sessions/{session_id}"
+    async def times(self, since: Mapping[str, int], *, deadline_s: float) -> TurnTimes:
+        """When turns were under way, of each session from that index on; it takes up to 100 ids.
+
+        Sessions that are gone or paged out are not in it.
+        """
+        query = "&".join(f"from={quote(session_id, safe='')}:{turn}" for session_id, turn in since.items())
+        content = await self._call(BRIEF, "GET", f"/sessions/times?{query}", deadline_s=deadline_s)
+        return decode(content, TurnTimes)
+
+    async def record(self, session_id: str, since: int = 0) -> Json:
+        """The session's record with its token columns; an empty one of phase `unknown` when the server has none.
+
+        Of turns before `since` it has what later turns can change.
+        """
+        path = f"/sessions/{session_id}" + (f"?since={since}" if since else "")
         return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
 
     async def collect(self, session_id: str) -> Collected:
@@ -255,6 +295,11 @@ class SessionServerClient:
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
         """The gate, turned under the name `holder`; see `GateClient`."""
         return GateClient(self.address.url, self._connections, holder, ttl_s)
+
+    async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> HoldTimes:
+        """When holds were on the gate, from `since` on: as far as the server remembers."""
+        content = await self._call(BRIEF, "GET", f"/sessions/holds?since={since}", deadline_s=deadline_s)
+        return decode(content, HoldTimes)
 
     async def sweep(self, request: SweepRequest) -> SweepReport:
         """Score what waits for the live version; answers when that is done or its budget used up.

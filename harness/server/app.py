@@ -22,7 +22,7 @@ from harness.machine.log import get_logger
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import ClientConnection
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, parse_since, read_body
 from harness.server.left_engines import LeftEngines, wake_engine
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
@@ -74,6 +74,7 @@ class SessionServer:
                 Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
+                Route("/sessions/holds", admin(self._hold_times), methods=["GET"]),
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
                 Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
                 Route("/sessions/weights", admin(self._weights), methods=["POST"]),
@@ -116,6 +117,9 @@ class SessionServer:
     async def _gate(self, request: Request) -> Response:
         del request
         return json_response(self._report_gate())
+
+    async def _hold_times(self, request: Request) -> Response:
+        return json_response(self.gatekeeper.report_times(parse_since(request.query_params)))
 
     def _report_gate(self, *, changed: bool = False, sessions_closed: int = 0, released: int = 0) -> GateReport:
         gate, now = self.gatekeeper.gate, self.gatekeeper.clock()

@@ -19,9 +19,11 @@ from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
 from harness.server.http.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
+from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.types import Json
 
 HOLD_PLACED = "gate_hold_placed"
 HOLD_RELEASED = "gate_hold_released"
@@ -41,6 +43,7 @@ class Gatekeeper:
         self, store: SessionStore, metrics: ServerMetrics, *, pause_timeout_s: float, clock: Clock = time.time
     ) -> None:
         self.gate = Gate()
+        self.times = HoldTimes()
         self.clock = clock
         self.held_by_work: Counter[Work] = Counter()
         """Requests that wait now, by what they want."""
@@ -111,8 +114,10 @@ class Gatekeeper:
 
     async def restore(self) -> None:
         """Have the holds that a previous server left behind; those that have run out meanwhile end now."""
+        self.times.restore(await self._store.load_hold_times(MOST_HOLD_TIMES))
         self.gate.restore(await self._store.load_holds())
         await self.expire()
+        self.times.note(self.gate.holds, self.clock())
 
     async def expire(self) -> None:
         """End every hold whose time is over."""
@@ -153,10 +158,15 @@ class Gatekeeper:
         else:
             await self._store.drop_hold(hold.holder)
 
+    def report_times(self, since: float) -> Json:
+        """The answer to whoever asks when holds were on the gate, from `since` on; Unix seconds."""
+        return {"now": self.clock(), "holds": self.times.since(since)}
+
     # Requests
 
     def look_again(self) -> None:
-        """Wake up everybody who waits for the gate or for a session behind it."""
+        """Wake up everybody who waits for the gate or for a session behind it, once the gate has changed."""
+        self.times.note(self.gate.holds, self.clock())
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -20,7 +20,15 @@ from harness.server.collecting import CollectingPlace, collect_json, collect_ten
 from harness.server.http.access import for_operators, require_admin
 from harness.server.http.connection import ClientConnection
 from harness.server.http.responses import json_response
-from harness.server.http.wire import parse_collect, parse_end, parse_list, parse_session_config, read_body
+from harness.server.http.wire import (
+    parse_collect,
+    parse_end,
+    parse_first_turn,
+    parse_list,
+    parse_session_config,
+    parse_times,
+    read_body,
+)
 from harness.server.registry import SessionRegistry
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
@@ -35,6 +43,7 @@ from harness.sessions.record import (
     session_facts,
     session_record,
     session_summary,
+    session_times,
     session_totals,
 )
 from harness.sessions.session import Session
@@ -61,6 +70,7 @@ class SessionRoutes:
         return [
             Route("/sessions", admin(self._create), methods=["POST"]),
             Route("/sessions", admin(self._list), methods=["GET"]),
+            Route("/sessions/times", admin(self._times), methods=["GET"]),
             Route("/sessions/{id}/drain", admin(self._drain), methods=["POST"]),
             Route("/sessions/{id}/end", admin(self._end), methods=["POST"]),
             Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
@@ -127,6 +137,13 @@ class SessionRoutes:
             }
         )
 
+    async def _times(self, request: Request) -> Response:
+        """Asking is no use of a session, and reads none back that is paged out."""
+        wanted = parse_times(request.query_params).items()
+        found = ((session_id, self._sessions.in_memory(session_id), since) for session_id, since in wanted)
+        times = {session_id: session_times(session, since) for session_id, session, since in found if session}
+        return json_response({"now": self._turns.clock(), "times": times})
+
     def _stand(self, session: Session | SessionStub) -> SessionStanding:
         """How a session stands; of thousands without a call quickly."""
         turns, session_id = self._turns, session.session_id
@@ -148,11 +165,12 @@ class SessionRoutes:
         columns = request.query_params.get("ids", RecordIds.DELTAS)
         if columns not in list(RecordIds):
             raise MalformedRequest(f"ids: expected one of {', '.join(RecordIds)}; got {columns[:64]!r}", param="ids")
+        since = parse_first_turn(request.query_params)
         async with self._collecting.taken():
             session_id, session = await self._snapshot(request)
             if session is None:
                 return json_response(empty_record(session_id))
-            return await self._collecting.do(lambda: json_response(session_record(session, RecordIds(columns))))
+            return await self._collecting.do(lambda: json_response(session_record(session, RecordIds(columns), since)))
 
     async def _facts(self, request: Request) -> Response:
         session_id = request.path_params["id"]

@@ -18,6 +18,10 @@ from harness.sessions.session import Session
 from harness.types import Json, Turn
 
 
+IN_FLIGHT = "in_flight"
+"""In the place of a status, of a turn that has none yet."""
+
+
 class RecordIds(StrEnum):
     """Which columns of tokens a record has."""
 
@@ -29,14 +33,19 @@ class RecordIds(StrEnum):
     """None of them: conversation, statuses, lengths and ledger."""
 
 
-def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
-    """The record of a session and all its turns."""
+def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: int = 0) -> Json:
+    """The record of a session and all its turns; of those before `since` what a later turn can change, and no more."""
     fates = find_fates(session.turns, session.config.selection)
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
         "metadata": dict(session.config.metadata),
-        "turns": [_turn_record(session, turn, ids, fates[turn.index]) for turn in session.turns],
+        "turns": [
+            _turn_record(session, turn, ids, fates[turn.index])
+            if turn.index >= since
+            else _standing_record(turn, fates[turn.index])
+            for turn in session.turns
+        ],
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
@@ -54,6 +63,20 @@ def session_facts(session: Session) -> Json:
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
     }
+
+
+def session_times(session: Session, since: int = 0) -> list[tuple[int, float, float | None, str]]:
+    """Index, admission (Unix seconds), seconds and status of each turn from `since` on; those in flight have no end.
+
+    One that is in flight again is in it once.
+    """
+    in_flight = {each.index: each.admitted_at for each in session.turns_in_flight if each.index >= since}
+    recorded = [
+        (turn.index, turn.created_at, turn.seconds, str(turn.status))
+        for turn in session.turns
+        if turn.index >= since and turn.index not in in_flight
+    ]
+    return [*recorded, *((index, began_at, None, IN_FLIGHT) for index, began_at in in_flight.items())]
 
 
 class SessionState(StrEnum):
@@ -145,6 +168,19 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
 def empty_facts(session_id: str) -> Json:
     """The facts of a session that was never seen or has been deleted."""
     return {"session_id": session_id, "phase": "unknown", "turns": {}, "turns_in_flight": 0, "refusals": {}}
+
+
+def _standing_record(turn: Turn, dropped: DropReason | None) -> Json:
+    """How a turn stands among those that came behind it."""
+    return {
+        "turn": turn.index,
+        "parent": turn.parent,
+        "status": str(turn.status),
+        "output_length": turn.output_ids.size,
+        "masked_from": turn.masked_from,
+        "dropped": dropped,
+        "delivered": turn.delivered,
+    }
 
 
 def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReason | None) -> Json:

@@ -29,7 +29,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import Callers
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, parse_since, read_body
 from harness.server.left_engines import LeftEngines
 from harness.server.settings import ServerSettings
 from harness.server.sweep import parse_sweep
@@ -81,6 +81,7 @@ class Front:
                 Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
+                Route("/sessions/holds", admin(self._hold_times), methods=["GET"]),
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
                 Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
                 Route("/sessions/weights", admin(self._weights), methods=["POST"]),
@@ -125,6 +126,9 @@ class Front:
     async def _gate(self, request: Request) -> Response:
         del request
         return json_response(await self._report_gate())
+
+    async def _hold_times(self, request: Request) -> Response:
+        return json_response(self._gatekeeper.report_times(parse_since(request.query_params)))
 
     @property
     def _sessions_closed(self) -> int:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -28,7 +29,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, for_operators, require_admin
 from harness.server.http.connection import Callers, ClientConnection
 from harness.server.http.responses import json_response
-from harness.server.http.wire import parse_list, read_body
+from harness.server.http.wire import parse_list, parse_times, read_body
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work
@@ -63,6 +64,7 @@ class FrontSessions:
         return [
             Route("/sessions", admin(self._create), methods=["POST"]),
             Route("/sessions", admin(self._list), methods=["GET"]),
+            Route("/sessions/times", admin(self._times), methods=["GET"]),
             Route("/sessions/{id}/drain", admin(self._forward), methods=["POST"]),
             Route("/sessions/{id}/end", admin(self._forward), methods=["POST"]),
             Route("/sessions/{id}", admin(self._forward), methods=["DELETE"]),
@@ -157,6 +159,21 @@ class FrontSessions:
             }
         )
 
+    async def _times(self, request: Request) -> Response:
+        wanted: dict[int, list[str]] = {}
+        for session_id, since in parse_times(request.query_params).items():
+            wanted.setdefault(self._links.find(session_id).number, []).append(f"from={quote(session_id)}:{since}")
+
+        async def ask(link: ShardLink) -> _Times | None:
+            if link.number not in wanted:
+                return None
+            return (await link.ask("GET", f"/sessions/times?{'&'.join(wanted[link.number])}")).read(_Times)
+
+        asked = await self._links.ask(ask, _READ_S)
+        found = [each for each in asked.some if each]
+        times = {session_id: rows for each in found for session_id, rows in each.times.items()}
+        return json_response({"now": self._gatekeeper.clock(), "times": times, "problems": asked.problems})
+
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="application/json")
@@ -206,6 +223,10 @@ class _Listed(msgspec.Struct):
     quarantined: list[msgspec.Raw]
     totals: Json
     workers: list[Json]
+
+
+class _Times(msgspec.Struct):
+    times: dict[str, msgspec.Raw]
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from harness.shards.standing import AT_FIRST, ShardCounts, StandingAnswer, ToldS
 
 STANDING_PATH = "/sessions/shard"
 ENGINES_PATH = "/sessions/shard/engines"
-_GATE_PATHS = tuple(f"/sessions/{verb}" for verb in ("pause", "drain", "resume", "renew", "gate"))
+_GATE_PATHS = tuple(f"/sessions/{verb}" for verb in ("pause", "drain", "resume", "renew", "gate", "holds"))
 
 _tellings = msgspec.json.Decoder(ToldStanding)
 

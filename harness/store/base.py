@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from harness.sessions.gate import Hold
+from harness.sessions.hold_times import HoldTime
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.types import Turn
@@ -113,3 +114,6 @@ class SessionStore(Protocol):
 
     async def load_holds(self) -> list[Hold]:
         """The holds that were kept, those whose time is over included."""
+
+    async def load_hold_times(self, most: int) -> list[HoldTime]:
+        """When the last `most` holds were on the gate, in the order in which they began."""

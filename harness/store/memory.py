@@ -6,6 +6,7 @@ from typing import Self
 
 from harness.errors import StoreError
 from harness.sessions.gate import Hold
+from harness.sessions.hold_times import HoldTime
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store.base import LoadedSessions, Take, as_read
@@ -85,4 +86,9 @@ class MemoryStore:
 
     async def load_holds(self) -> list[Hold]:
         """No holds."""
+        return []
+
+    async def load_hold_times(self, most: int) -> list[HoldTime]:
+        """None: the server has them."""
+        del most
         return []

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from harness.sessions.gate import Hold, HoldKind
+from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import Phase
 from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
@@ -22,6 +23,9 @@ KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) V
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
 SELECT_HOLDS = "SELECT * FROM holds ORDER BY holder"
 SELECT_HOLD_TIMES = "SELECT holder, kind, engines, began_at, ended_at FROM hold_times ORDER BY began_at, rowid"
+SELECT_LAST_HOLD_TIMES = (
+    "SELECT * FROM (SELECT rowid AS place, * FROM hold_times ORDER BY rowid DESC LIMIT ?) ORDER BY began_at, place"
+)
 KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)"
 SELECT_LABELS = "SELECT label, number FROM weight_labels"
 INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
@@ -96,6 +100,12 @@ def hold_row(hold: Hold) -> Row:
 def hold_from_row(row: sqlite3.Row) -> Hold:
     """The hold of a row of `SELECT_HOLDS`."""
     return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]), str(row["work"]))
+
+
+def hold_time_from_row(row: sqlite3.Row) -> HoldTime:
+    """The time of a hold in a row of `SELECT_HOLD_TIMES`."""
+    ended_at = None if row["ended_at"] is None else float(row["ended_at"])
+    return HoldTime(row["holder"], HoldKind(row["kind"]), bool(row["engines"]), float(row["began_at"]), ended_at)
 
 
 def session_row(session: Session) -> Row:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
 from harness.errors import StoreError
 from harness.machine.clock import Clock
-from harness.sessions.gate import Hold, HoldKind
+from harness.sessions.gate import Hold
+from harness.sessions.hold_times import HoldTime
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.paging import SessionOutline, SessionStub
@@ -182,6 +183,19 @@ class SQLiteStore:
                 holds.append(rows.hold_from_row(row))
         return holds
 
+    async def load_hold_times(self, most: int) -> list[HoldTime]:
+        """The last holds that were noted; one that cannot be read is none."""
+
+        def read() -> list[sqlite3.Row]:
+            with reading(self._path) as connection:
+                return connection.execute(rows.SELECT_LAST_HOLD_TIMES, (most,)).fetchall()
+
+        times: list[HoldTime] = []
+        for row in await asyncio.to_thread(read):
+            with suppress(ValueError, TypeError):  # as with holds
+                times.append(rows.hold_time_from_row(row))
+        return times
+
 
 def read_session(path: Path, session_id: str) -> Session:
     """One session of a store, for tools that look at a run. Raises `StoreError`."""
@@ -205,27 +219,12 @@ def count_unknown(path: Path) -> dict[str, Unknown]:
         return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}
 
 
-class HoldTime(NamedTuple):
-    """A hold that was on the gate, and when: Unix seconds by the clock of the server's machine."""
-
-    holder: str
-    kind: HoldKind
-    engines: bool
-    """It covered the engines too, as an update of the weights does."""
-    began_at: float
-    ended_at: float | None
-    """None of one that is on it still, or that nobody took off before the server died."""
-
-
 def read_hold_times(path: Path) -> list[HoldTime]:
     """Every hold that a store knows of, in order; none of a store from before they were noted. Raises `StoreError`."""
     with reading(path) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'hold_times'").fetchone():
             return []
-        return [
-            HoldTime(row["holder"], HoldKind(row["kind"]), bool(row["engines"]), row["began_at"], row["ended_at"])
-            for row in connection.execute(rows.SELECT_HOLD_TIMES)
-        ]
+        return [rows.hold_time_from_row(row) for row in connection.execute(rows.SELECT_HOLD_TIMES)]
 
 
 def read_sessions(path: Path) -> list[Session]:

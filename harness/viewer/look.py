@@ -26,8 +26,8 @@ from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damage import finite, say_missing
-from harness.viewer.run_view import Band, RunView, SessionLine
+from harness.viewer.damage import say_missing
+from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
 _LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
@@ -125,15 +125,7 @@ def _look_at_run(directory: RunDirectory) -> RunView:
 
 
 def _hold_bands(store: Path) -> list[Band]:
-    return [
-        Band(
-            "update" if hold.engines else str(hold.kind),
-            finite(hold.began_at),
-            None if hold.ended_at is None else finite(hold.ended_at),
-            f"by {hold.holder}",
-        )
-        for hold in read_hold_times(store)
-    ]
+    return [hold_band(hold) for hold in read_hold_times(store)]
 
 
 def _fault_bands(directory: RunDirectory) -> list[Band]:

@@ -1,6 +1,7 @@
 """Looking at a server that runs: the sessions that it holds, and one of them as its record, tokens included.
 
-A session goes on while it is looked at, and may be gone before.
+A session goes on while it is looked at, and may be gone before. A server of an earlier version does not say what had
+held its gate: that is missing then.
 """
 
 import asyncio
@@ -10,20 +11,30 @@ from typing import TypeVar
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.errors import RunError, SessionServerError
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.damage import say_missing
+from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
+
+NO_TOKENIZER = "a server does not say where its tokenizer is: name the folder with --tokenizer"
 
 _GREETING_S = 5.0
 """For an answer at all: what is asked afterwards may take its time, and is asked again when nobody answers."""
+_HOLDS_S = 30.0
 
 _T = TypeVar("_T")
 
 
 def look_at_server(address: SessionServerAddress) -> RunView:
-    """The sessions of the server. Raises `SessionServerError`."""
-    lines = [SessionLine(each.session_id, turns=each.turns) for each in _ask(address, lambda server: server.sessions())]
-    missing = ["a server does not say where its tokenizer is: name the folder with --tokenizer"]
-    return RunView(address.url, lines, missing=missing)
+    """The sessions of the server, and what had held its gate. Raises `SessionServerError`."""
+
+    async def look(server: SessionServerClient) -> RunView:
+        lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
+        missing, bands = [NO_TOKENIZER], list[Band]()
+        with say_missing("its pauses", missing):
+            bands += map(hold_band, (await server.hold_times(deadline_s=_HOLDS_S)).holds)
+        return RunView(address.url, lines, bands=bands, missing=missing)
+
+    return _ask(address, look)
 
 
 def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:

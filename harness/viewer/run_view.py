@@ -7,8 +7,10 @@ from shlex import quote
 from typing import Self
 
 from harness.errors import RunError
+from harness.sessions.hold_times import HoldTime
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
+from harness.viewer.damage import finite
 
 SHORT_ID = 8
 """Digits of a session's id in lists; fewer of them, without a letter, are the number of a rollout."""
@@ -75,6 +77,16 @@ class Band:
     end: float | None
     """None of one without an end on record. A fault ends when it begins: what it started may be a band of its own."""
     words: str
+
+
+def hold_band(hold: HoldTime) -> Band:
+    """The band of a hold on the gate."""
+    return Band(
+        "update" if hold.engines else str(hold.kind),
+        finite(hold.began_at),
+        None if hold.ended_at is None else finite(hold.ended_at),
+        f"by {hold.holder}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

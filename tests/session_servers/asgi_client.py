@@ -80,15 +80,16 @@ class Exchange:
             self.on_lost()
 
     async def _run(self) -> None:
+        path, _, query = self.path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": self.method,
             "scheme": "http",
-            "path": self.path,
-            "raw_path": self.path.encode(),
-            "query_string": b"",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
             "root_path": "",
             "headers": [(name.encode(), value.encode()) for name, value in {"host": "server", **self.headers}.items()],
             "client": ("127.0.0.1", 1),

@@ -5,6 +5,7 @@ The meaning of a model call's body is for its dialect to say.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, NamedTuple
 
@@ -249,6 +250,38 @@ def parse_list(query: QueryParams) -> ListRequest:
     if len(ids) > MOST_LISTED_IDS:
         raise MalformedRequest(f"id: expected at most {MOST_LISTED_IDS}, got {len(ids)}", param="id")
     return ListRequest(None if limit is None else int(limit), ids or None)
+
+
+def parse_since(query: QueryParams) -> float:
+    """The Unix time that `?since=T` names; 0 without one. Raises `MalformedRequest`."""
+    said = query.get("since", "0")
+    try:
+        since = float(said)
+    except ValueError:
+        since = math.nan
+    if not math.isfinite(since):
+        raise MalformedRequest(f"since: expected Unix seconds, got {said[:64]!r}", param="since")
+    return since
+
+
+def parse_first_turn(query: QueryParams) -> int:
+    """The turn that `?since=N` names; 0 without one. Raises `MalformedRequest`."""
+    return _read_turn("since", query.get("since", "0"))
+
+
+def parse_times(query: QueryParams) -> dict[str, int]:
+    """The first turn of each session that `?from=ID:N&from=ID:N` asks for. Raises `MalformedRequest`."""
+    asked = query.getlist("from")
+    if len(asked) > MOST_LISTED_IDS:
+        raise MalformedRequest(f"from: expected at most {MOST_LISTED_IDS}, got {len(asked)}", param="from")
+    parts = [each.rpartition(":") for each in asked]
+    return {session_id: _read_turn("from", turn) for session_id, _, turn in parts}
+
+
+def _read_turn(param: str, said: str) -> int:
+    if not (said.isascii() and said.isdigit() and len(said) < _LIMIT_DIGITS):
+        raise MalformedRequest(f"{param}: expected the index of a turn, got {said[:64]!r}", param=param)
+    return int(said)
 
 
 def parse_release(body: bytes) -> ReleaseRequest:

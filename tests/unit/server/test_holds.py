@@ -1,10 +1,13 @@
 """Holds on the gate over HTTP: whose they are, how they end, what survives a restart, and what is refused."""
 
 import asyncio
+import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from harness.client.session_server import SessionServerClient
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable
@@ -68,6 +71,46 @@ async def test_the_gate_lists_its_holds():
     seconds = [hold["ends_in_s"] for hold in report["holds"]]
     assert [0 < left <= most for left, most in zip(seconds, (3600, 60, 5), strict=True)] == [True] * 3
     assert seconds[0] > 3000
+
+
+async def test_a_server_says_what_had_held_its_gate(tmp_path: Path):
+    """By whom, how and when; the next server on its store does too. One that ran out has ended."""
+    store, clock = tmp_path / "run.db", SetClock()
+    clock.now = began = time.time()  # the store notes by the clock of the machine
+    async with serving(store=store, clock=clock) as client:
+        await verb(client, "pause", "update", engines=True)
+        await verb(client, "drain", "abort", ttl_s=60)
+        clock.now += 0.5
+        await verb(client, "resume", "update", engines_continued=True)
+        first = (await client.http.get("/sessions/holds")).json()
+        clock.now += 60
+        await client.server.gatekeeper.expire()
+        later = (await client.http.get(f"/sessions/holds?since={first['now'] + 1}")).json()
+    async with serving(store=store) as client, SessionServerClient(client.url) as server:
+        kept = await server.hold_times(deadline_s=10)
+
+    assert first == {
+        "now": began + 0.5,
+        "holds": [
+            {"holder": "update", "kind": "pause", "engines": True, "began_at": began, "ended_at": began + 0.5},
+            {"holder": "abort", "kind": "drain", "engines": False, "began_at": began, "ended_at": None},
+        ],
+    }
+    assert [(each["holder"], each["ended_at"]) for each in later["holds"]] == [("abort", began + 60.5)]
+    assert [(each.holder, each.kind, each.engines) for each in kept.holds] == [
+        ("update", "pause", True),
+        ("abort", "drain", False),
+    ]
+    assert all(abs(each.began_at - began) < 30 and each.ended_at is not None for each in kept.holds)
+
+
+@pytest.mark.parametrize("since", ["", "x", "nan", "inf"])
+async def test_a_time_that_is_none_is_refused(since):
+    """By its parameter."""
+    async with serving() as client:
+        answer = await client.http.get(f"/sessions/holds?since={since}")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
 
 
 @pytest.mark.parametrize("state", ["paused", "draining", "paused again"])

@@ -173,6 +173,8 @@ ADMIN = [
     ("POST", "/sessions/pause"),
     ("POST", "/sessions/resume"),
     ("GET", "/sessions/gate"),
+    ("GET", "/sessions/holds"),
+    ("GET", "/sessions/times"),
     ("GET", "/metrics"),
 ]
 

@@ -97,3 +97,57 @@ async def test_a_list_that_cannot_be_meant_is_refused(query: str):
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+async def test_times_of_turns_are_told_from_an_index_on():
+    """Of several sessions at once, turns in flight included; whoever asks uses none of them."""
+    async with serving(ScriptStep(text="Understood."), LONG) as client, asyncio.TaskGroup() as calls:
+        busy, idle = [await client.create() for _ in range(2)]
+        first = await client.say(busy, [user("Begin.")])
+        call = calls.create_task(client.chat(busy, [user("Begin."), first, user("More.")]))
+        await client.sampling()
+        [recorded] = (await client.record(busy))["turns"]
+        async with SessionServerClient(client.url) as server:
+            told = await server.times({busy.session_id: 0, idle.session_id: 0, "0" * 32: 0}, deadline_s=10)
+            later = await server.times({busy.session_id: 1}, deadline_s=10)
+        call.cancel()
+
+    [done, sampling] = told.times[busy.session_id]
+    assert (done.index, done.began_at, done.seconds) == (0, recorded["created_at"], recorded["seconds"])
+    assert (sampling.index, sampling.seconds, sampling.status) == (1, None, "in_flight")
+    assert done.began_at <= sampling.began_at <= told.now
+    assert told.times.keys() == {busy.session_id, idle.session_id}
+    assert later.times == {busy.session_id: [sampling]}
+
+
+async def test_a_record_from_a_turn_on_has_of_earlier_ones_what_can_change():
+    """A branch that was left behind is told by the reason why its first turn is in no sample any more."""
+    async with serving(ScriptStep(text="Understood.")) as client, SessionServerClient(client.url) as server:
+        session = await client.create()
+        await client.say(session, [user("Left?")])
+        await client.say(session, [user("Right?")])
+        whole = await server.record(session.session_id)
+        later = await server.record(session.session_id, 1)
+
+    assert later["turns"][1] == whole["turns"][1]
+    assert later["turns"][0]["dropped"] == "other_branch"
+    assert later["turns"][0].items() <= whole["turns"][0].items()
+    assert set(later["turns"][0]) == {
+        "turn",
+        "parent",
+        "status",
+        "output_length",
+        "masked_from",
+        "dropped",
+        "delivered",
+    }
+    assert {**later, "turns": []} == {**whole, "turns": []}
+
+
+@pytest.mark.parametrize("query", ["from=a", "from=a:", "from=a:-1", "from=a:x", "&".join(["from=a:0"] * 101)])
+async def test_times_that_cannot_be_meant_are_refused(query: str):
+    """By the parameter; so is a record from no turn on."""
+    async with serving() as client:
+        answers = [await client.http.get(f"/sessions/times?{query}"), await client.http.get("/sessions/a?since=x")]
+
+    assert [(each.status_code, each.json()["error"]["param"]) for each in answers] == [(400, "from"), (400, "since")]

@@ -73,3 +73,20 @@ async def test_a_shard_that_does_not_say_what_its_workers_serve_is_a_line(tmp_pa
 
         assert controller.answer.json()["serving"] == {"a": "1"}
         assert controller.answer.json()["problems"] == ["shard 1 is being started"]
+
+
+async def test_times_of_turns_are_asked_of_the_shard_that_has_the_session(tmp_path: Path):
+    """Of the other one it is a line that it did not answer, where it was asked; a front knows its holds itself."""
+    here, there = "00" + "a" * 30, "01" + "b" * 30
+    said = http_answer(200, b'{"now": 1.0, "times": {"%s": [[0, 1.0, 2.0, "completed"]]}}' % here.encode())
+    async with canned_server(said) as shard, fronted(tmp_path, shard.url, ServerSettings()) as (front, _):
+        both = Exchange(front, "GET", f"/sessions/times?from={here}:0&from={there}:3")
+        holds = Exchange(front, "GET", "/sessions/holds")
+        await asyncio.wait_for(asyncio.gather(both.task, holds.task), 10)
+        assert both.answer is not None
+        assert holds.answer is not None
+
+    assert shard.requests == [f"GET /sessions/times?from={here}:0"]
+    assert both.answer.json()["times"] == {here: [[0, 1.0, 2.0, "completed"]]}
+    assert both.answer.json()["problems"] == ["shard 1 is being started"]
+    assert holds.answer.json()["holds"] == []

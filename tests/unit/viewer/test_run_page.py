@@ -165,6 +165,8 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
         with pytest.raises(SessionServerError):
             await at_server()
         assert not out.exists()
+        for name in ("pause", "resume"):
+            await client.http.post(f"/sessions/{name}", json={"holder": "trainer"})
         await at_server(admin_token="t0ken")
         look = look_into_all(SessionServerAddress(client.url, "t0ken"))
         with pytest.raises(RunError, match="does not have session"):
@@ -177,6 +179,8 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
 
     page = Page(out.read_text("ascii"))
     assert json.loads(page.data["s0"])["id"] == session.session_id
+    [band] = json.loads(page.data["run"])["bands"]
+    assert (band["kind"], band["words"], band["begin"] <= band["end"]) == ("pause", "by trainer", True)
     assert "t0ken" not in out.read_text("ascii")
     assert second.value is first.value
 

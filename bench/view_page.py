@@ -26,7 +26,7 @@ from playwright.async_api import Page
 
 from harness.models.small_tokenizer import write_small_tokenizer
 from harness.tokens.tokenizer import Tokenizer
-from harness.viewer.run_page import write_page
+from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView
 from tests.browser import WINDOW, browsing

@@ -1,9 +1,11 @@
 """A page in a real browser: the Chromium of the system, headless, which playwright drives and never downloads.
 
 `looking_at` watches what the page does while a test reads it: messages on the console, errors of the script, violations
-of the content security policy, dialogs, and every address that is asked for. There must be none of them.
+of the content security policy, dialogs, and every address that is asked for. There must be none of them; a page that is
+live asks below its own address.
 """
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -30,6 +32,7 @@ window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>
   window.violations.push(event.violatedDirective + " " + event.blockedURI));
 """
+PATIENCE_S = 30.0
 WINDOW = {"width": 1200, "height": 900}
 
 
@@ -75,23 +78,38 @@ class Sight:
         """The text of an element that is in sight, by its id; empty while it is hidden."""
         return await self.page.inner_text(f"#{element}")
 
+    async def until(self, element: str, words: str) -> None:
+        """Return once the element, by its id, says these words; a page that is live says them later."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while words not in await self.text(element):  # noqa: ASYNC110  # the policy of the page forbids its own
+                    await asyncio.sleep(0.03)
+        except TimeoutError:
+            pytest.fail(f"#{element} never said {words!r}: {await self.text(element)!r}; {self.wrongs}")
+
     async def texts(self, selector: str) -> list[str]:
         """The text of every such element."""
         return await self.page.locator(selector).all_text_contents()
 
 
 @asynccontextmanager
-async def looking_at(browser: Browser, file: Path, scheme: Literal["light", "dark"] = "light") -> AsyncIterator[Sight]:
-    """The page in `file`; nothing was wrong with it when the block has ended."""
+async def looking_at(
+    browser: Browser, place: Path | str, scheme: Literal["light", "dark"] = "light"
+) -> AsyncIterator[Sight]:
+    """The page in a file or at a URL; nothing was wrong with it when the block has ended."""
+    address = place if isinstance(place, str) else place.as_uri()
     context = await browser.new_context(viewport=WINDOW, color_scheme=scheme)  # type: ignore[arg-type]
     try:
         page = await context.new_page()
         await page.add_init_script(_WATCH_POLICY)
         sight = Sight(page)
-        await page.goto(file.as_uri())
+        await page.goto(address)
         yield sight
         assert sight.wrongs == []
         assert await page.evaluate("window.violations") == []
-        assert sight.asked == [file.as_uri()]
+        if isinstance(place, str):
+            assert [url for url in sight.asked if not url.startswith(address)] == []
+        else:
+            assert sight.asked == [address]
     finally:
         await context.close()

@@ -13,7 +13,7 @@ from harness.sessions.ledger import Ledger, total
 from harness.sessions.record import session_record
 from harness.sessions.session import Session
 from harness.types import FinishReason
-from harness.viewer.run_page import write_page
+from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView
 from tests.builders import new_session, take_turn, toy_tokenizer, user

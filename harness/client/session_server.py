@@ -88,6 +88,8 @@ class SessionSummary(msgspec.Struct, frozen=True):
     """What it waits for now, a `SessionState`; empty where the server is too old to say."""
     tokens: int = 0
     """Sampled so far, those of turns in flight included as far as they have come."""
+    created_at: float = 0.0
+    """Unix seconds."""
 
 
 class SessionTotals(msgspec.Struct, frozen=True):
@@ -222,8 +224,11 @@ class SessionServerClient:
 
     async def sessions(self) -> list[SessionSummary]:
         """Every session that the server holds."""
-        content = await self._call(BRIEF, "GET", "/sessions", deadline_s=self.deadlines.read_s)
-        return decode(content, SessionList).sessions
+        return (await self.list_all(deadline_s=self.deadlines.read_s)).sessions
+
+    async def list_all(self, *, deadline_s: float) -> SessionList:
+        """Every session that the server holds, and of a front the shards that have not said which they hold."""
+        return decode(await self._call(BRIEF, "GET", "/sessions", deadline_s=deadline_s), SessionList)
 
     async def busiest(self, limit: int, *, deadline_s: float) -> SessionList:
         """So many of the sessions: those in an engine first, then those that wait."""

@@ -17,7 +17,6 @@ from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
-
 IN_FLIGHT = "in_flight"
 """In the place of a status, of a turn that has none yet."""
 

@@ -41,7 +41,7 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
         "harness/viewer/page/page.html",
         *(
             f"harness/viewer/page/{name}.js"
-            for name in ("data", "keys", "session", "sessions", "timeline", "tokens", "windowed")
+            for name in ("data", "keys", "live", "session", "sessions", "timeline", "tokens", "windowed")
         ),
         "harness/_bundled/agents/plain_chat/agent.py",
         "harness/_bundled/agents/react_chat/agent.py",

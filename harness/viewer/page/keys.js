@@ -28,12 +28,17 @@ function press(event) {
 
 byId("filter").addEventListener("input", filter);
 byId("outcome").addEventListener("change", filter);
+byId("lanes").addEventListener("click", askMoment);
 byId("second").addEventListener("input", tellMoment);
 byId("version").addEventListener("change", tellFound);
 byId("fate").addEventListener("change", tellFound);
 byId("color").addEventListener("click", nextColor);
 byId("strip").addEventListener("mouseover", point);
 document.addEventListener("keydown", press);
-overview();
-layOutTimeline();
-filter();
+if (run.live) ask();
+else {
+  overview();
+  offerOutcomes();
+  layOutTimeline();
+  filter();
+}

@@ -4,6 +4,7 @@ const WORDS_CHARACTERS = 20000; // of a message, until more are asked for
 const MORE_CHARACTERS = 200000;
 const MESSAGES = 200;
 let session = null;
+let opened = null; // its line
 let turnChosen = 0;
 const turnRows = new Windowed(byId("turns"), TURN_HEIGHT, (at) => {
   const turn = session.turns[at];
@@ -13,26 +14,36 @@ const turnRows = new Windowed(byId("turns"), TURN_HEIGHT, (at) => {
   return makeRow(values, at === turnChosen, () => chooseTurn(at));
 });
 
+// The session of a line; the live page has another way.
+let bring = (line) => line.element === null ? { turns: [], ledger: null, phase: "not here", refusals: {} } : read(line.element);
+
 function open() {
   const line = shown[chosen];
   byId("session").hidden = !line;
   if (!line) return;
-  session = line.element === null ? { turns: [], ledger: null, phase: "not here", refusals: {} } : read(line.element);
+  opened = line;
+  session = bring(line);
   turnChosen = 0;
-  byId("name").textContent = printable((line.number === null ? "" : "session " + line.number + ": ") + (line.id || "no session") + ", " + session.phase);
-  const why = [line.outcome, line.cause && "by the " + line.cause, line.why, line.log].filter(Boolean).join("; ");
-  byId("why").replaceChildren(
-    make("div", "", why.slice(0, WORDS_CHARACTERS)), make("div", "dim", "ledger: " + (session.ledger || "none")),
-    make("div", "dim", "refused: " + (counts(session.refusals) || "nothing")));
+  tellSession();
   turnRows.show(session.turns.length);
   turnRows.reveal(0);
   layOutTokens();
   showWords();
 }
 
+function tellSession() {
+  const line = opened;
+  byId("name").textContent = printable((line.number === null ? "" : "session " + line.number + ": ") + (line.id || "no session") + ", " + session.phase);
+  const grows = run.live && line.sampled + " tokens so far";
+  const why = [line.outcome, line.cause && "by the " + line.cause, line.why, line.log, grows, session.missing].filter(Boolean).join("; ");
+  byId("why").replaceChildren(
+    make("div", "", why.slice(0, WORDS_CHARACTERS)), make("div", "dim", "ledger: " + (session.ledger || "none")),
+    make("div", "dim", "refused: " + (counts(session.refusals) || "nothing")));
+}
+
 function close() {
   byId("session").hidden = true;
-  session = null;
+  session = opened = null;
 }
 
 function chooseTurn(at) {

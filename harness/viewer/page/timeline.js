@@ -4,24 +4,33 @@ const LANE_HEIGHT = 14;
 const BARS = 2000; // parts of the scale that a lane shows; turns that lie in one of them are one bar, and so are bands
 const AROUND = 0.1; // of the time from the first turn to the last: bands before and behind them, and none of last week
 const MOMENT_TURNS = 20;
+const BAR_STYLES = { truncated: "truncated", aborted: "aborted", failed: "failed", in_flight: "flying" };
 let bands = [];
 let begin = Infinity;
 let span = 0;
 const lanes = new Windowed(byId("lanes"), LANE_HEIGHT, makeLane);
 const percent = (seconds) => 100 * seconds / span + "%";
+const lasted = (began, seconds) => seconds === null ? Math.max(0, run.now - began) : seconds; // a turn in flight has no end yet
+const drawn = make("div", "bands");
+const moment = make("div", "moment");
+lanes.space.append(drawn);
 
 function layOutTimeline() {
   let end = -Infinity;
+  begin = Infinity;
   const take = (at, until) => { begin = Math.min(begin, at); end = Math.max(end, until); };
-  for (const each of run.sessions) for (const [at, seconds] of each.times) take(at, at + seconds);
-  const [from, until] = end < begin ? [-Infinity, Infinity] : [begin - AROUND * (end - begin), end + AROUND * (end - begin)];
+  for (const each of run.sessions) for (const [at, seconds] of each.times) take(at, at + lasted(at, seconds));
+  // Of what is live the end moves, and the beginning must not.
+  const around = AROUND * (end - begin);
+  const [from, until] = end < begin ? [-Infinity, Infinity] : run.live ? [begin, Infinity] : [begin - around, end + around];
   bands = run.bands.filter((each) => each.begin <= until && (each.end === null || each.end >= from));
-  for (const band of bands) take(Math.max(from, band.begin), Math.min(until, band.end === null ? band.begin : band.end));
+  const goesOn = run.live ? run.now : -Infinity;
+  for (const band of bands) take(Math.max(from, band.begin), Math.min(until, band.end === null ? Math.max(band.begin, goesOn) : band.end));
   if (end < begin) { begin = 0; end = 0; }
   span = Math.max(end - begin, 1e-9);
   byId("span").textContent = end > begin ? span.toFixed(2) + " s" : "no turns";
   for (const kind of new Set(bands.map((each) => each.kind))) byId("span").append(" ", make("span", "key " + kind, kind));
-  const drawn = make("div", "bands");
+  drawn.replaceChildren();
   const drawnUntil = {};
   for (const band of bands) {
     const until = band.end === null ? end : band.end;
@@ -32,13 +41,14 @@ function layOutTimeline() {
     drawn.append(element);
     drawnUntil[band.kind] = until;
   }
-  drawn.append(make("div", "moment"));
-  lanes.space.append(drawn);
-  byId("lanes").addEventListener("click", (event) => {
-    const box = lanes.space.getBoundingClientRect();
-    byId("second").value = Math.max(0, span * (event.clientX - box.left) / box.width).toFixed(2);
-    tellMoment();
-  });
+  drawn.append(moment);
+}
+
+// The second under the mouse.
+function askMoment(event) {
+  const box = lanes.space.getBoundingClientRect();
+  byId("second").value = Math.max(0, span * (event.clientX - box.left) / box.width).toFixed(2);
+  tellMoment();
 }
 
 function showLanes() {
@@ -50,9 +60,10 @@ function makeLane(at) {
   const lane = make("div", at === chosen ? "lane chosen" : "lane");
   let drawnUntil = -1;
   let drawnStatus = null;
-  for (const [began, seconds, status] of shown[at].times) {
+  for (const [began, length, status] of shown[at].times) {
+    const seconds = lasted(began, length);
     if (status === drawnStatus && began + seconds - begin < drawnUntil + span / BARS) continue;
-    const bar = make("div", ["truncated", "aborted", "failed"].includes(status) ? "turn " + status : "turn");
+    const bar = make("div", "turn " + (BAR_STYLES[status] || ""));
     bar.style.left = percent(began - begin);
     bar.style.width = percent(seconds);
     lane.append(bar);
@@ -66,10 +77,9 @@ function makeLane(at) {
 function tellMoment() {
   const asked = byId("second").value;
   const second = Number(asked);
-  const mark = lanes.space.querySelector(".moment");
-  mark.hidden = asked === "" || !(second >= 0);
-  if (mark.hidden) { byId("moment").replaceChildren(); return; }
-  mark.style.left = percent(second);
+  moment.hidden = asked === "" || !(second >= 0);
+  if (moment.hidden) { byId("moment").replaceChildren(); return; }
+  moment.style.left = percent(second);
   const now = begin + second;
   const isNow = (from, until) => from <= now && (until === null || now <= until);
   const clock = (at) => (at - begin).toFixed(2);
@@ -80,7 +90,7 @@ function tellMoment() {
   const underWay = [];
   for (const each of shown) {
     for (const [began, seconds, status, index] of each.times) {
-      if (isNow(began, began + seconds)) underWay.push((each.number === null ? (each.id || "").slice(0, 8) : each.number) + " turn " + index + " " + status);
+      if (isNow(began, began + lasted(began, seconds))) underWay.push((each.number === null ? (each.id || "").slice(0, 8) : each.number) + " turn " + index + " " + status);
     }
   }
   const rest = underWay.length > MOMENT_TURNS ? " and " + (underWay.length - MOMENT_TURNS) + " more" : "";

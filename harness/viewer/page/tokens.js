@@ -10,14 +10,14 @@ let told = null; // the token whose values stand above the strip: its turn's pla
 const strip = new Windowed(byId("strip"), ROW_HEIGHT, makeTokens);
 
 // Rows of tokens, by their lengths.
-function layOutTokens() {
+function layOutRows() {
   rows = [];
-  told = null;
-  byId("value").textContent = "";
   session.versions = [...new Set(session.turns.flatMap((turn) => turn.versions.map((each) => String(each.version))))];
   session.turns.forEach((turn, place) => {
-    turn.tokens = column(turn.tokens, Uint32Array);
-    turn.logprobs = column(turn.logprobs, Float32Array);
+    if (typeof turn.tokens === "string") {
+      turn.tokens = column(turn.tokens, Uint32Array);
+      turn.logprobs = column(turn.logprobs, Float32Array);
+    }
     turn.row = rows.length;
     rows.push({ place, from: -1, to: -1 });
     let from = 0;
@@ -33,14 +33,18 @@ function layOutTokens() {
       }
     }
   });
+  offer("version", ["", ...session.versions], (version) => version ? "version " + version : "every version");
+  offer("fate", ["", ...session.turns.flatMap((turn) => Object.keys(turn.fates))], (fate) => fate || "every fate");
+}
+
+function layOutTokens() {
+  told = null;
+  byId("value").textContent = "";
   for (const id of ["version", "fate"]) byId(id).replaceChildren();
-  addOption("version", "", "every version");
-  for (const version of session.versions) addOption("version", version, "version " + version);
-  const fates = new Set(session.turns.flatMap((turn) => Object.keys(turn.fates)));
-  for (const fate of ["", ...fates]) addOption("fate", fate, fate || "every fate");
+  layOutRows();
   byId("strip").scrollTop = 0;
+  find();
   strip.show(rows.length);
-  tellFound();
 }
 
 function showTokensOf(place) {
@@ -86,6 +90,11 @@ function foundIn(turn) {
 const isAsked = () => byId("version").value !== "" || byId("fate").value !== "";
 
 function tellFound() {
+  find();
+  strip.drawAnew();
+}
+
+function find() {
   let found = 0;
   const turns = [];
   for (const turn of session.turns) {
@@ -96,7 +105,6 @@ function tellFound() {
   }
   const where = turns.slice(0, 20).join(", ") + (turns.length > 20 ? " and " + (turns.length - 20) + " more" : "");
   byId("found").textContent = isAsked() ? found + " tokens" + (found ? ", in turn " + where : "") : "";
-  strip.drawAnew();
 }
 
 // The next token that was asked for behind the one that is told, or the one before it; from the end it goes on anew.

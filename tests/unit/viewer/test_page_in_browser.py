@@ -12,7 +12,7 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from harness.sessions.record import session_record
-from harness.viewer.run_page import write_page
+from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import browsing, looking_at
@@ -309,7 +309,7 @@ async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: B
         assert await sight.texts("#turns .chosen > span:first-child") == ["0"]
         strip = sight.page.locator("#strip")
         await strip.evaluate("(each) => { each.scrollTop = each.scrollHeight; }")
-        await sight.page.wait_for_function("document.querySelector('#strip').innerText.includes('turn 2999')")
+        await sight.page.locator("#strip .head", has_text="turn 2999").wait_for()
 
 
 async def test_the_pictures_of_the_docs_show_the_page_as_it_is():

@@ -22,7 +22,7 @@ from harness.store.sqlite import read_session
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look_at_server import look_into_all
-from harness.viewer.run_page import write_page
+from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.builders import user

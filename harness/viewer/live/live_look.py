@@ -1,0 +1,164 @@
+"""Looks at a server on behalf of browsers: at most once a second for all of them, and not at all while none asks.
+
+A look is the list of sessions, what had held the gate since the last one, and the times of turns of those sessions
+whose turns have changed. A record is read of a session that a browser has open, once it has changed, from the first
+turn on that may be another one. So a look costs what there are sessions, and what has happened in them; never what has
+been said.
+
+A server that does not answer is a sentence, and is asked again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from http import HTTPStatus
+from typing import NamedTuple
+
+from harness.client.session_server import SessionServerClient
+from harness.errors import HarnessError, SessionServerError
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.damage import say_missing
+from harness.viewer.live.seen_record import SeenRecord
+from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
+from harness.viewer.look_at_server import NO_TOKENIZER
+from harness.viewer.page.page_data import TokenTable
+
+_EVERY_S = 1.0
+_REST = 2.0  # for each second that a look took: a server with a hundred thousand sessions has better things to do
+_ASK_S = 10.0
+_AT_ONCE = 100  # sessions whose times the server tells in one answer
+_TIMES_A_LOOK = 20
+_OPEN = 8  # sessions whose tokens are kept; a browser that has another one open has it read again
+
+_TOO_OLD = "its pauses and the times of its turns: the server is of an earlier version, which does not say them"
+
+
+class Asked(NamedTuple):
+    """What a browser has, and wants to see."""
+
+    version: int
+    """Of the server as it was told of it; 0 of one that has nothing."""
+    texts: int
+    """Rows of the table of tokens that it has."""
+    session_id: str
+    """That it has open; empty for none."""
+    record_version: int
+    """Of that session, as it was told of it."""
+
+
+class LiveLook:
+    """What there is to see of the server behind `client`.
+
+    Args:
+        client: Of the server; its owner closes it.
+        tokenizer: For the texts of tokens.
+    """
+
+    def __init__(self, client: SessionServerClient, tokenizer: Tokenizer | None) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._seen = SeenServer()
+        self._table = TokenTable()
+        self._records: OrderedDict[str, tuple[SeenRecord, Standing | None]] = OrderedDict()
+        self._record_versions = 0
+        self._looking = asyncio.Lock()  # one look for all who ask
+        self._reading = asyncio.Lock()  # one record at a time, and nobody takes half of one
+        self._fresh_until = 0.0
+        self._holds_since = 0.0
+        self._is_too_old = False
+        self._problem = ""
+
+    async def look(self) -> None:
+        """Look at the server now. Raises `SessionServerError`."""
+        gate = await self._client.gate().report(deadline_s=_ASK_S)  # a server that has gone says so at once
+        listed = await self._client.list_all(deadline_s=_ASK_S)
+        self._seen.take_list(listed)
+        if not self._is_too_old:
+            try:
+                await self._look_at_times()
+            except SessionServerError as error:
+                if error.code != "invalid_answer" and error.status != HTTPStatus.NOT_FOUND:
+                    raise
+                self._is_too_old = True
+        missing = [] if self._tokenizer is not None else [NO_TOKENIZER]
+        missing += [_TOO_OLD] if self._is_too_old else []
+        waiting = f", {gate.held} requests wait" if gate.held else ""
+        said = [totals_words(listed), f"gate: {gate.state}{waiting}"]
+        self._seen.take_facts({"said": said, "missing": missing, "problems": [*listed.problems]})
+
+    async def _look_at_times(self) -> None:
+        holds = await self._client.hold_times(self._holds_since, deadline_s=_ASK_S)
+        self._holds_since = holds.now
+        self._seen.take_holds(holds)
+        for _ in range(_TIMES_A_LOOK):
+            unseen = self._seen.unseen_times(_AT_ONCE)
+            if not unseen:
+                return
+            standings = {each: seen.standing for each in unseen if (seen := self._seen.session(each))}
+            self._seen.take_times(standings, await self._client.times(unseen, deadline_s=_ASK_S))
+
+    async def tell(self, asked: Asked) -> Json:
+        """What a browser does not have yet, a second old at most; `problem` says why it is older."""
+        problem = await self._refresh()
+        record = None
+        if asked.session_id:
+            record = await self._read(asked.session_id)
+        told = self._seen.since(asked.version)
+        return {
+            **told,
+            "problem": problem,
+            "session": record and record.since(asked.record_version),
+            "texts": self._table.rows[asked.texts :],
+        }
+
+    async def _refresh(self) -> str:
+        loop = asyncio.get_running_loop()
+        async with self._looking:
+            if loop.time() < self._fresh_until:
+                return self._problem
+            began = loop.time()
+            self._problem = ""
+            try:
+                await self.look()
+            except HarnessError as error:
+                self._problem, self._is_too_old = error.message, False
+            took = loop.time() - began
+            self._fresh_until = loop.time() + max(_EVERY_S, _REST * took)
+            return self._problem
+
+    async def _read(self, session_id: str) -> SeenRecord | None:
+        """The session, read as far as it has changed; None of one that was never seen."""
+        async with self._reading:
+            seen = self._seen.session(session_id)
+            if seen is None:
+                return None
+            record, read_at = self._records.pop(session_id, (SeenRecord(session_id), None))
+            self._records[session_id] = record, read_at
+            while len(self._records) > _OPEN:
+                self._records.popitem(last=False)
+            standing: Standing | None = seen.standing
+            if seen.is_gone or self._problem or standing == read_at:
+                return record
+            missing: list[str] = []
+            with say_missing("its turns", missing):
+                try:
+                    await self._read_on(session_id, record)
+                except HarnessError:  # it may be there the next time; what is damaged stays so until it changes
+                    standing = None
+                    raise
+            self._records[session_id] = record, standing
+            if missing:
+                self._record_versions += 1
+                record.miss(missing[0], self._record_versions)
+            return record
+
+    async def _read_on(self, session_id: str, record: SeenRecord) -> None:
+        for since in (record.unread_since, 0):
+            told = await self._client.record(session_id, since)
+            if told.get("phase") == "unknown":
+                return  # the next look says that it is gone
+            self._record_versions += 1
+            version = self._record_versions
+            # Decoding 30,000 tokens takes a second; other browsers are answered meanwhile.
+            if await asyncio.to_thread(record.take, told, since, self._tokenizer, self._table, version):
+                return

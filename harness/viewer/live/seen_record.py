@@ -1,0 +1,95 @@
+"""A session that somebody looks into, as far as its record has been read; and which of that a browser does not have.
+
+The record is read from the first turn on that may have changed. Of the turns before that one the server says how they
+stand, since a later turn can put an earlier one out of every sample. Ids and logprobs are kept as the page reads them,
+11 bytes for each token, and as nothing else.
+"""
+
+from dataclasses import replace
+
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.page.page_data import TokenTable, finite, session_facts, token_columns, turn_data
+from harness.viewer.session_view import SessionView, TurnView
+
+_SETTLED = ("completed", "truncated")
+_COLUMNS = ("context_ids", "output_ids", "logprobs")
+
+
+class _SeenTurn:
+    """A turn as the page has it."""
+
+    def __init__(self, record: Json, columns: Json, version: int) -> None:
+        self.record = record
+        """Of the server, without its columns."""
+        self.columns = columns
+        self.version = version
+        self.view = TurnView.of(record)
+
+
+class SeenRecord:
+    """What has been read of one session."""
+
+    def __init__(self, session_id: str) -> None:
+        self._turns: dict[int, _SeenTurn] = {}
+        self._session = SessionView(session_id, "not read yet", [], 0, {}, {})
+        self._missing = ""
+        self._version = 0
+
+    @property
+    def unread_since(self) -> int:
+        """The first turn that may be another one than was read."""
+        index = 0
+        while index in self._turns and self._turns[index].view.status in _SETTLED:
+            index += 1
+        return index
+
+    def take(self, record: Json, since: int, tokenizer: Tokenizer | None, table: TokenTable, version: int) -> bool:
+        """Take in the record from the turn `since` on; whether that fits to what was read before.
+
+        If it does not, all of it has to be read. Decodes tokens: as long as the turns from there on.
+        """
+        turns: dict[int, _SeenTurn] = {}
+        for each in record["turns"]:
+            before = self._turns.get(each["turn"])
+            if each["turn"] >= since:
+                turns[each["turn"]] = _read_turn(each, before, tokenizer, table, version)
+                continue
+            if before is None or any(before.record[name] != each[name] for name in ("parent", "status", "output_length")):
+                return False
+            changed = {**before.record, **each}
+            is_same = changed == before.record
+            turns[each["turn"]] = before if is_same else _SeenTurn(changed, before.columns, version)
+        self._turns = turns
+        whole = SessionView.of({**record, "turns": []})
+        self._session = replace(whole, turns=[turns[index].view for index in sorted(turns)])
+        self._missing, self._version = "", version
+        return True
+
+    def miss(self, why: str, version: int) -> None:
+        """Its record could not be read, for that reason; what was read before stays."""
+        if why != self._missing:
+            self._missing, self._version = why, version
+
+    def since(self, version: int) -> Json | None:
+        """How it stands, and the turns that have changed since that version; None when nothing has."""
+        if version >= self._version:
+            return None
+        changed = [turn for turn in self._turns.values() if turn.version > version]
+        return {
+            **finite(session_facts(self._session)),
+            "version": self._version,
+            "missing": self._missing,
+            "order": [(turn.index, depth) for turn, depth in self._session.walk()],
+            "turns": [{**finite(turn_data(turn.view)), **turn.columns} for turn in changed],
+        }
+
+
+def _read_turn(
+    record: Json, before: _SeenTurn | None, tokenizer: Tokenizer | None, table: TokenTable, version: int
+) -> _SeenTurn:
+    """A turn that came whole; the one of before where it is the same."""
+    rest = {name: value for name, value in record.items() if name not in _COLUMNS}
+    if before is not None and before.record == rest:
+        return before
+    return _SeenTurn(rest, token_columns(TurnView.of(record), tokenizer, table), version)

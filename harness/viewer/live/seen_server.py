@@ -1,0 +1,208 @@
+"""A server as it has been seen so far, and which of that a browser does not have yet. Pure.
+
+Whatever is seen makes a *version*, and each line, turn and band knows the one in which it changed last. A browser
+says which version it has and is told what changed since; nothing is kept about browsers, so one that is slow, or that
+has gone, costs nothing. What the server has no more stays as it was last seen, and says so; of that the last
+`MOST_GONE` sessions stay, and a browser that has more is told everything anew.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import takewhile
+from typing import NamedTuple
+
+from harness.client.session_server import HoldTimes, SessionList, SessionSummary, TurnTime, TurnTimes
+from harness.types import Json
+from harness.viewer.page.page_data import line_data
+from harness.viewer.run_view import Band, SessionLine, hold_band
+
+MOST_GONE = 1_000
+_MOST_BANDS = 1_000
+_GONE = "gone"
+_SETTLED = ("completed", "truncated")
+"""Statuses that a turn keeps: one that was cut short may go on when its request comes again."""
+
+Standing = tuple[object, ...]
+"""What of a session changes when one of its turns begins or ends."""
+
+
+class _Timed(NamedTuple):
+    time: TurnTime
+    version: int
+
+
+class SeenSession:
+    """A session of the list."""
+
+    def __init__(self, summary: SessionSummary, place: int) -> None:
+        self.summary = summary
+        self.is_gone = False
+        self.version = 0
+        self._place = place
+        self._times: dict[int, _Timed] = {}
+        self._times_of: Standing = ()
+        self._settled = 0
+
+    @property
+    def standing(self) -> Standing:
+        """Another one once a turn has begun or ended."""
+        each = self.summary
+        return each.phase, each.turns, each.turns_in_flight, 0 if each.turns_in_flight else each.tokens
+
+    @property
+    def unseen_since(self) -> int | None:
+        """The first turn whose times may be others than those seen; None while nothing has changed."""
+        has_turns = self.summary.turns or self.summary.turns_in_flight or self._times
+        return self._settled if has_turns and self._times_of != self.standing and not self.is_gone else None
+
+    def take_times(self, standing: Standing, times: Sequence[TurnTime], now: float, version: int) -> None:
+        """See the times of turns from `unseen_since` on, asked for when the session stood so."""
+        self._times_of = standing
+        for each in times:
+            if each.index not in self._times or self._times[each.index].time != each:
+                self._times[each.index] = _Timed(each, version)
+        self._end_others({each.index for each in times}, now, version)
+        while self._settled in self._times and self._times[self._settled].time.status in _SETTLED:
+            self._settled += 1
+
+    def leave(self, now: float, version: int) -> None:
+        """The server does not have it any more."""
+        self.is_gone = True
+        self._end_others(set(), now, version)
+
+    def _end_others(self, there: Collection[int], now: float, version: int) -> None:
+        """Turns that were in flight, and of which the server says nothing any more, have ended, nobody knows how."""
+        for index, (time, _) in self._times.items():
+            if time.seconds is None and index not in there:
+                ended = TurnTime(index, time.began_at, max(0.0, now - time.began_at), "unknown")
+                self._times[index] = _Timed(ended, version)
+
+    def since(self, version: int) -> Json:
+        """Its line, with the times that have changed since."""
+        each = self.summary
+        state = _GONE if self.is_gone else each.state or each.phase
+        why = "the server does not have it any more: as last seen" if self.is_gone else ""
+        if each.turns_in_flight and not self.is_gone:
+            why = f"{each.turns_in_flight} in flight"
+        line = SessionLine(each.session_id, outcome=state, detail=why, turns=each.turns, sampled=each.tokens)
+        times = [
+            (time.began_at, time.seconds, time.status, time.index)
+            for time, seen_in in self._times.values()
+            if seen_in > version
+        ]
+        return {**line_data(line, None, times), "place": self._place, "is_gone": self.is_gone}
+
+
+class SeenServer:
+    """What has been seen of one server."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.now = 0.0
+        """By the clock of the server, when it said so last."""
+        self._sessions: OrderedDict[str, SeenSession] = OrderedDict()  # the one that changed last is the last one
+        self._gone: deque[str] = deque()
+        self._bands: dict[tuple[str, float], tuple[Band, int]] = {}
+        self._facts: Json = {}
+        self._facts_version = 0
+        self._forgot_in = 0
+        self._places = 0
+
+    def session(self, session_id: str) -> SeenSession | None:
+        """The session with that id; None when none has been seen."""
+        return self._sessions.get(session_id)
+
+    def take_list(self, listed: SessionList) -> None:
+        """See which sessions there are; those that are not in the list are gone, unless a shard has not said."""
+        self.version += 1
+        for summary in sorted(listed.sessions, key=lambda each: each.created_at):
+            seen = self._sessions.get(summary.session_id)
+            if seen is None:
+                seen = self._sessions[summary.session_id] = SeenSession(summary, self._places)
+                self._places += 1
+                self._touch(seen)
+            elif seen.summary != summary or seen.is_gone:
+                seen.summary, seen.is_gone = summary, False
+                self._touch(seen)
+        if not listed.problems:
+            there = {each.session_id for each in listed.sessions}
+            for session_id in [each for each, seen in self._sessions.items() if not seen.is_gone]:
+                if session_id not in there:
+                    self._sessions[session_id].leave(self.now, self.version)
+                    self._gone.append(session_id)
+                    self._touch(self._sessions[session_id])
+        self._forget()
+
+    def unseen_times(self, most: int) -> dict[str, int]:
+        """Up to so many sessions whose turns have changed, and the first turn of each that may have."""
+        unseen: dict[str, int] = {}
+        for session_id, seen in reversed(self._sessions.items()):
+            if seen.unseen_since is not None:
+                unseen[session_id] = seen.unseen_since
+                if len(unseen) == most:
+                    break
+        return unseen
+
+    def take_times(self, asked: Mapping[str, Standing], told: TurnTimes) -> None:
+        """See when turns were under way of the sessions that were asked for, which stood so then."""
+        self.version, self.now = self.version + 1, told.now
+        for session_id, standing in asked.items():
+            seen = self._sessions[session_id]
+            seen.take_times(standing, told.times.get(session_id, ()), told.now, self.version)
+            self._touch(seen)
+
+    def take_holds(self, told: HoldTimes) -> None:
+        """See what held the gate; what is not on it any more, as a server that forgets would have it, has ended."""
+        self.version, self.now = self.version + 1, told.now
+        running = {(each.holder, each.began_at) for each in told.holds}
+        for key, (band, _) in list(self._bands.items()):
+            if band.end is None and key not in running:
+                self._bands[key] = (Band(band.kind, band.begin, told.now, band.words), self.version)
+        for each in told.holds:
+            key, band = (each.holder, each.began_at), hold_band(each)
+            if key not in self._bands or self._bands[key][0] != band:
+                self._bands[key] = (band, self.version)
+        ended = [key for key, (band, _) in self._bands.items() if band.end is not None]
+        for key in ended[: max(0, len(ended) - _MOST_BANDS)]:
+            del self._bands[key]
+
+    def take_facts(self, facts: Json) -> None:
+        """See what there is to say about all of it."""
+        if facts != self._facts:
+            self.version += 1
+            self._facts, self._facts_version = facts, self.version
+
+    def since(self, version: int) -> Json:
+        """What has changed since that version; `anew` when it is everything, and nothing else is there."""
+        anew = version <= self._forgot_in or version > self.version
+        version = 0 if anew else version
+        changed = takewhile(lambda each: each.version > version, reversed(self._sessions.values()))
+        sessions = sorted((each.since(version) for each in changed), key=lambda line: line["place"])
+        bands = [band for band, seen_in in self._bands.values() if seen_in > version]
+        return {
+            "version": self.version,
+            "anew": anew,
+            "now": self.now,
+            "facts": self._facts if self._facts_version > version else None,
+            "sessions": sessions,
+            "bands": [asdict(band) for band in sorted(bands, key=lambda each: each.begin)],
+        }
+
+    def _touch(self, seen: SeenSession) -> None:
+        seen.version = self.version
+        self._sessions.move_to_end(seen.summary.session_id)
+
+    def _forget(self) -> None:
+        """Let go of sessions that have been gone longest."""
+        while len(self._gone) > MOST_GONE:
+            seen = self._sessions.get(self._gone.popleft())
+            if seen is not None and seen.is_gone:  # it may have come back
+                del self._sessions[seen.summary.session_id]
+                self._forgot_in = self.version
+
+
+def totals_words(listed: SessionList) -> str:
+    """All sessions in a sentence."""
+    states: Iterable[str] = (f"{count} {state}" for state, count in sorted(listed.totals.states.items()))
+    return f"sessions: {', '.join(states) or 'none'}; {listed.totals.turns:,} turns, {listed.totals.tokens:,} tokens"

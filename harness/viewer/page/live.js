@@ -1,0 +1,145 @@
+// The page of a server while it works: it asks once a second what has changed, and draws that and nothing else. The reader
+// stays where he is: what is open, chosen, told, typed and on top of a list stays that, whatever comes above or below it.
+const EVERY_MS = 1000;
+const PATIENCE_MS = 5000; // without an answer, until that is said
+const GIVE_UP_MS = 60000;
+const BEFORE = "; below is what there was before";
+const known = new Map(); // lines by their ids
+let version = 0;
+let kept = null; // of the session that was opened last: its id, the version that was told of it, and its turns
+let isInAHurry = false;
+let wake = () => {};
+if (run.live) bring = bringLive;
+
+function bringLive(line) {
+  if (!kept || kept.id !== line.id) {
+    kept = { id: line.id, version: 0, session: { turns: [], ledger: null, phase: "being read", refusals: {}, missing: "" } };
+  }
+  isInAHurry = true;
+  wake();
+  return kept.session;
+}
+
+async function ask() {
+  for (;;) {
+    isInAHurry = false;
+    await askOnce(session ? kept : null);
+    if (!isInAHurry) await new Promise((resume) => { wake = resume; setTimeout(resume, EVERY_MS); });
+  }
+}
+
+async function askOnce(wanted) {
+  let news;
+  const late = setTimeout(() => stand("no answer yet" + BEFORE), PATIENCE_MS);
+  const query = new URLSearchParams({
+    version, texts: table.length, open: wanted ? wanted.id : "", record: wanted ? wanted.version : 0 });
+  try {
+    const answer = await fetch("changes?" + query, { signal: AbortSignal.timeout(GIVE_UP_MS), redirect: "error" });
+    if (!answer.ok) throw new Error("status " + answer.status);
+    news = await answer.json();
+  } catch (error) {
+    stand("harness view has stopped, or does not answer (" + error.message + ")" + BEFORE);
+    return;
+  } finally {
+    clearTimeout(late);
+  }
+  try {
+    take(news, wanted);
+  } catch (error) {
+    version = 0; // what was taken by half is asked for anew
+    reportError(error);
+  }
+}
+
+// How the page stands; nothing while all is well.
+function stand(words) {
+  words = printable(words);
+  if (byId("standing").textContent !== words) byId("standing").textContent = words;
+}
+
+function take(news, wanted) {
+  table.push(...news.texts);
+  if (news.anew) {
+    run.sessions.length = run.bands.length = 0;
+    known.clear();
+  }
+  version = news.version;
+  run.now = news.now;
+  if (news.facts) {
+    Object.assign(run, news.facts);
+    overview();
+  }
+  stand(news.problem ? "the server does not answer: " + news.problem + BEFORE : (run.problems || []).join("; "));
+  takeBands(news.bands);
+  takeLines(news.sessions, news.anew);
+  const hasMoved = news.anew || news.bands.length || news.sessions.some((each) => each.times.length);
+  if (hasMoved || run.bands.some((each) => each.end === null) || run.sessions.some((each) => each.goesOn)) {
+    layOutTimeline();
+    lanes.drawAnew();
+    tellMoment();
+  }
+  if (news.session && wanted && wanted === kept && session) takeSession(news.session);
+}
+
+function takeBands(bands) {
+  for (const band of bands) {
+    const at = run.bands.findIndex((each) => each.begin === band.begin && each.words === band.words);
+    if (at < 0) run.bands.push(band); else run.bands[at] = band;
+  }
+  run.bands.sort((one, other) => one.begin - other.begin);
+}
+
+function takeLines(lines, anew) {
+  const changed = new Set();
+  for (const line of lines) {
+    const isNew = !known.has(line.id);
+    const each = isNew ? { times: [] } : known.get(line.id);
+    const byIndex = new Map(line.times.length ? [...each.times, ...line.times].map((time) => [time[3], time]) : []);
+    const times = byIndex.size ? [...byIndex.values()].sort((one, other) => one[0] - other[0]) : each.times;
+    Object.assign(each, line, { times, goesOn: times.some((time) => time[1] === null) });
+    if (isNew) {
+      known.set(line.id, each);
+      run.sessions.push(each);
+    }
+    changed.add(each);
+  }
+  if (!changed.size && !anew) return;
+  if (opened) opened = known.get(opened.id) || opened;
+  offerOutcomes();
+  filter();
+  for (const at of [...sessionRows.drawn.keys()]) if (changed.has(shown[at])) sessionRows.change(at);
+  if (session && changed.has(opened)) tellSession();
+}
+
+function takeSession(news) {
+  kept.version = news.version;
+  const chosenTurn = session.turns[turnChosen];
+  const toldTurn = told && session.turns[told.place];
+  const top = rows[Math.floor(strip.scroller.scrollTop / ROW_HEIGHT)];
+  const topTurn = top && session.turns[top.place];
+  const beyondTop = strip.scroller.scrollTop % ROW_HEIGHT;
+  const turns = new Map([...session.turns, ...news.turns].map((turn) => [turn.index, turn]));
+  for (const [index, depth] of news.order) turns.get(index).depth = depth;
+  const { phase, ledger, refusals, missing } = news;
+  Object.assign(session, { phase, ledger, refusals, missing, turns: news.order.map(([index]) => turns.get(index)) });
+  const placeOf = (turn) => turn ? session.turns.findIndex((each) => each.index === turn.index) : -1;
+
+  turnChosen = Math.max(0, placeOf(chosenTurn));
+  layOutRows();
+  const toldPlace = placeOf(toldTurn);
+  told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
+    ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };
+  find();
+  strip.show(rows.length);
+  const topPlace = placeOf(topTurn);
+  if (topPlace >= 0) {
+    const row = top.from < 0 ? session.turns[topPlace].row : rowOf(topPlace, top.from);
+    strip.scroller.scrollTop = row * ROW_HEIGHT + beyondTop;
+    strip.draw(Infinity);
+  }
+  byId("value").textContent = told ? say(session.turns[told.place], token(session.turns[told.place], told.i)) : "";
+  turnRows.show(session.turns.length);
+  const words = (turn) => JSON.stringify(turn ? turn.words : []);
+  if (words(session.turns[turnChosen]) !== words(chosenTurn)) showWords();
+  tellSession();
+}

@@ -1,0 +1,137 @@
+"""What was recorded, as the page's script reads it: JSON, and columns of tokens in base64.
+
+A session's tokens are columns of 4-byte little-endian numbers, which the page decodes when the session is opened: 11
+bytes for each. The texts of tokens stand once in a table, and the columns have their numbers in it.
+"""
+
+import base64
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.sessions.ledger import Ledger
+from harness.tokens.incremental import IncrementalDecoder
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.run_view import SessionLine
+from harness.viewer.session_view import SessionView, TurnView
+from harness.viewer.terminal import ledger_words, message_text
+
+
+class TokenTable:
+    """Every pair of an id and a text that occurs, once: `rows` in order of their numbers."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, str | None]] = []
+        self._numbers: dict[tuple[int, str | None], int] = {}
+
+    def number(self, token_id: int, text: str | None) -> int:
+        """The number of that pair."""
+        row = (token_id, text)
+        number = self._numbers.setdefault(row, len(self.rows))
+        if number == len(self.rows):
+            self.rows.append(row)
+        return number
+
+
+def finite(value: Any) -> Any:
+    """`value` with words in the place of numbers that JSON does not have, which a record may have all the same."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[object]]) -> Json:
+    """A session in the list; `element` has its turns, where they can be read."""
+    return {
+        "element": element,
+        "id": line.session_id,
+        "number": line.number,
+        "scenario": line.scenario,
+        "outcome": line.outcome,
+        "cause": line.cause,
+        "why": line.last_words or line.detail,
+        "log": None if line.agent_log is None else str(line.agent_log),
+        "turns": len(times) if line.turns is None and element is not None else line.turns,
+        "sampled": line.sampled,
+        "reward": line.reward,
+        "times": times,
+    }
+
+
+def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
+    """A session with its turns."""
+    turns = [
+        {**turn_data(turn), "depth": depth, **token_columns(turn, tokenizer, table)} for turn, depth in session.walk()
+    ]
+    return {**session_facts(session), "turns": turns}
+
+
+def session_facts(session: SessionView) -> Json:
+    """How a session stands."""
+    return {
+        "id": session.session_id,
+        "phase": session.phase,
+        "in_flight": session.turns_in_flight,
+        "refusals": session.refusals,
+        "ledger": session.ledger and ledger_text(session.ledger),
+    }
+
+
+def ledger_text(ledger: Json) -> str:
+    """A ledger in words."""
+    return ledger_words(msgspec.convert(ledger, Ledger))
+
+
+def turn_data(turn: TurnView) -> Json:
+    """A turn without its tokens and its place in the tree."""
+    return {
+        "index": turn.index,
+        "status": turn.status,
+        "end": turn.end,
+        "prompt": turn.prompt_length,
+        "sampled": turn.output_length,
+        "fate": turn.fate,
+        "fates": turn.fates,
+        "unknown": turn.unknown,
+        "versions": turn.versions,
+        "masked_from": turn.masked_from,
+        "seconds": turn.seconds,
+        "words": list(_words(turn)),
+    }
+
+
+def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
+    """The tokens of a turn: those of its context, then those of its output with their logprobs."""
+    decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode)
+    context = ((token_id, None if decoder is None else decoder.push([token_id])) for token_id in turn.context_ids)
+    logprobs: list[float] = []
+
+    def outputs() -> Iterator[tuple[int, str | None]]:
+        for token in turn.tokens(tokenizer):
+            logprobs.append(float("nan") if token.logprob is None else token.logprob)
+            yield token.token_id, token.text
+
+    numbers = [table.number(token_id, text) for token_id, text in chain(context, outputs())]
+    return {
+        "context": len(turn.context_ids),
+        "tokens": base64.b64encode(np.asarray(numbers, "<u4").tobytes()).decode(),
+        "logprobs": base64.b64encode(np.asarray(logprobs, "<f4").tobytes()).decode(),
+    }
+
+
+def _words(turn: TurnView) -> Iterator[tuple[str, str]]:
+    """Who said what: the messages of the request, the reply, and the error."""
+    for message in turn.messages:
+        yield str(message.get("role")), message_text(message)
+    if turn.reply.get("reasoning_content"):
+        yield "reasoning", str(turn.reply["reasoning_content"])
+    yield "assistant", message_text(turn.reply)
+    if turn.error is not None:
+        yield "error", f"{turn.error.get('code')}: {turn.error.get('message')}"

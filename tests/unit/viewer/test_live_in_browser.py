@@ -1,0 +1,245 @@
+"""The live page of a session server in Chromium: it follows what happens, and leaves its reader where he is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from harness.client.connections import SessionServerAddress
+from harness.engines.scripted import ScriptStep
+from harness.server.settings import ServerSettings
+from harness.viewer.live.live_page import RunningPage, serve_live
+from tests.browser import PATIENCE_S, Sight, browsing, looking_at
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import Client, says, serving
+from tests.unit.viewer.test_page_in_browser import HOSTILE
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
+
+TOKEN = "the-operators-own"
+SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.08)
+SETTINGS = ServerSettings(admin_token=TOKEN)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
+async def _browser() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
+
+
+def live(client: Client) -> AbstractAsyncContextManager[RunningPage]:
+    """The live page of the server."""
+    return serve_live(SessionServerAddress(client.url, TOKEN), toy_tokenizer())
+
+
+async def cell(sight: Sight, column: int) -> str:
+    """Of the session that is chosen."""
+    return (await sight.texts("#sessions .chosen > span"))[column]
+
+
+async def until_texts(sight: Sight, selector: str, count: int) -> None:
+    """Return once so many elements are there."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await sight.texts(selector)) != count:  # noqa: ASYNC110  # the page says it, and nobody else
+                await asyncio.sleep(0.03)
+    except TimeoutError:
+        pytest.fail(f"expected {count} of {selector}, found {await sight.texts(selector)}; {sight.wrongs}")
+
+
+async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Browser):
+    """Of a session that began after the page was opened; without a reload, and without its token reaching the page."""
+    async with serving(SLOW, settings=SETTINGS) as client, live(client) as page:
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("facts", "sessions: none")
+            session = await client.create()
+            await sight.until("sessions", session.session_id[:8])
+            await sight.press("Enter")
+            await sight.until("name", f"{session.session_id}, open")
+            call = asyncio.create_task(client.say(session, [user("Begin.")]))
+            await sight.until("why", "engine; 1 in flight")
+            grown: set[str] = set()
+            while len(grown) < 3:
+                grown.add(await cell(sight, 5))
+                await asyncio.sleep(0.05)
+            flying = await sight.texts(".turn.flying")
+            said = (await call)["content"]
+            await until_texts(sight, "#turns .row", 1)
+
+            assert sorted(map(int, grown)) == sorted(set(map(int, grown)))
+            assert len(flying) == 1
+            assert said in await sight.text("transcript")
+            assert said in "".join(await sight.texts(".token.trained"))
+            assert await sight.texts(".turn.flying") == []
+            assert [await cell(sight, column) for column in (3, 4)] == ["tool", "1"]
+            assert TOKEN not in await sight.page.content()
+
+
+async def test_the_reader_stays_where_he_is(browser: Browser):
+    """Turn, token, scrolled place, fields and focus, while turns and sessions come."""
+    long = "\n".join(f"Line {number} of a long answer." for number in range(80))
+    async with serving(*says(long), settings=SETTINGS) as client, live(client) as page:
+        first, other = [await client.create() for _ in range(2)]
+        messages = [user("Begin.")]
+        for _ in range(3):
+            messages += [await client.say(first, messages), user("More.")]
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", other.session_id[:8])
+            await sight.press("Enter")
+            await until_texts(sight, "#turns .row", 3)
+            await sight.press("j")
+            await sight.choose("f", "trained")
+            await sight.press("n", "n", "ArrowRight")
+            await sight.page.evaluate("document.querySelector('#strip').scrollTop += 333")
+            await sight.page.evaluate("document.querySelector('#transcript').scrollTop = 77")
+            await sight.press("t")
+            await sight.page.keyboard.type("0")
+            before, found = await place(sight), await sight.text("found")
+            await client.say(first, messages)
+            await client.say(first, [user("Something else.")])
+            third = await client.create()
+            await sight.until("sessions", third.session_id[:8])
+            await until_texts(sight, "#turns .row", 5)
+            after, now, value = await place(sight), await sight.text("found"), await sight.text("value")
+            await sight.page.keyboard.type("7")
+            typed = await sight.page.input_value("#second")
+
+    assert before["strip"] > 300
+    assert before["words"] == 77
+    assert before["focus"] == "second"
+    assert after == before
+    assert (found, now) == ("6210 tokens, in turn 0, 1, 2", "2070 tokens, in turn 4")
+    assert value.split()[:6] == ["turn", "1", "token", "1", "id", value.split()[5]]
+    assert "other_branch" in value
+    assert typed == "07"
+
+
+async def place(sight: Sight) -> dict[str, object]:
+    """Where the reader is."""
+    found: dict[str, object] = await sight.page.evaluate(
+        """() => ({
+          strip: document.querySelector("#strip").scrollTop,
+          words: document.querySelector("#transcript").scrollTop,
+          focus: document.activeElement.id,
+          fate: document.querySelector("#fate").value,
+          second: document.querySelector("#second").value,
+          name: document.querySelector("#name").textContent,
+          token: document.querySelector("#value").textContent.split("  ")[0],
+          row: document.elementFromPoint(100, document.querySelector("#strip").getBoundingClientRect().top + 4).textContent,
+          turn: document.querySelector("#turns .chosen span").textContent.replace(/[ +]/g, ""),
+          session: document.querySelector("#sessions .chosen span:nth-child(2)").textContent,
+        })"""
+    )
+    return found
+
+
+async def test_a_pause_is_a_band_while_it_lasts_and_when_it_is_over(browser: Browser):
+    """With its holder; a turn that waits for it says so."""
+    async with serving(*says("One.", "Two."), settings=SETTINGS) as client, live(client) as page:
+        session = await client.create()
+        first = await client.say(session, [user("Begin.")])
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("span", " s")
+            await client.http.post("/sessions/pause", json={"holder": "trainer"})
+            call = asyncio.create_task(client.say(session, [user("Begin."), first, user("More.")]))
+            await sight.until("span", "pause")
+            await sight.until("sessions", "held")
+            await sight.until("facts", "gate: paused, 1 requests wait")
+            await client.http.post("/sessions/resume", json={"holder": "trainer"})
+            await call
+            await sight.until("facts", "gate: open")
+            [(begin, end)] = await sight.page.evaluate("run.bands.map((each) => [each.begin, each.end])")
+            await sight.choose("t", f"{(begin + end) / 2 - await sight.page.evaluate('begin'):.3f}")
+
+            assert await sight.texts(".band.pause") == [""]
+            assert (await sight.text("moment")).startswith("pause: by trainer, from second ")
+
+
+async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, tmp_path: Path):
+    """What was seen stays; what it has when it is back is shown, and what it has no more is marked."""
+    async with AsyncExitStack() as stack:
+        async with serving(*says("One."), store=tmp_path / "run.db", settings=SETTINGS) as client:
+            page = await stack.enter_async_context(live(client))
+            kept, deleted = [await client.create() for _ in range(2)]
+            await client.say(deleted, [user("Begin.")])
+            sight = await stack.enter_async_context(looking_at(browser, page.url))
+            await sight.until("sessions", deleted.session_id[:8])
+            await sight.press("j", "Enter")
+            await sight.until("transcript", "One.")
+            await client.http.delete(f"/sessions/{deleted.session_id}")
+            await sight.until("why", "gone; the server does not have it any more: as last seen")
+            port = int(client.url.rpartition(":")[2])
+        await sight.until("standing", "the server does not answer")
+        assert "One." in await sight.text("transcript")
+        settings = ServerSettings(admin_token=TOKEN, port=port)
+        async with serving(*says("One."), store=tmp_path / "run.db", settings=settings) as client:
+            await client.create()
+            await until_texts(sight, "#sessions .row", 3)
+
+            assert await sight.text("standing") == ""
+            assert [text.split()[0][:8] for text in await sight.texts("#sessions .row span:nth-child(2)")][:2] == [
+                kept.session_id[:8],
+                deleted.session_id[:8],
+            ]
+
+
+async def test_a_page_whose_harness_view_has_stopped_says_so(browser: Browser):
+    """What it showed last is below."""
+    async with serving(settings=SETTINGS) as client, AsyncExitStack() as stack:
+        page = await stack.enter_async_context(live(client))
+        session = await client.create()
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", session.session_id[:8])
+            await stack.aclose()
+            await sight.until("standing", "harness view has stopped")
+            await sight.press("Enter")
+
+            assert session.session_id in await sight.text("name")
+            assert all("ERR_CONNECTION_REFUSED" in wrong for wrong in sight.wrongs), sight.wrongs
+            sight.wrongs.clear()
+
+
+async def test_a_hostile_transcript_is_text_while_it_comes(browser: Browser):
+    """Of an agent and of a model; and so is the name of a holder."""
+    async with serving(*says("One.", HOSTILE), settings=SETTINGS) as client, live(client) as page:
+        session = await client.create()
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", session.session_id[:8])
+            await sight.press("Enter")
+            first = await client.say(session, [user("Begin.")])
+            await client.say(session, [user("Begin."), first, user(HOSTILE.replace("\x00", ""))])
+            await client.http.post("/sessions/pause", json={"holder": "<img src=x onerror='owned = 1'>"})
+            await until_texts(sight, "#turns .row", 2)
+            await sight.press("j")
+            await sight.until("transcript", "</script><script>owned = 1</script>")
+            await sight.until("span", "pause")
+            await sight.choose("t", "0")
+
+            assert "\\u{202e}right to left\\u{2066}" in "".join(await sight.texts(".token"))
+            assert await sight.page.evaluate("window.owned === undefined")
+            assert await sight.page.evaluate("document.querySelectorAll('img').length") == 0
+
+
+async def test_several_browsers_see_the_same(browser: Browser):
+    """Each with another session open, one of them late; and a filter by state."""
+    async with serving(SLOW, settings=SETTINGS) as client, live(client) as page, AsyncExitStack() as stack:
+        sessions = [await client.create() for _ in range(3)]
+        sights = [await stack.enter_async_context(looking_at(browser, page.url)) for _ in range(2)]
+        for number, sight in enumerate(sights):
+            await sight.until("sessions", sessions[2].session_id[:8])
+            await sight.press(*["j"] * number, "Enter")
+        await asyncio.gather(*(client.say(each, [user(f"Begin {number}.")]) for number, each in enumerate(sessions)))
+        sights.append(await stack.enter_async_context(looking_at(browser, page.url)))
+        await sights[2].until("sessions", sessions[2].session_id[:8])
+        await sights[2].press("j", "j", "Enter")
+        for number, sight in enumerate(sights):
+            await sight.until("transcript", f"Begin {number}.")
+            assert "One word" in "".join(await sight.texts(".token.trained"))
+        await sights[0].choose("o", "tool")
+        await until_texts(sights[0], "#sessions .row", 3)
+        await client.http.post(f"/sessions/{sessions[1].session_id}/drain")
+        await until_texts(sights[0], "#sessions .row", 2)

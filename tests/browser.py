@@ -82,7 +82,7 @@ class Sight:
         """Return once the element, by its id, says these words; a page that is live says them later."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while words not in await self.text(element):  # noqa: ASYNC110  # the policy of the page forbids its own
+                while words not in await self.text(element):  # the policy of the page forbids its own
                     await asyncio.sleep(0.03)
         except TimeoutError:
             pytest.fail(f"#{element} never said {words!r}: {await self.text(element)!r}; {self.wrongs}")

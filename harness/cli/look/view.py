@@ -58,7 +58,7 @@ def view(
     The run is neither written nor locked, so it may still go on, and what is missing is said. The live page is at the
     address that is printed, until Ctrl+C.
 
-    Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`, `harness view --server URL --out now.html`
+    Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`
     """
     from harness.client.connections import SessionServerAddress, server_url
     from harness.errors import RunError

@@ -78,8 +78,8 @@ class LivePage:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _nothing(HTTPStatus.FORBIDDEN)
-        before, _, rest = request.scope["path"].removeprefix("/").partition("/")
-        if not is_same(before, self._secret) or request.method != "GET":
+        before, slash, rest = request.scope["path"].removeprefix("/").partition("/")
+        if not (is_same(before, self._secret) and slash and request.method == "GET"):
             return _nothing(HTTPStatus.NOT_FOUND)
         if not rest:
             return Response(self._page, media_type="text/html", headers=_HEADERS)

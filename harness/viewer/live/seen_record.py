@@ -13,6 +13,7 @@ from harness.viewer.page.page_data import TokenTable, finite, session_facts, tok
 from harness.viewer.session_view import SessionView, TurnView
 
 _SETTLED = ("completed", "truncated")
+_FOR_GOOD = ("parent", "status", "output_length")
 _COLUMNS = ("context_ids", "output_ids", "logprobs")
 
 
@@ -55,7 +56,7 @@ class SeenRecord:
             if each["turn"] >= since:
                 turns[each["turn"]] = _read_turn(each, before, tokenizer, table, version)
                 continue
-            if before is None or any(before.record[name] != each[name] for name in ("parent", "status", "output_length")):
+            if before is None or any(before.record[name] != each[name] for name in _FOR_GOOD):
                 return False
             changed = {**before.record, **each}
             is_same = changed == before.record

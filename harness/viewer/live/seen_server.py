@@ -175,7 +175,7 @@ class SeenServer:
 
     def since(self, version: int) -> Json:
         """What has changed since that version; `anew` when it is everything, and nothing else is there."""
-        anew = version <= self._forgot_in or version > self.version
+        anew = not self._forgot_in <= version <= self.version or not version
         version = 0 if anew else version
         changed = takewhile(lambda each: each.version > version, reversed(self._sessions.values()))
         sessions = sorted((each.since(version) for each in changed), key=lambda line: line["place"])

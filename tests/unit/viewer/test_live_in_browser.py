@@ -45,7 +45,7 @@ async def until_texts(sight: Sight, selector: str, count: int) -> None:
     """Return once so many elements are there."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while len(await sight.texts(selector)) != count:  # noqa: ASYNC110  # the page says it, and nobody else
+            while len(await sight.texts(selector)) != count:  # the page says it, and nobody else
                 await asyncio.sleep(0.03)
     except TimeoutError:
         pytest.fail(f"expected {count} of {selector}, found {await sight.texts(selector)}; {sight.wrongs}")
@@ -53,30 +53,33 @@ async def until_texts(sight: Sight, selector: str, count: int) -> None:
 
 async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Browser):
     """Of a session that began after the page was opened; without a reload, and without its token reaching the page."""
-    async with serving(SLOW, settings=SETTINGS) as client, live(client) as page:
-        async with looking_at(browser, page.url) as sight:
-            await sight.until("facts", "sessions: none")
-            session = await client.create()
-            await sight.until("sessions", session.session_id[:8])
-            await sight.press("Enter")
-            await sight.until("name", f"{session.session_id}, open")
-            call = asyncio.create_task(client.say(session, [user("Begin.")]))
-            await sight.until("why", "engine; 1 in flight")
-            grown: set[str] = set()
-            while len(grown) < 3:
-                grown.add(await cell(sight, 5))
-                await asyncio.sleep(0.05)
-            flying = await sight.texts(".turn.flying")
-            said = (await call)["content"]
-            await until_texts(sight, "#turns .row", 1)
+    async with (
+        serving(SLOW, settings=SETTINGS) as client,
+        live(client) as page,
+        looking_at(browser, page.url) as sight,
+    ):
+        await sight.until("facts", "sessions: none")
+        session = await client.create()
+        await sight.until("sessions", session.session_id[:8])
+        await sight.press("Enter")
+        await sight.until("name", f"{session.session_id}, open")
+        call = asyncio.create_task(client.say(session, [user("Begin.")]))
+        await sight.until("why", "engine; 1 in flight")
+        grown: set[str] = set()
+        while len(grown) < 3:
+            grown.add(await cell(sight, 5))
+            await asyncio.sleep(0.05)
+        flying = await sight.texts(".turn.flying")
+        said = (await call)["content"]
+        await until_texts(sight, "#turns .row", 1)
 
-            assert sorted(map(int, grown)) == sorted(set(map(int, grown)))
-            assert len(flying) == 1
-            assert said in await sight.text("transcript")
-            assert said in "".join(await sight.texts(".token.trained"))
-            assert await sight.texts(".turn.flying") == []
-            assert [await cell(sight, column) for column in (3, 4)] == ["tool", "1"]
-            assert TOKEN not in await sight.page.content()
+        assert sorted(map(int, grown)) == sorted(set(map(int, grown)))
+        assert len(flying) == 1
+        assert said in await sight.text("transcript")
+        assert said in "".join(await sight.texts(".token.trained"))
+        assert await sight.texts(".turn.flying") == []
+        assert [await cell(sight, column) for column in (3, 4)] == ["tool", "1"]
+        assert TOKEN not in await sight.page.content()
 
 
 async def test_the_reader_stays_where_he_is(browser: Browser):
@@ -129,7 +132,8 @@ async def place(sight: Sight) -> dict[str, object]:
           second: document.querySelector("#second").value,
           name: document.querySelector("#name").textContent,
           token: document.querySelector("#value").textContent.split("  ")[0],
-          row: document.elementFromPoint(100, document.querySelector("#strip").getBoundingClientRect().top + 4).textContent,
+          row: rows[Math.floor(document.querySelector("#strip").scrollTop / 22)].from,
+          drawn: [...document.querySelectorAll("#strip .tokens")].map((each) => each.textContent).sort(),
           turn: document.querySelector("#turns .chosen span").textContent.replace(/[ +]/g, ""),
           session: document.querySelector("#sessions .chosen span:nth-child(2)").textContent,
         })"""

@@ -1,0 +1,92 @@
+"""A session that is looked into while it goes on: what is read of it, and what a browser is told."""
+
+from typing import Any
+
+from harness.sessions.record import session_record
+from harness.types import Json
+from harness.viewer.live.seen_record import SeenRecord
+from harness.viewer.page.page_data import TokenTable
+from tests.builders import new_session, take_turn, toy_tokenizer, user
+
+LEFT, RIGHT = [user("Left?")], [user("Right?")]
+
+
+def take(seen: SeenRecord, record: Json, since: int, version: int, table: TokenTable) -> bool:
+    return seen.take(record, since, toy_tokenizer(), table, version)
+
+
+def told(seen: SeenRecord, version: int) -> Any:
+    said = seen.since(version)
+    assert said is not None
+    return said
+
+
+def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
+    """It is told again, with the tokens that it has; one that nothing has happened to is not."""
+    session, table = new_session(), TokenTable()
+    first = take_turn(session, LEFT, "One.")
+    seen = SeenRecord(session.session_id)
+    assert take(seen, session_record(session), seen.unread_since, 1, table)
+    before = told(seen, 0)
+    take_turn(session, [*LEFT, first.reply, user("More.")], "Two.")
+    since = seen.unread_since
+    assert take(seen, session_record(session, since=since), since, 2, table)
+    longer = told(seen, 1)
+    take_turn(session, RIGHT, "Three.")
+    assert take(seen, session_record(session, since=2), 2, 3, table)
+    forked = told(seen, 2)
+
+    assert since == 1
+    assert [turn["index"] for turn in longer["turns"]] == [1]
+    assert [(turn["index"], turn["fate"]) for turn in forked["turns"]] == [
+        (0, "other_branch"),
+        (1, "other_branch"),
+        (2, "trained"),
+    ]
+    assert forked["turns"][0]["tokens"] == before["turns"][0]["tokens"]
+    assert forked["turns"][0]["words"] == before["turns"][0]["words"]
+    assert forked["order"] == [(0, 1), (1, 1), (2, 1)]
+    assert seen.since(3) is None
+
+
+def test_what_does_not_fit_to_what_was_read_is_not_taken():
+    """Nothing changes then: all of it has to be read."""
+    session, table = new_session(), TokenTable()
+    take_turn(session, LEFT, "One.")
+    seen = SeenRecord(session.session_id)
+    record = session_record(session, since=1)
+
+    assert not take(seen, record, 1, 1, table)
+    assert take(seen, session_record(session), 0, 2, table)
+    record["turns"][0]["output_length"] += 1
+    assert not take(seen, record, 1, 3, table)
+    assert seen.since(2) is None
+
+
+def test_a_turn_that_is_in_flight_is_read_from_again():
+    """The one behind it may be recorded first."""
+    session, table = new_session(), TokenTable()
+    take_turn(session, LEFT, "One.")
+    take_turn(session, RIGHT, "Two.")
+    record = session_record(session)
+    seen = SeenRecord(session.session_id)
+    assert take(seen, {**record, "turns": record["turns"][1:]}, 0, 1, table)
+    assert seen.unread_since == 0
+    assert take(seen, record, 0, 2, table)
+
+    assert [turn["index"] for turn in told(seen, 1)["turns"]] == [0]
+    assert seen.unread_since == 2
+
+
+def test_a_reason_why_it_cannot_be_read_is_told_once():
+    """What was read before stays."""
+    session, table = new_session(), TokenTable()
+    take_turn(session, LEFT, "One.")
+    seen = SeenRecord(session.session_id)
+    take(seen, session_record(session), 0, 1, table)
+    seen.miss("its turns: it is damaged", 2)
+    seen.miss("its turns: it is damaged", 3)
+
+    assert seen.since(2) is None
+    assert (told(seen, 1)["missing"], told(seen, 1)["turns"]) == ("its turns: it is damaged", [])
+    assert len(told(seen, 0)["turns"]) == 1

@@ -33,6 +33,11 @@ document.addEventListener("securitypolicyviolation", (event) =>
   window.violations.push(event.violatedDirective + " " + event.blockedURI));
 """
 PATIENCE_S = 30.0
+HOSTILE = (
+    "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
+    " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
+)
+"""Of an agent or a model that tries to be more than text."""
 WINDOW = {"width": 1200, "height": 900}
 
 

@@ -23,9 +23,21 @@ class _SeenTurn:
     def __init__(self, record: Json, columns: Json, version: int) -> None:
         self.record = record
         """Of the server, without its columns."""
-        self.columns = columns
         self.version = version
         self.view = TurnView.of(record)
+        self._columns = columns
+        self._columns_version = version
+
+    def changed(self, record: Json, version: int) -> "_SeenTurn":
+        """The same turn, which stands otherwise by now; its tokens are those that they were."""
+        turn = _SeenTurn(record, self._columns, version)
+        turn._columns_version = self._columns_version
+        return turn
+
+    def since(self, version: int) -> Json:
+        """What the page has of it, with its tokens where a browser of that version does not have them."""
+        columns = self._columns if self._columns_version > version else {}
+        return {**finite(turn_data(self.view)), **columns}
 
 
 class SeenRecord:
@@ -59,8 +71,7 @@ class SeenRecord:
             if before is None or any(before.record[name] != each[name] for name in _FOR_GOOD):
                 return False
             changed = {**before.record, **each}
-            is_same = changed == before.record
-            turns[each["turn"]] = before if is_same else _SeenTurn(changed, before.columns, version)
+            turns[each["turn"]] = before if changed == before.record else before.changed(changed, version)
         self._turns = turns
         whole = SessionView.of({**record, "turns": []})
         self._session = replace(whole, turns=[turns[index].view for index in sorted(turns)])
@@ -82,7 +93,7 @@ class SeenRecord:
             "version": self._version,
             "missing": self._missing,
             "order": [(turn.index, depth) for turn, depth in self._session.walk()],
-            "turns": [{**finite(turn_data(turn.view)), **turn.columns} for turn in changed],
+            "turns": [turn.since(version) for turn in changed],
         }
 
 

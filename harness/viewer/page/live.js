@@ -58,7 +58,7 @@ function stand(words) {
 }
 
 function take(news, wanted) {
-  table.push(...news.texts);
+  for (const row of news.texts) table.push(row);
   if (news.anew) {
     run.sessions.length = run.bands.length = 0;
     known.clear();
@@ -71,11 +71,11 @@ function take(news, wanted) {
   }
   stand(news.problem ? "the server does not answer: " + news.problem + BEFORE : (run.problems || []).join("; "));
   takeBands(news.bands);
-  takeLines(news.sessions, news.anew);
-  const hasMoved = news.anew || news.bands.length || news.sessions.some((each) => each.times.length);
-  if (hasMoved || run.bands.some((each) => each.end === null) || run.sessions.some((each) => each.goesOn)) {
-    layOutTimeline();
-    lanes.drawAnew();
+  const moved = takeLines(news.sessions, news.anew);
+  for (const each of run.sessions) if (each.goesOn) moved.add(each);
+  if (news.anew || news.bands.length || moved.size || run.bands.some((each) => each.end === null)) {
+    if (layOutTimeline()) lanes.drawAnew();
+    else for (const at of [...lanes.drawn.keys()]) if (moved.has(shown[at])) lanes.change(at);
     tellMoment();
   }
   if (news.session && wanted && wanted === kept && session) takeSession(news.session);
@@ -89,8 +89,10 @@ function takeBands(bands) {
   run.bands.sort((one, other) => one.begin - other.begin);
 }
 
+// Returns the lines of which turns have begun or ended.
 function takeLines(lines, anew) {
   const changed = new Set();
+  const moved = new Set();
   for (const line of lines) {
     const isNew = !known.has(line.id);
     const each = isNew ? { times: [] } : known.get(line.id);
@@ -102,13 +104,15 @@ function takeLines(lines, anew) {
       run.sessions.push(each);
     }
     changed.add(each);
+    if (line.times.length) moved.add(each);
   }
-  if (!changed.size && !anew) return;
+  if (!changed.size && !anew) return moved;
   if (opened) opened = known.get(opened.id) || opened;
   offerOutcomes();
   filter();
   for (const at of [...sessionRows.drawn.keys()]) if (changed.has(shown[at])) sessionRows.change(at);
   if (session && changed.has(opened)) tellSession();
+  return moved;
 }
 
 function takeSession(news) {
@@ -118,7 +122,9 @@ function takeSession(news) {
   const top = rows[Math.floor(strip.scroller.scrollTop / ROW_HEIGHT)];
   const topTurn = top && session.turns[top.place];
   const beyondTop = strip.scroller.scrollTop % ROW_HEIGHT;
-  const turns = new Map([...session.turns, ...news.turns].map((turn) => [turn.index, turn]));
+  const turns = new Map(session.turns.map((turn) => [turn.index, turn]));
+  // Of one whose tokens are the same they do not come again.
+  for (const turn of news.turns) turns.set(turn.index, { ...turns.get(turn.index), ...turn });
   for (const [index, depth] of news.order) turns.get(index).depth = depth;
   const { phase, ledger, refusals, missing } = news;
   Object.assign(session, { phase, ledger, refusals, missing, turns: news.order.map(([index]) => turns.get(index)) });

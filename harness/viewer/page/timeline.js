@@ -3,6 +3,7 @@
 const LANE_HEIGHT = 14;
 const BARS = 2000; // parts of the scale that a lane shows; turns that lie in one of them are one bar, and so are bands
 const AROUND = 0.1; // of the time from the first turn to the last: bands before and behind them, and none of last week
+const AHEAD = 0.05; // of what is live the scale reaches so far beyond now, so that it stays the same for a while
 const MOMENT_TURNS = 20;
 const BAR_STYLES = { truncated: "truncated", aborted: "aborted", failed: "failed", in_flight: "flying" };
 let bands = [];
@@ -15,7 +16,9 @@ const drawn = make("div", "bands");
 const moment = make("div", "moment");
 lanes.space.append(drawn);
 
+// Says whether the scale is another one than before: then every lane has to be drawn anew.
 function layOutTimeline() {
+  const before = [begin, span];
   let end = -Infinity;
   begin = Infinity;
   const take = (at, until) => { begin = Math.min(begin, at); end = Math.max(end, until); };
@@ -27,8 +30,10 @@ function layOutTimeline() {
   const goesOn = run.live ? run.now : -Infinity;
   for (const band of bands) take(Math.max(from, band.begin), Math.min(until, band.end === null ? Math.max(band.begin, goesOn) : band.end));
   if (end < begin) { begin = 0; end = 0; }
-  span = Math.max(end - begin, 1e-9);
-  byId("span").textContent = end > begin ? span.toFixed(2) + " s" : "no turns";
+  const length = Math.max(end - begin, 1e-9);
+  const stillFits = length <= span && span < length * (1 + 2 * AHEAD);
+  if (!run.live) span = length; else if (!stillFits) span = length * (1 + AHEAD);
+  byId("span").textContent = end > begin ? length.toFixed(2) + " s" : "no turns";
   for (const kind of new Set(bands.map((each) => each.kind))) byId("span").append(" ", make("span", "key " + kind, kind));
   drawn.replaceChildren();
   const drawnUntil = {};
@@ -42,6 +47,7 @@ function layOutTimeline() {
     drawnUntil[band.kind] = until;
   }
   drawn.append(moment);
+  return begin !== before[0] || span !== before[1];
 }
 
 // The second under the mouse.

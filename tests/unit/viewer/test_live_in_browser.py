@@ -13,15 +13,14 @@ from harness.client.connections import SessionServerAddress
 from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
-from tests.browser import PATIENCE_S, Sight, browsing, looking_at
+from tests.browser import HOSTILE, PATIENCE_S, Sight, browsing, looking_at
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, says, serving
-from tests.unit.viewer.test_page_in_browser import HOSTILE
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 TOKEN = "the-operators-own"
-SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.08)
+SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.06)
 SETTINGS = ServerSettings(admin_token=TOKEN)
 
 
@@ -230,7 +229,11 @@ async def test_a_hostile_transcript_is_text_while_it_comes(browser: Browser):
 
 async def test_several_browsers_see_the_same(browser: Browser):
     """Each with another session open, one of them late; and a filter by state."""
-    async with serving(SLOW, settings=SETTINGS) as client, live(client) as page, AsyncExitStack() as stack:
+    async with (
+        serving(*says("One word."), settings=SETTINGS) as client,
+        live(client) as page,
+        AsyncExitStack() as stack,
+    ):
         sessions = [await client.create() for _ in range(3)]
         sights = [await stack.enter_async_context(looking_at(browser, page.url)) for _ in range(2)]
         for number, sight in enumerate(sights):

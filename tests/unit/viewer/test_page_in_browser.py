@@ -15,17 +15,13 @@ from harness.sessions.record import session_record
 from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from tests.browser import browsing, looking_at
+from tests.browser import HOSTILE, browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 from tests.page_pictures import DIGEST, PICTURES, WIDTH, page_digest, take_pictures
 from tests.viewed_run import BEGAN_AT, CRASH, viewed_run, viewed_sessions, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
-HOSTILE = (
-    "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
-    " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
-)
 SHARES = """
 () => {
   const all = document.querySelector("#lanes .space").getBoundingClientRect();

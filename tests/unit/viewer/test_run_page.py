@@ -25,14 +25,10 @@ from harness.viewer.look_at_server import look_into_all
 from harness.viewer.page.run_page import write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
+from tests.browser import HOSTILE
 from tests.builders import user
 from tests.session_servers.served import says, serving
 from tests.toy_model import write_toy_model
-
-HOSTILE = (
-    "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
-    " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
-)
 
 
 class Page(HTMLParser):

@@ -22,7 +22,7 @@ def told(seen: SeenRecord, version: int) -> Any:
 
 
 def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
-    """It is told again, with the tokens that it has; one that nothing has happened to is not."""
+    """It is told again, without the tokens that are known; one that nothing has happened to is not."""
     session, table = new_session(), TokenTable()
     first = take_turn(session, LEFT, "One.")
     seen = SeenRecord(session.session_id)
@@ -43,8 +43,9 @@ def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
         (1, "other_branch"),
         (2, "trained"),
     ]
-    assert forked["turns"][0]["tokens"] == before["turns"][0]["tokens"]
+    assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2] * 2 + [(True,) * 2]
     assert forked["turns"][0]["words"] == before["turns"][0]["words"]
+    assert told(seen, 0)["turns"][0]["tokens"] == before["turns"][0]["tokens"]
     assert forked["order"] == [(0, 1), (1, 1), (2, 1)]
     assert seen.since(3) is None
 

@@ -21,8 +21,9 @@ from harness.errors import EngineUnavailable, ServerStopping, StoreError, Weight
 from harness.machine.log import get_logger
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import ClientConnection
+from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, parse_since, read_body
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.server.left_engines import LeftEngines, wake_engine
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls

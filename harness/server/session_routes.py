@@ -19,16 +19,9 @@ from harness.samples.miles_codec import encode_for_miles
 from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
 from harness.server.http.access import for_operators, require_admin
 from harness.server.http.connection import ClientConnection
+from harness.server.http.queries import parse_first_turn, parse_list, parse_times
 from harness.server.http.responses import json_response
-from harness.server.http.wire import (
-    parse_collect,
-    parse_end,
-    parse_first_turn,
-    parse_list,
-    parse_session_config,
-    parse_times,
-    read_body,
-)
+from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.server.registry import SessionRegistry
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService

@@ -28,8 +28,9 @@ from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import Callers
+from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, parse_since, read_body
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.server.left_engines import LeftEngines
 from harness.server.settings import ServerSettings
 from harness.server.sweep import parse_sweep

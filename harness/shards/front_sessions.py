@@ -28,8 +28,9 @@ from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, Sha
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, for_operators, require_admin
 from harness.server.http.connection import Callers, ClientConnection
+from harness.server.http.queries import parse_list, parse_times
 from harness.server.http.responses import json_response
-from harness.server.http.wire import parse_list, parse_times, read_body
+from harness.server.http.wire import read_body
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work

@@ -5,12 +5,10 @@ The meaning of a model call's body is for its dialect to say.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Collection
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from harness.dialects.json_values import check_json, decode_json
@@ -31,10 +29,6 @@ NAMED_TTL_S = 60.0
 ANONYMOUS_TTL_S = 3600.0
 """The same for a verb that names no holder: nobody renews it."""
 
-MOST_LISTED_IDS = 100
-"""As many ids as fit into the head of one request, several times over."""
-
-_LIMIT_DIGITS = 10
 _SHOWN = 20  # digits of a declared length
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -231,57 +225,6 @@ def parse_end(body: bytes) -> EndRequest:
 def parse_collect(body: bytes) -> CollectRequest:
     """How `body` wants samples for miles; an empty one means the defaults. Raises `MalformedRequest`."""
     return decode_json(_collections, body or b"{}")
-
-
-class ListRequest(NamedTuple):
-    """Which sessions a list is to have."""
-
-    limit: int | None
-    """So many, the busiest first; None for all."""
-    ids: list[str] | None
-    """Only these; None for all."""
-
-
-def parse_list(query: QueryParams) -> ListRequest:
-    """The list that `?limit=N&id=ID&id=ID` asks for. Raises `MalformedRequest`."""
-    limit, ids = query.get("limit"), query.getlist("id")
-    if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
-        raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
-    if len(ids) > MOST_LISTED_IDS:
-        raise MalformedRequest(f"id: expected at most {MOST_LISTED_IDS}, got {len(ids)}", param="id")
-    return ListRequest(None if limit is None else int(limit), ids or None)
-
-
-def parse_since(query: QueryParams) -> float:
-    """The Unix time that `?since=T` names; 0 without one. Raises `MalformedRequest`."""
-    said = query.get("since", "0")
-    try:
-        since = float(said)
-    except ValueError:
-        since = math.nan
-    if not math.isfinite(since):
-        raise MalformedRequest(f"since: expected Unix seconds, got {said[:64]!r}", param="since")
-    return since
-
-
-def parse_first_turn(query: QueryParams) -> int:
-    """The turn that `?since=N` names; 0 without one. Raises `MalformedRequest`."""
-    return _read_turn("since", query.get("since", "0"))
-
-
-def parse_times(query: QueryParams) -> dict[str, int]:
-    """The first turn of each session that `?from=ID:N&from=ID:N` asks for. Raises `MalformedRequest`."""
-    asked = query.getlist("from")
-    if len(asked) > MOST_LISTED_IDS:
-        raise MalformedRequest(f"from: expected at most {MOST_LISTED_IDS}, got {len(asked)}", param="from")
-    parts = [each.rpartition(":") for each in asked]
-    return {session_id: _read_turn("from", turn) for session_id, _, turn in parts}
-
-
-def _read_turn(param: str, said: str) -> int:
-    if not (said.isascii() and said.isdigit() and len(said) < _LIMIT_DIGITS):
-        raise MalformedRequest(f"{param}: expected the index of a turn, got {said[:64]!r}", param=param)
-    return int(said)
 
 
 def parse_release(body: bytes) -> ReleaseRequest:

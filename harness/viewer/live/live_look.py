@@ -9,12 +9,15 @@ A server that does not answer is a sentence, and is asked again.
 """
 
 import asyncio
+import math
+import time
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import NamedTuple
 
 from harness.client.session_server import SessionServerClient
 from harness.errors import HarnessError, SessionServerError
+from harness.machine.clock import Clock
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damage import say_missing
@@ -52,18 +55,20 @@ class LiveLook:
     Args:
         client: Of the server; its owner closes it.
         tokenizer: For the texts of tokens.
+        clock: Seconds, of which looks are so far apart.
     """
 
-    def __init__(self, client: SessionServerClient, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, client: SessionServerClient, tokenizer: Tokenizer | None, clock: Clock = time.monotonic) -> None:
         self._client = client
         self._tokenizer = tokenizer
+        self._clock = clock
         self._seen = SeenServer()
         self._table = TokenTable()
         self._records: OrderedDict[str, tuple[SeenRecord, Standing | None]] = OrderedDict()
         self._record_versions = 0
         self._looking = asyncio.Lock()  # one look for all who ask
         self._reading = asyncio.Lock()  # one record at a time, and nobody takes half of one
-        self._fresh_until = 0.0
+        self._fresh_until = -math.inf
         self._holds_since = 0.0
         self._is_too_old = False
         self._problem = ""
@@ -112,18 +117,17 @@ class LiveLook:
         }
 
     async def _refresh(self) -> str:
-        loop = asyncio.get_running_loop()
         async with self._looking:
-            if loop.time() < self._fresh_until:
+            began = self._clock()
+            if began < self._fresh_until:
                 return self._problem
-            began = loop.time()
             self._problem = ""
             try:
                 await self.look()
             except HarnessError as error:
                 self._problem, self._is_too_old = error.message, False
-            took = loop.time() - began
-            self._fresh_until = loop.time() + max(_EVERY_S, _REST * took)
+            ended = self._clock()
+            self._fresh_until = ended + max(_EVERY_S, _REST * (ended - began))
             return self._problem
 
     async def _read(self, session_id: str) -> SeenRecord | None:

@@ -364,3 +364,18 @@ async def test_a_server_that_keeps_nothing_is_refused_at_the_start() -> None:
     with pytest.raises(ScenarioError, match=r"idle_page_out_s: expected a store in a file .*--idle-page-out"):
         async with serve(engine, toy_template(), MemoryStore(), SETTINGS):
             pass
+
+
+async def test_times_of_turns_read_no_session_back(tmp_path: Path):
+    """Whoever looks at a server again and again keeps none of its sessions in memory."""
+    clock = SetClock()
+    async with serving(*says("One."), store=tmp_path / "run.db", settings=SETTINGS, clock=clock) as client:
+        session = await client.create()
+        await converse(client, session, 1)
+        before = (await client.http.get(f"/sessions/times?from={session.session_id}:0")).json()["times"]
+        await page_out(client, clock)
+        after = (await client.http.get(f"/sessions/times?from={session.session_id}:0")).json()["times"]
+        still = is_paged_out(client, session)
+
+    assert [row[0] for row in before[session.session_id]] == [0]
+    assert (after, still) == ({}, True)

@@ -1,4 +1,4 @@
-"""The live page of a session server, asked by hand: who is answered, what it costs the server, what is left behind."""
+"""The live page of a session server, asked by hand: who is answered, and what is left behind."""
 
 import asyncio
 import json
@@ -13,21 +13,16 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.cli.look.view import view
 from harness.client.connections import SessionServerAddress
-from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import RunError, SessionServerError
-from harness.server.app import SessionServer
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
 from harness.types import Json
 from harness.viewer.live.live_page import serve_live
-from tests.builders import toy_template, toy_tokenizer, user
+from tests.builders import toy_tokenizer, user
 from tests.session_servers.scripted import canned_server, http_answer
-from tests.session_servers.served import Client, says, serving
+from tests.session_servers.served import says, serving
 
 TOKEN = "the-operators-own"
 SETTINGS = ServerSettings(admin_token=TOKEN)
@@ -45,17 +40,11 @@ async def watching(url: str, token: str | None = TOKEN) -> AsyncIterator[httpx.A
 
 
 async def changes(browser: httpx.AsyncClient, **asked: object) -> Json:
-    """What has changed; a second after the look before."""
+    """What has changed."""
     answer = await browser.get("changes", params={**NOTHING, **asked})
     assert answer.status_code == 200, answer.text
     told: Json = answer.json()
     return told
-
-
-async def changes_after(browser: httpx.AsyncClient, told: Json, **asked: object) -> Json:
-    """What has changed since then, at the next look."""
-    await asyncio.sleep(1.05)
-    return await changes(browser, version=told["version"], **asked)
 
 
 async def test_only_its_own_address_is_answered():
@@ -97,87 +86,12 @@ async def test_the_page_asks_its_own_address_alone_and_has_no_token():
     assert session.api_key not in page.text + told.text
 
 
-async def test_a_browser_is_told_changes_and_nothing_else():
-    """What it has is not told again: lines, times, turns of the open session, rows of the table of tokens."""
-    async with serving(*says("One.", "Two."), settings=SETTINGS) as client, watching(client.url) as browser:
-        session, idle = [await client.create() for _ in range(2)]
-        first = await client.say(session, [user("Begin.")])
-        whole = await changes(browser, open=session.session_id)
-        still = await changes_after(
-            browser, whole, open=session.session_id, record=whole["session"]["version"], texts=len(whole["texts"])
-        )
-        await client.say(session, [user("Begin."), first, user("More.")])
-        later = await changes_after(
-            browser, still, open=session.session_id, record=whole["session"]["version"], texts=len(whole["texts"])
-        )
-        late = await changes(browser, open=session.session_id)
-
-    assert [line["id"] for line in whole["sessions"]] == [session.session_id, idle.session_id]
-    assert (still["sessions"], still["session"], still["texts"], still["facts"]) == ([], None, [], None)
-    [line] = later["sessions"]
-    assert (line["id"], line["turns"], len(line["times"])) == (session.session_id, 2, 1)
-    assert [turn["index"] for turn in later["session"]["turns"]] == [1]
-    assert [turn["index"] for turn in late["session"]["turns"]] == [0, 1]
-    assert late["texts"] == [*whole["texts"], *later["texts"]]
-
-
-async def test_a_look_costs_what_has_changed():
-    """Nobody reads a record that is not open, or of which nothing has changed; no browser, no look."""
-    engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="Understood."),)))
-    asked: list[str] = []
-
-    @asynccontextmanager
-    async def counted(server: SessionServer) -> AsyncIterator[ASGIApp]:
-        app = server.app()
-
-        async def count(scope: Scope, receive: Receive, send: Send) -> None:
-            query = scope["query_string"].decode()
-            if scope["method"] == "GET":
-                asked.append(scope["path"].removeprefix("/sessions") + (f"?{query}" if query else ""))
-            await app(scope, receive, send)
-
-        yield count
-
-    async with (
-        serve(engine, toy_template(), MemoryStore(), around=counted) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
-        watching(running.url, None) as browser,
-    ):
-        client = Client(http, engine, running.server, running.url, 0)
-        one, other = [await client.create() for _ in range(2)]
-        for session in (one, other):
-            await client.say(session, [user("Begin.")])
-        told = await changes(browser, open=one.session_id)
-        beginning = [each for each in asked if each != "/server"]
-        asked.clear()
-        told = await changes_after(browser, told, open=one.session_id, record=told["session"]["version"])
-        idle = list(asked)
-        asked.clear()
-        await asyncio.gather(*(changes(browser, version=told["version"]) for _ in range(20)))
-        several = list(asked)
-        await client.say(other, [user("Begin again.")])
-        asked.clear()
-        told = await changes_after(browser, told, open=one.session_id, record=1)
-        elsewhere = list(asked)
-        await client.say(one, [user("Begin again.")])
-        asked.clear()
-        await changes_after(browser, told, open=one.session_id, record=1)
-        here = list(asked)
-
-    assert [each.partition("?")[0] for each in beginning] == ["/gate", "", "/holds", "/times", f"/{one.session_id}"]
-    assert [each.partition("?")[0] for each in idle] == ["/gate", "", "/holds"]
-    assert several == []
-    assert [*elsewhere[3:]] == [f"/times?from={other.session_id}:1"]
-    assert [*here[3:]] == [f"/times?from={one.session_id}:1", f"/{one.session_id}?since=1"]
-
-
 async def test_a_server_of_an_earlier_version_is_shown_as_far_as_it_tells():
     """It answers to what it does not know as to a session that it does not have."""
     gate = {"state": "open", "epoch": 0, "held": 0, "sessions": 1, "turns_in_flight": 0}
     line = {"session_id": "a" * 32, "phase": "open", "turns": 3, "turns_in_flight": 0}
-    description = {"harness": "0", "start": "x", "serves": {}, "engines": []}
     record = {"session_id": "holds", "phase": "unknown", "turns": []}
-    said = (description, gate, {"sessions": [line]}, record)
+    said = (gate, gate, {"sessions": [line]}, record)
     answers = [http_answer(200, json.dumps(each).encode()) for each in said]
     async with canned_server(*answers) as server, watching(server.url) as browser:
         told = await changes(browser)

@@ -1,0 +1,67 @@
+"""What the query of an address asks for: which sessions, from which turn on, since when.
+
+A query that cannot be meant is refused by the name of its parameter; parameters that nobody knows mean nothing.
+"""
+
+import math
+from typing import NamedTuple
+
+from starlette.datastructures import QueryParams
+
+from harness.errors import MalformedRequest
+
+MOST_LISTED_IDS = 100
+"""As many ids as fit into the head of one request, several times over."""
+
+_LIMIT_DIGITS = 10
+
+
+class ListRequest(NamedTuple):
+    """Which sessions a list is to have."""
+
+    limit: int | None
+    """So many, the busiest first; None for all."""
+    ids: list[str] | None
+    """Only these; None for all."""
+
+
+def parse_list(query: QueryParams) -> ListRequest:
+    """The list that `?limit=N&id=ID&id=ID` asks for. Raises `MalformedRequest`."""
+    limit, ids = query.get("limit"), query.getlist("id")
+    if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
+        raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
+    if len(ids) > MOST_LISTED_IDS:
+        raise MalformedRequest(f"id: expected at most {MOST_LISTED_IDS}, got {len(ids)}", param="id")
+    return ListRequest(None if limit is None else int(limit), ids or None)
+
+
+def parse_since(query: QueryParams) -> float:
+    """The Unix time that `?since=T` names; 0 without one. Raises `MalformedRequest`."""
+    said = query.get("since", "0")
+    try:
+        since = float(said)
+    except ValueError:
+        since = math.nan
+    if not math.isfinite(since):
+        raise MalformedRequest(f"since: expected Unix seconds, got {said[:64]!r}", param="since")
+    return since
+
+
+def parse_first_turn(query: QueryParams) -> int:
+    """The turn that `?since=N` names; 0 without one. Raises `MalformedRequest`."""
+    return _read_turn("since", query.get("since", "0"))
+
+
+def parse_times(query: QueryParams) -> dict[str, int]:
+    """The first turn of each session that `?from=ID:N&from=ID:N` asks for. Raises `MalformedRequest`."""
+    asked = query.getlist("from")
+    if len(asked) > MOST_LISTED_IDS:
+        raise MalformedRequest(f"from: expected at most {MOST_LISTED_IDS}, got {len(asked)}", param="from")
+    parts = [each.rpartition(":") for each in asked]
+    return {session_id: _read_turn("from", turn) for session_id, _, turn in parts}
+
+
+def _read_turn(param: str, said: str) -> int:
+    if not (said.isascii() and said.isdigit() and len(said) < _LIMIT_DIGITS):
+        raise MalformedRequest(f"{param}: expected the index of a turn, got {said[:64]!r}", param=param)
+    return int(said)

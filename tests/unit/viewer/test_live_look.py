@@ -1,0 +1,141 @@
+"""Looks at a session server for browsers: what each is told, and what that costs the server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from harness.client.session_server import SessionServerClient
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.server.app import SessionServer
+from harness.server.serving import serve
+from harness.store.memory import MemoryStore
+from harness.viewer.live.live_look import Asked, LiveLook
+from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.served import Client, SetClock
+
+NOTHING = Asked(0, 0, "", 0)
+
+
+class Scene(NamedTuple):
+    client: Client[ScriptedEngine]
+    look: LiveLook
+    clock: SetClock
+    asked: list[str]
+    """What the server was asked since this was last cleared, without `/sessions`."""
+
+    async def tell(self, asked: Asked) -> Any:
+        """What a browser is told at the next look, which alone is in `asked` then."""
+        self.clock.now += 60
+        self.asked.clear()
+        return await self.look.tell(asked)
+
+
+@asynccontextmanager
+async def looking(*texts: str) -> AsyncIterator[Scene]:
+    """A server that says `texts`, a look at it, and a clock that stands still."""
+    engine = ScriptedEngine(toy_tokenizer(), Script(steps=tuple(ScriptStep(text=text) for text in texts)))
+    asked: list[str] = []
+    clock = SetClock()
+
+    @asynccontextmanager
+    async def counted(server: SessionServer) -> AsyncIterator[ASGIApp]:
+        app = server.app()
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            query = scope["query_string"].decode()
+            if scope["method"] == "GET":
+                asked.append(scope["path"].removeprefix("/sessions") + (f"?{query}" if query else ""))
+            await app(scope, receive, send)
+
+        yield count
+
+    async with (
+        serve(engine, toy_template(), MemoryStore(), around=counted) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+        SessionServerClient(running.url) as server,
+    ):
+        client = Client(http, engine, running.server, running.url, 0)
+        yield Scene(client, LiveLook(server, toy_tokenizer(), clock), clock, asked)
+
+
+async def test_a_browser_is_told_changes_and_nothing_else():
+    """What it has is not told again: lines, times, turns of the open session, rows of the table of tokens."""
+    async with looking("One.", "Two.") as scene:
+        session, idle = [await scene.client.create() for _ in range(2)]
+        first = await scene.client.say(session, [user("Begin.")])
+        whole = await scene.tell(Asked(0, 0, session.session_id, 0))
+        has = Asked(whole["version"], len(whole["texts"]), session.session_id, whole["session"]["version"])
+        still = await scene.tell(has)
+        await scene.client.say(session, [user("Begin."), first, user("More.")])
+        later = await scene.tell(has)
+        late = await scene.tell(Asked(0, 0, session.session_id, 0))
+
+    assert [line["id"] for line in whole["sessions"]] == [session.session_id, idle.session_id]
+    assert (still["sessions"], still["session"], still["texts"], still["facts"]) == ([], None, [], None)
+    [line] = later["sessions"]
+    assert (line["id"], line["turns"], len(line["times"])) == (session.session_id, 2, 1)
+    assert [turn["index"] for turn in later["session"]["turns"]] == [1]
+    assert [turn["index"] for turn in late["session"]["turns"]] == [0, 1]
+    assert late["texts"] == [*whole["texts"], *later["texts"]]
+
+
+async def test_a_look_costs_what_has_changed():
+    """Nobody reads a record that is not open, or of which nothing has changed."""
+    async with looking("Understood.") as scene:
+        one, other = [await scene.client.create() for _ in range(2)]
+        for session in (one, other):
+            await scene.client.say(session, [user("Begin.")])
+        has = Asked(0, 0, one.session_id, 0)
+        costs: list[list[str]] = []
+        for changed in (None, None, other, one):
+            if changed is not None:
+                await scene.client.say(changed, [user("Begin again.")])
+            await scene.tell(has)
+            costs.append(scene.asked[:2] + scene.asked[3:])
+
+    look = ["/gate", ""]
+    first, idle, elsewhere, here = costs
+    assert first[:2] == look
+    assert first[2:] == [f"/times?from={other.session_id}:0&from={one.session_id}:0", f"/{one.session_id}"]
+    assert idle == look
+    assert elsewhere == [*look, f"/times?from={other.session_id}:1"]
+    assert here == [*look, f"/times?from={one.session_id}:1", f"/{one.session_id}?since=1"]
+
+
+async def test_any_number_of_browsers_is_one_look():
+    """At once, and within the second after it; a look that failed is one, too."""
+    async with looking("Understood.") as scene:
+        await scene.tell(NOTHING)
+        alone = len(scene.asked)
+        scene.clock.now += 60
+        scene.asked.clear()
+        await asyncio.gather(*(scene.look.tell(NOTHING) for _ in range(20)))
+        scene.clock.now += 0.9
+        await scene.look.tell(NOTHING)
+        together = len(scene.asked)
+        scene.clock.now += 0.2
+        await scene.look.tell(NOTHING)
+
+    assert together == alone == 3
+    assert len(scene.asked) == 2 * alone
+
+
+async def test_of_the_sessions_that_browsers_have_open_the_last_are_kept():
+    """Tokens of a session are memory; one that was let go is read again, whole, and told to whoever has it open."""
+    async with looking("Understood.") as scene:
+        sessions = [await scene.client.create() for _ in range(10)]
+        for session in sessions:
+            await scene.client.say(session, [user("Begin.")])
+        told = [await scene.tell(Asked(0, 0, session.session_id, 0)) for session in sessions]
+        version = told[0]["session"]["version"]
+        again = await scene.tell(Asked(told[0]["version"], 0, sessions[0].session_id, version))
+        read_again = scene.asked[-1]
+        await scene.tell(Asked(0, 0, sessions[9].session_id, 0))
+
+    assert read_again == f"/{sessions[0].session_id}"
+    assert len(again["session"]["turns"]) == 1
+    assert not any(sessions[9].session_id in each for each in scene.asked)

@@ -84,7 +84,7 @@ class SQLiteStore:
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
-        await self._writer.write((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
+        await self._writer.insert((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """Keep the proximal columns of turns, unless they have another outcome by now; nothing else is touched."""
@@ -279,7 +279,9 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         if not path.exists():
             path.touch(mode=0o600)  # the keys of sessions are in it; SQLite gives its log the mode of the file
-        connection = sqlite3.connect(path.absolute(), timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+        connection = sqlite3.connect(
+            path.absolute(), timeout=_BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None
+        )
         bring_up_to_date(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -1,7 +1,10 @@
 """The thread that writes a SQLite database: whatever waits when it comes round is committed together.
 
-A busy server pays one commit for many turns, an idle one pays nothing for the grouping. A note, for which nobody waits,
-goes with the next write, or after a moment: alone it would wake the thread for a commit of its own.
+A busy server pays one commit for many turns, an idle one pays nothing for the grouping. Notes, for which nobody waits,
+go with the next write but those of turns, or after a moment: alone each would wake the thread for a commit of its own.
+
+Each call of SQLite gives the interpreter away and has to get it back from the event loop, which costs more than what
+most of them do. So a group of one statement is committed by itself, in the fewest of them.
 
 Of a group that fails nothing is kept. When the disk failed, everybody who waited for the group gets the error; anything
 else (no memory, a value that SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread
@@ -30,7 +33,7 @@ from harness.machine.log import get_logger
 log = get_logger(__name__)
 
 _LARGEST_GROUP = 512
-_NOTES_S = 0.1  # how long a note waits for a write to go with
+_NOTES_S = 0.1  # how long a note waits for others
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
@@ -75,15 +78,15 @@ class GroupWriter:
 
         That is so too when they change another number of rows than `changes`: the store has not what they are about.
         """
-        if self._ended is not None:
-            raise StoreError(self._ended)
-        done = self._loop.create_future()
-        self._waiting.add(done)
-        self._hand_over(_Write(statements, changes, done))
-        await done
+        self._hand_over_notes()
+        await self._write(statements, changes)
+
+    async def insert(self, statement: Statement) -> None:
+        """The same for a row that no note is about: notes wait on."""
+        await self._write((statement,), None)
 
     def note(self, *statements: Statement) -> None:
-        """Write `statements` with the next write, or soon; nobody learns whether that worked."""
+        """Write `statements` with the next `write`, or soon; nobody learns whether that worked."""
         self._notes.append(_Write(statements, None, None))
         if self._notes_timer is None:
             self._notes_timer = self._loop.call_later(_NOTES_S, self._hand_over_notes)
@@ -94,17 +97,22 @@ class GroupWriter:
         self._queue.put(_Stop())
         await asyncio.to_thread(self._thread.join)
 
-    def _hand_over(self, *writes: _Write) -> None:
-        """Give the notes so far to the thread, and `writes` behind them."""
-        notes, self._notes = self._notes, []
-        self._queue.put([*notes, *writes])
+    async def _write(self, statements: Sequence[Statement], changes: int | None) -> None:
+        if self._ended is not None:
+            raise StoreError(self._ended)
+        done = self._loop.create_future()
+        self._waiting.add(done)
+        self._queue.put([_Write(statements, changes, done)])
+        await done
 
     def _hand_over_notes(self) -> None:
+        """Give the notes so far to the thread."""
         if self._notes_timer is not None:
             self._notes_timer.cancel()
             self._notes_timer = None
         if self._notes:
-            self._hand_over()
+            notes, self._notes = self._notes, []
+            self._queue.put(notes)
 
     def _run(self) -> None:
         """Body of the thread: commit group after group until told to stop."""
@@ -142,14 +150,26 @@ class GroupWriter:
         try:
             if self._connection.in_transaction:  # a rollback failed, for want of memory perhaps: nothing may join it
                 self._connection.rollback()
-            with self._connection:
-                for write in group:
-                    self._execute(write)
+            match group:
+                case [_Write(statements=[statement], changes=None)]:  # all or none by itself
+                    self._connection.execute(*statement)
+                case _:
+                    self._execute_together(group)
         # SQLITE_NOMEM is a MemoryError, a value that SQLite cannot hold a ValueError or an OverflowError. Whatever it
         # is, somebody waits for an answer, and those of the next group deserve an attempt of their own.
         except BaseException as error:  # noqa: BLE001  # whoever waits for the write gets it
             return error
         return None
+
+    def _execute_together(self, group: Sequence[_Write]) -> None:
+        self._connection.execute("BEGIN")
+        try:
+            for write in group:
+                self._execute(write)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.rollback()
+            raise
 
     def _execute(self, write: _Write) -> None:
         before = self._connection.total_changes

@@ -12,11 +12,11 @@ import socket
 import sys
 from collections import Counter
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 
 import httpx
 import pytest
+import xxhash
 
 from tests.builders import body, user
 from tests.session_servers.served import RawClient
@@ -76,7 +76,7 @@ async def talk(fleet: Fleet, session_id: str, dice: random.Random) -> None:
             return
         choice = answer["choices"][0]
         logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
-        fleet.answers[session_id, blake2b(content, digest_size=16).hexdigest(), logprobs] += 1
+        fleet.answers[session_id, f"xxh3:{xxhash.xxh3_128(content).hexdigest()}", logprobs] += 1
         messages = [*messages, choice["message"], user("go on")]
 
 

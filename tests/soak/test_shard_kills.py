@@ -10,11 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 
 import httpx
 import pytest
+import xxhash
 from aiohttp import web
 
 from harness.client.session_server import SessionServerClient
@@ -89,7 +89,7 @@ class Agents:
                 return
             choice = answer["choices"][0]
             logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
-            self.answers[session_id, blake2b(content, digest_size=16).hexdigest(), logprobs] += 1
+            self.answers[session_id, f"xxh3:{xxhash.xxh3_128(content).hexdigest()}", logprobs] += 1
             messages = [*messages, choice["message"], user("go on")]
 
     async def _ask(self, http: httpx.AsyncClient, url: str, api_key: str, content: bytes) -> dict | None:

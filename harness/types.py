@@ -177,10 +177,18 @@ class GenerationRequest:
     on_delta: "Callable[[GenerationDelta], None] | None" = field(default=None, compare=False, repr=False)
     """Told of what comes before the end of `generate`, every `STREAM_INTERVAL` tokens or less often: a request that
     breaks has lost no more. None asks for the whole at once."""
-    delta_tokens: int = STREAM_INTERVAL
-    """Tokens between two deltas, at most; 1 wants them as they are sampled, for a reader who waits for them."""
+    on_ids: "Callable[[Sequence[int]], None] | None" = field(default=None, compare=False, repr=False)
+    """Told of the ids of the vocabulary that are sampled, once in a while, for a reader who waits for them; whether the rest
+    of what an engine says of them is right is judged later. None: nobody reads along."""
     write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
     """Writes `input_ids` as a JSON array, for whoever has most of that written; None has it written as a whole."""
+
+    def tell(self, delta: "GenerationDelta") -> None:
+        """Tell whoever wants to know that `delta` has come."""
+        if self.on_delta is not None:
+            self.on_delta(delta)
+        if self.on_ids is not None:
+            self.on_ids(delta.output_ids.tolist())
 
     def input_json(self) -> bytes:
         """`input_ids` as a JSON array."""

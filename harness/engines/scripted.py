@@ -235,8 +235,7 @@ class ScriptedEngine:
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
                     return piece
-                if request.on_delta is not None:
-                    request.on_delta(piece)
+                request.tell(piece)
         raise EngineConnectionLost("the scripted engine ended a stream without a result")
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:

@@ -14,7 +14,7 @@ nothing explains counts, and too many of those end the turn.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +34,7 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
 from harness.tokens.outputs.live_text import LiveText
-from harness.types import STREAM_INTERVAL, GenerationDelta, GenerationRequest, GenerationResult, Turn
+from harness.types import GenerationRequest, GenerationResult, Turn
 
 _GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
 
@@ -74,7 +74,7 @@ class Generation:
     @property
     def sampled(self) -> int:
         """Tokens that have come for the turn, those of the request under way included."""
-        return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.count)
+        return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.sampled)
 
     @property
     def may_go_on(self) -> bool:
@@ -200,9 +200,9 @@ class Generation:
         self._arrived = arrived = Arrived()
         live_text = self.live_text
 
-        def hear(delta: GenerationDelta) -> None:
-            arrived.add(delta)
-            live_text.hear(delta.output_ids.tolist())
+        def hear(ids: Sequence[int]) -> None:
+            arrived.heard += len(ids)
+            live_text.hear(ids)
 
         request = self.output.next_request(
             self.admission.prompt_ids,
@@ -211,8 +211,8 @@ class Generation:
             session_id=self.session.session_id,
             prompt_logprobs_from=self._scoring_start(),
             script_ids=self.admission.script_ids,
-            on_delta=hear if live_text.is_open else arrived.add,
-            delta_tokens=1 if live_text.is_open else STREAM_INTERVAL,
+            on_delta=arrived.add,
+            on_ids=hear if live_text.is_open else None,
             write_prompt=self.admission.path.json,
         )
         version, began_at = self.live.version, self.clock()

@@ -23,6 +23,8 @@ class Arrived:
 
     count: int = 0
     """Tokens so far."""
+    heard: int = 0
+    """Tokens whose ids were told as they came; the rest of what is said of them may come later."""
     version_spans: tuple[VersionSpan, ...] = ()
     """As far as the engine has said which weights sampled them."""
     _deltas: list[GenerationDelta] = field(default_factory=list)
@@ -32,6 +34,11 @@ class Arrived:
         self._deltas.append(delta)
         self.count += int(delta.output_ids.size)
         self.version_spans = delta.version_spans or self.version_spans
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that are known of."""
+        return max(self.count, self.heard)
 
     def follows(self, script_ids: TokenIds | None) -> bool:
         """The tokens are those that the request was to say; any are where it was to say nothing in particular."""

@@ -217,7 +217,7 @@ class Output:
         prompt_logprobs_from: int | None = None,
         script_ids: TokenIds | None = None,
         on_delta: Callable[[GenerationDelta], None] | None = None,
-        delta_tokens: int = STREAM_INTERVAL,
+        on_ids: Callable[[Sequence[int]], None] | None = None,
         write_prompt: Callable[[], bytes] | None = None,
     ) -> GenerationRequest:
         """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own.
@@ -244,7 +244,7 @@ class Output:
             continues=done,
             script_ids=rest,
             on_delta=on_delta,
-            delta_tokens=delta_tokens,
+            on_ids=on_ids,
             write_input=None if done else write_prompt,
         )
 

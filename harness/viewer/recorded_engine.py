@@ -109,8 +109,7 @@ class RecordedEngine:
         self.served.append(turn.index)
         if turn.version_spans:
             self._version = turn.version_spans[-1].version
-        if request.on_delta is not None:
-            request.on_delta(GenerationDelta(turn.output_ids, turn.logprobs, turn.version_spans))
+        request.tell(GenerationDelta(turn.output_ids, turn.logprobs, turn.version_spans))
         return GenerationResult(
             request_id=request.request_id,
             input_ids=request.input_ids,

@@ -5,7 +5,7 @@ chunks, or until the connection closes. No redirects, cookies, compressed answer
 third of a millisecond more for each request (`docs/performance.md`).
 
 Bytes of an answer gather here until somebody wants them: who wants the whole is woken once, however many pieces the
-server sends. Beyond a bound the server has to wait until they are taken.
+server sends, and who reads along once in a while. Beyond a bound the server has to wait until they are taken.
 
 What goes wrong is an `OSError`: `CannotConnect` before anything has left, `ConnectionResetError` afterwards
 (`StaleConnection` where a kept connection had been closed meanwhile), `AnswerInvalid` for what is not HTTP. But for
@@ -14,6 +14,7 @@ that of a new connection, deadlines belong to the caller. Who leaves before the 
 
 import asyncio
 import errno
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -68,7 +69,9 @@ class Connection(asyncio.Protocol):
         self._is_held_up = False
         self._failure: OSError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._waits_for_end = False
+        self._gather_s = 0.0
+        self._gathering: asyncio.TimerHandle | None = None
+        self._is_gathered = False
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Send a request, whose answer is read next."""
@@ -87,11 +90,11 @@ class Connection(asyncio.Protocol):
 
     async def read_some(self) -> bytes:
         """What has come of the body since the last time; nothing at its end."""
-        return await self._read(waits_for_end=False)
+        return await self.read_gathered(0.0)
 
     async def read_much(self) -> bytes:
         """The rest of the body, or the next megabyte of a longer one; nothing at its end."""
-        return await self._read(waits_for_end=True)
+        return await self.read_gathered(math.inf)
 
     async def read_all(self) -> bytes:
         """The body."""
@@ -106,6 +109,25 @@ class Connection(asyncio.Protocol):
                 raise AnswerInvalid(f"a body of more than {_MOST_BODY_BYTES} bytes")
         return b"".join(pieces)
 
+    async def read_gathered(self, seconds: float) -> bytes:
+        """What has come of the body so long after the next piece, or when it ends or is a megabyte; nothing at its end.
+
+        Of a connection that breaks meanwhile, what has come is left to be taken.
+        """
+        self._gather_s, self._is_gathered = seconds, not seconds
+        try:
+            while not self._is_readable():
+                self._waiter = self._loop.create_future()
+                self._wake()
+                await self._waiter
+        finally:
+            if self._gathering is not None:
+                self._gathering.cancel()
+                self._gathering = None
+        if self._failure is not None and (seconds or not self._pieces):
+            raise self._failure
+        return self.take()
+
     def take(self) -> bytes:
         """What has come of the body and was not read yet."""
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -116,23 +138,23 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return content
 
-    async def _read(self, *, waits_for_end: bool) -> bytes:
-        self._waits_for_end = waits_for_end
-        while not self._is_readable():
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        if self._failure is not None and (waits_for_end or not self._pieces):
-            raise self._failure
-        return self.take()
-
     def _is_readable(self) -> bool:
         if self.is_whole or self._is_held_up or self._failure is not None:
             return True
-        return bool(self._pieces) and not self._waits_for_end
+        return bool(self._pieces) and self._is_gathered
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and self._is_readable():
+        """Let the reader go on, or have it wait for what comes behind the first piece."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._is_readable():
             self._waiter.set_result(None)
+        elif self._pieces and self._gathering is None and self._gather_s < math.inf:
+            self._gathering = self._loop.call_later(self._gather_s, self._end_gathering)
+
+    def _end_gathering(self) -> None:
+        self._is_gathered = True
+        self._wake()
 
     def _fail(self, cause: Exception | None) -> None:
         """End the exchange for what happened to the connection."""

@@ -171,24 +171,31 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
     )
 
 
-def verify_tokens(asked: Asked, ids: Sequence[int], scored: Scored) -> GenerationDelta:
-    """Sampled ids with one logprob each; a whole output or the next piece of one."""
+def verify_tokens(
+    asked: Asked, ids: Sequence[int], scored: Scored, spans: tuple[VersionSpan, ...] = ()
+) -> GenerationDelta:
+    """Sampled ids with one logprob each; a whole output or the next piece of one, whose `spans` are taken as they are."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
+    wide = verify_ids(asked, ids)
+    return GenerationDelta(as_ids(wide), _verify_logprobs(asked, "output", wide, scored), spans)
+
+
+def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Sampled ids, all of them of the vocabulary."""
     wide = np.asarray(ids, dtype=np.int64)
     # A negative one is beyond every vocabulary without its sign: one look at the ids, not two.
-    if wide.size and wide.view(np.uint64).max() >= asked.vocab_size:
+    if wide.size and np.maximum.reduce(wide.view(np.uint64)) >= asked.vocab_size:
         position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())
         refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
-    output_ids = as_ids(wide)
-    return GenerationDelta(output_ids, _verify_logprobs(asked, "output", output_ids, scored))
+    return wide
 
 
 def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
     """Logprobs of the input from `asked.request.prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
-    ids = asked.request.input_ids[start:]
+    ids = asked.request.input_ids[start:].astype(np.int64)
     if len(scored) != ids.size:
         refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
     require_settled(version)
@@ -214,10 +221,15 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
     )
 
 
-def _verify_logprobs(asked: Asked, side: str, ids: TokenIds, scored: Scored, *, offset: int = 0) -> Logprobs:
+def _verify_logprobs(
+    asked: Asked, side: str, ids: npt.NDArray[np.int64], scored: Scored, *, offset: int = 0
+) -> Logprobs:
     """The logprobs in `scored`, which must name `ids` in their order; `offset` is the position of the first."""
     named, values = scored.named, scored.logprobs
-    if np.array_equal(named, ids) and (not values.size or -np.inf < values.min() <= values.max() <= _ROUNDING):
+    # For the few tokens of a piece of a stream, a call of numpy costs more than what it does.
+    if named.tobytes() == ids.tobytes() and (
+        not values.size or (np.minimum.reduce(values) > -np.inf and np.maximum.reduce(values) <= _ROUNDING)
+    ):
         return as_logprobs(np.minimum(values, 0.0))
     for wrong, what in (  # where one is NaN, no comparison holds
         (named != ids, "is given for id {named}"),

@@ -19,6 +19,7 @@ provider measures that and refuses a server without it, unless the caller states
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -30,7 +31,7 @@ import msgspec
 
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
 from harness.engines.remote.checkpoint import require_fitting
-from harness.engines.remote.http_client import HttpCall
+from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import count_sglang
 from harness.engines.remote.provider import RemoteProvider
@@ -49,7 +50,6 @@ from harness.engines.remote.sglang_wire import (
     read_reply,
     read_stream,
     score_body,
-    unfinished,
 )
 from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
@@ -101,9 +101,7 @@ class SGLangTokenProvider(RemoteProvider):
                 return abort_unsent(asked)
             moment = self._served.asking()
             # Another engine behind this protocol streams every token, which is dearer than what could be lost.
-            if self._comes_live(request):
-                result = await self._tell_all(asked, live)
-            elif self._comes_in_pieces(request) and self._server.engine == "sglang":
+            if self._comes_live(request) or (self._comes_in_pieces(request) and self._server.engine == "sglang"):
                 result = await self._gather(asked, live)
             else:
                 result = verify_reply(
@@ -269,54 +267,56 @@ class SGLangTokenProvider(RemoteProvider):
         return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """The result of a request whose answer comes in pieces, which are read together when the last one is there.
+        """The result of a request whose answer comes in pieces; who reads along is told their ids once in a while.
 
-        Of a request that breaks, the pieces that have come are told before the error goes on.
+        Nobody needs the rest before the last one is there: all is judged together then. Of a request that breaks, the
+        pieces that have come are told before the error goes on.
         """
-        tell = asked.request.on_delta
+        tell, reader = asked.request.on_delta, asked.request.on_ids if self._comes_live(asked.request) else None
         assert tell is not None
-        call, label = self._call_of(asked, self._interval(asked.request)), self._served.label
+        call, streamed = self._call_of(asked, self._interval(asked.request)), StreamedReply(asked, self._served.label)
         decode = partial(self._client.decode, call, kind=SGLangReply)
         payloads: list[bytes] = []
+        heard_bytes = 0
+
+        async def hear() -> None:
+            nonlocal heard_bytes
+            live.heard.set()
+            if reader is not None:
+                size_bytes = sum(map(len, payloads))
+                chunks = await self._client.apart(size_bytes, lambda: [*map(decode, payloads)])
+                heard_bytes += size_bytes
+                payloads.clear()
+                for chunk in chunks:
+                    streamed.add(chunk)
+                reader(streamed.new_ids())
+
+        def read() -> GenerationResult:
+            reply = read_stream(asked, payloads, decode) if reader is None else streamed.whole()
+            return verify_reply(asked, reply)
+
         try:
-            await self._client.gather_events(call, payloads, live.heard.set)
+            await self._client.gather_events(call, payloads, hear, gather_s=math.inf if reader is None else GATHER_S)
             live.is_answered = True
-            result = await self._client.apart(
-                sum(map(len, payloads)), lambda: verify_reply(asked, read_stream(asked, payloads, decode))
-            )
+            result = await self._client.apart(heard_bytes + sum(map(len, payloads)), read)
         except BaseException:  # a cancellation too: nobody waits for the result any more
-            streamed = StreamedReply(asked, label)
             with suppress(EngineError):  # what is wrong is said by the error that goes on; so far it is right
                 for payload in payloads:
                     streamed.add(decode(payload))
-                    delta = streamed.delta()
-                    if delta is not None:
-                        tell(delta)
+            with suppress(EngineError):
+                for delta in streamed.deltas():
+                    tell(delta)
             raise
         tell(GenerationDelta(result.output_ids, result.logprobs, result.version_spans))
         return result
 
     def _comes_live(self, request: GenerationRequest) -> bool:
         """Somebody reads along; the scores of an input, which every chunk would repeat, come with the whole."""
-        is_wanted = request.delta_tokens < STREAM_INTERVAL and request.prompt_logprobs_from is None
+        is_wanted = request.on_ids is not None and request.prompt_logprobs_from is None
         return is_wanted and self._comes_in_pieces(request)
 
-    async def _tell_all(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """The result of a request whose deltas are told as they come."""
-        tell = asked.request.on_delta
-        assert tell is not None
-        interval = 1 if self._server.incremental_streaming_output else _REPEATING_INTERVAL
-        async with aclosing(self._stream(asked, interval)) as pieces:
-            async for piece in pieces:
-                live.heard.set()
-                if isinstance(piece, GenerationResult):
-                    live.is_answered = True
-                    return piece
-                tell(piece)
-        raise unfinished(asked)
-
-    async def _stream(self, asked: Asked, interval: int = 1) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        call = self._call_of(asked, interval)
+    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        call = self._call_of(asked, 1)
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
         async with aclosing(self._client.events(call)) as events:
             async for payloads in events:
@@ -326,17 +326,17 @@ class SGLangTokenProvider(RemoteProvider):
                     delta = streamed.delta()
                     if delta is not None:
                         yield delta
-        if not streamed.is_finished:
-            raise unfinished(asked)
         yield self._learn_from(verify_reply(asked, streamed.whole()), moment)
 
     def _interval(self, request: GenerationRequest) -> int:
-        """Tokens between two chunks, so many that what they repeat is a bounded multiple of the answer.
+        """Tokens between two chunks: few for who reads along, else so many that what they repeat is bounded.
 
         Every chunk repeats the scored input, and without `--incremental-streaming-output` the output so far. Counted in
         tokens of the budget, that is at most half of `_MOST_CHUNKS` for the output and 2 for the input, however long,
         beside the input in the first chunk and the last.
         """
+        if self._comes_live(request):
+            return 1 if self._server.incremental_streaming_output else _REPEATING_INTERVAL
         start = request.prompt_logprobs_from
         repeated = 0 if start is None else (request.input_ids.size - start) * _MOST_CHUNKS // 2
         if not self._server.incremental_streaming_output:

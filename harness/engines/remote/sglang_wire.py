@@ -6,15 +6,15 @@ stream repeats the whole output in every chunk unless the server runs `--increme
 the queue repeats the last id even then. `StreamedReply` needs no option for that: the claimed count tells what is new.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
-from harness.errors import EngineConnectionLost
+from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_ids, verify_tokens
+from harness.errors import EngineConnectionLost, EngineReplyInvalid
 from harness.samples.versions import is_unsettled
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 
@@ -180,13 +180,14 @@ class StreamedReply:
         self._asked = asked
         self._label = label
         self._is_under_label = not is_unsettled(label)
-        self._spans: tuple[VersionSpan, ...] = ()
+        self._labeled = 0  # tokens, from the first on
         self._ids: list[int] = []
         self._entries: list[Entry] = []
         self._top: list[list[Entry] | None] = []
         self._prompt: list[Entry] | None = None
         self._last: SGLangReply | None = None
-        self._told = 0
+        self._ends: list[int] = []  # of the chunks
+        self._said = self._told = 0
 
     def add(self, chunk: SGLangReply) -> None:
         """Take in the tokens that are new in `chunk`."""
@@ -203,16 +204,34 @@ class StreamedReply:
         self._entries += entries[-new:]
         self._top += (meta.output_top_logprobs or [])[-new:]
         self._is_under_label &= meta.weight_version == self._label
+        self._ends.append(len(self._ids))
         if self._is_under_label:
-            self._spans = (VersionSpan(self._label, 0, len(self._ids)),)
+            self._labeled = len(self._ids)
+
+    def new_ids(self) -> list[int]:
+        """The ids that came since the last time; all of them are of the vocabulary."""
+        new = self._ids[self._said :]
+        self._said = len(self._ids)
+        verify_ids(self._asked, new)
+        return new
 
     def delta(self) -> GenerationDelta | None:
         """The tokens that came since the last one was made, verified; None when there are none."""
         begin, self._told = self._told, len(self._ids)
-        if begin == self._told:
-            return None
-        delta = verify_tokens(self._asked, self._ids[begin:], _read_entries(self._entries[begin:]))
-        return replace(delta, version_spans=self._spans)
+        return self._verified(begin, self._told) if begin < self._told else None
+
+    def deltas(self) -> Iterator[GenerationDelta]:
+        """All that came, verified; of a stream that is wrong somewhere, the chunks before that, and then the error."""
+        try:
+            yield self._verified(0, len(self._ids))
+        except EngineReplyInvalid:
+            for begin, end in pairwise([0, *self._ends]):
+                yield self._verified(begin, end)
+
+    def _verified(self, begin: int, end: int) -> GenerationDelta:
+        labeled = min(self._labeled, end)
+        spans = (VersionSpan(self._label, 0, labeled),) if labeled else ()
+        return verify_tokens(self._asked, self._ids[begin:end], _read_entries(self._entries[begin:end]), spans)
 
     @property
     def is_finished(self) -> bool:
@@ -220,8 +239,9 @@ class StreamedReply:
         return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
-        """The reply that the chunks add up to. Raises the error that the last one stands for."""
-        assert self._last is not None
+        """The reply that the chunks add up to. Raises the error that the last one stands for, or that it is not the last."""
+        if self._last is None or not self._last.is_finished:
+            raise unfinished(self._asked)
         meta = msgspec.structs.replace(
             _meta(self._asked, self._last),
             input_token_logprobs=self._prompt,
@@ -236,7 +256,7 @@ class StreamedReply:
         repeated = len(ids) - new
         if new < 0 or not 0 <= repeated <= len(self._ids):
             refuse(self._asked, f"{len(ids)} ids and a count of {claimed} after {len(self._ids)} ids were streamed")
-        if list(ids[:repeated]) != self._ids[len(self._ids) - repeated :]:
+        if repeated and list(ids[:repeated]) != self._ids[len(self._ids) - repeated :]:
             refuse(self._asked, "a chunk that repeats other ids than those streamed before")
         return new
 

@@ -42,6 +42,7 @@ from harness.engines.remote.vllm_wire import (
 from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
+    STREAM_INTERVAL,
     GenerationDelta,
     GenerationRequest,
     GenerationResult,
@@ -254,12 +255,11 @@ class VLLMTokenProvider(RemoteProvider):
 
     async def _generate_in_pieces(self, request: GenerationRequest) -> GenerationResult:
         """The result of the request's stream, whose deltas go to whoever wants them."""
-        assert request.on_delta is not None
         async with aclosing(self.stream(request)) as pieces:  # type: ignore[type-var]  # an async generator
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
                     return piece
-                request.on_delta(piece)
+                request.tell(piece)
         raise EngineConnectionLost(f"{self._client.name}: the stream of request {request.request_id} has no end")
 
     async def _whole_result(self, asked: Asked) -> GenerationResult:
@@ -281,7 +281,8 @@ class VLLMTokenProvider(RemoteProvider):
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         api, whole = self._offer.api, VLLMPiece()
         moment, before = self._served.asking(), await self._label_around()
-        call = self._call_of(asked, 1 if asked.request.on_delta is None else asked.request.delta_tokens)
+        is_read_along = asked.request.on_delta is None or asked.request.on_ids is not None
+        call = self._call_of(asked, 1 if is_read_along else STREAM_INTERVAL)
         arrived = Unlabeled(self._served, before, moment)
         try:
             async with aclosing(self._client.events(call)) as events:

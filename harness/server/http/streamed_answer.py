@@ -24,7 +24,7 @@ from harness.tokens.outputs.live_text import LiveText
 _T = TypeVar("_T")
 
 _HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_GATHER_S = 0.02  # from the first token of a part on
+_GATHER_S = 0.02  # between two parts, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +102,47 @@ class StreamedAnswer(Response, Generic[_T]):
         """What is sent until the turn has an outcome: its text as far as it goes out live, and keep-alives."""
         loop, turn = asyncio.get_running_loop(), self._turn
         bell = asyncio.Event()
-        gathering: asyncio.TimerHandle | None = None
+        alarm: asyncio.TimerHandle | None = None
+
+        def ring() -> None:
+            nonlocal alarm
+            alarm = None
+            bell.set()
+
+        def ring_by(when: float) -> None:
+            nonlocal alarm
+            if alarm is not None and alarm.when() > when:
+                alarm.cancel()
+                alarm = None
+            alarm = alarm or loop.call_at(when, ring)
 
         def gather() -> None:
-            nonlocal gathering
-            if gathering is None or gathering.when() <= loop.time():
-                gathering = loop.call_later(_GATHER_S, bell.set)
+            if loop.time() < gathered_at:
+                ring_by(gathered_at)
+            else:
+                bell.set()
 
         serving.add_done_callback(lambda _: bell.set())
         turn.live_text.tell = gather
-        due = loop.time() + self._comment_every_s
-        while True:
-            alarm = loop.call_at(due, bell.set)
-            try:
+        gathered_at, due = loop.time(), loop.time() + self._comment_every_s
+        try:
+            while True:
+                ring_by(due)
                 await bell.wait()
-            finally:
+                bell.clear()
+                if serving.done():
+                    return
+                delta = turn.live_text.take()
+                if any(delta):
+                    yield turn.stream.say(delta)
+                elif loop.time() >= due:
+                    yield turn.stream.keep_alive()
+                else:
+                    continue
+                gathered_at, due = loop.time() + _GATHER_S, loop.time() + self._comment_every_s
+        finally:
+            if alarm is not None:
                 alarm.cancel()
-            bell.clear()
-            if serving.done():
-                return
-            delta = turn.live_text.take()
-            if any(delta):
-                yield turn.stream.say(delta)
-            elif loop.time() >= due:
-                yield turn.stream.keep_alive()
-            else:
-                continue
-            due = loop.time() + self._comment_every_s
 
 
 @asynccontextmanager

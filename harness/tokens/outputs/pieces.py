@@ -117,6 +117,8 @@ def begun_by(text: str, words: Sequence[str]) -> int:
     """How many characters at the end of `text` are the beginning of one of the words, and not the whole of it."""
     longest = 0
     for word in words:
-        sizes = range(min(len(text), len(word) - 1), longest, -1)
-        longest = next((size for size in sizes if text.endswith(word[:size])), longest)
+        begin = text.find(word[:1], max(0, len(text) - len(word) + 1))
+        while begin >= 0 and not word.startswith(text[begin:]):
+            begin = text.find(word[:1], begin + 1)
+        longest = max(longest, len(text) - begin if begin >= 0 else 0)
     return longest

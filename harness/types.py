@@ -178,8 +178,8 @@ class GenerationRequest:
     """Told of what comes before the end of `generate`, every `STREAM_INTERVAL` tokens or less often: a request that
     breaks has lost no more. None asks for the whole at once."""
     on_ids: "Callable[[Sequence[int]], None] | None" = field(default=None, compare=False, repr=False)
-    """Told of the ids of the vocabulary that are sampled, once in a while, for a reader who waits for them; whether the rest
-    of what an engine says of them is right is judged later. None: nobody reads along."""
+    """Told of the ids that are sampled, once in a while, for a reader who waits for them. They are of the vocabulary;
+    what else an engine says of them is judged at the end. None: nobody reads along."""
     write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
     """Writes `input_ids` as a JSON array, for whoever has most of that written; None has it written as a whole."""
 

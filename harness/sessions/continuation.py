@@ -34,7 +34,6 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
 from harness.tokens.incremental import StopStrings
 from harness.types import (
-    STREAM_INTERVAL,
     Discarded,
     FinishReason,
     GenerationDelta,

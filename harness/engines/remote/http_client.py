@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 GATHER_S = 0.04
-"""For so long the events of a stream gather for somebody who reads along: those of 50 tokens a second come in threes, and
-wait 20 ms on average."""
+"""For so long the events of a stream gather for somebody who reads along: those of 50 tokens a second come in threes,
+and wait 20 ms on average."""
 
 _LARGE_BYTES = 200_000  # read in some milliseconds
 

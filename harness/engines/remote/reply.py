@@ -25,7 +25,6 @@ from harness.types import (
     Json,
     Logprobs,
     PromptLogprobs,
-    TokenIds,
     TopLogprobs,
     VersionSpan,
     as_ids,
@@ -174,7 +173,7 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
 def verify_tokens(
     asked: Asked, ids: Sequence[int], scored: Scored, spans: tuple[VersionSpan, ...] = ()
 ) -> GenerationDelta:
-    """Sampled ids with one logprob each; a whole output or the next piece of one, whose `spans` are taken as they are."""
+    """Sampled ids with one logprob each: a whole output, or the next piece of one; `spans` are taken as they are."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     wide = verify_ids(asked, ids)

@@ -239,7 +239,7 @@ class StreamedReply:
         return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
-        """The reply that the chunks add up to. Raises the error that the last one stands for, or that it is not the last."""
+        """The reply that the chunks add up to. Raises the error that the last one stands for, or that there is none."""
         if self._last is None or not self._last.is_finished:
             raise unfinished(self._asked)
         meta = msgspec.structs.replace(

@@ -24,16 +24,18 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
-from harness.engines.remote.http_client import HttpCall
+from harness.engines.remote.http_client import GATHER_S, HttpCall
+from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import Metrics, count_vllm
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
+from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores
 from harness.engines.remote.served_label import Unlabeled
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.remote.vllm_wire import (
     CompletionsApi,
     GenerateApi,
+    StreamedPieces,
     TokenApi,
     VLLMPiece,
     read_guard,
@@ -82,11 +84,12 @@ class VLLMTokenProvider(RemoteProvider):
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:  # they do not come with a stream
-            return await self._generate_in_pieces(request)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)
+            # The logprobs of a prompt do not come with a stream.
+            if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:
+                return await self._gather(asked, live)
             return await self._whole_result(asked)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
@@ -253,14 +256,50 @@ class VLLMTokenProvider(RemoteProvider):
         path = self._offer.api.path
         return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
-    async def _generate_in_pieces(self, request: GenerationRequest) -> GenerationResult:
-        """The result of the request's stream, whose deltas go to whoever wants them."""
-        async with aclosing(self.stream(request)) as pieces:  # type: ignore[type-var]  # an async generator
-            async for piece in pieces:
-                if isinstance(piece, GenerationResult):
-                    return piece
-                request.tell(piece)
-        raise EngineConnectionLost(f"{self._client.name}: the stream of request {request.request_id} has no end")
+    async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        """The result of a request whose answer comes in pieces, which are told once in a while.
+
+        Of a request that breaks, the pieces that have come are told before the error goes on.
+        """
+        streamed = StreamedPieces(asked, self._offer.api)
+        moment, before = self._served.asking(), await self._label_around()
+        call = self._call_of(asked, STREAM_INTERVAL if asked.request.on_ids is None else 1)
+        arrived = Unlabeled(self._served, before, moment)
+        payloads: list[bytes] = []
+
+        def tell() -> None:
+            try:
+                while payloads:
+                    streamed.add(self._client.decode(call, payloads.pop(0), streamed.kind))
+            finally:
+                delta = streamed.delta()
+                if delta is not None:
+                    arrived.note(delta.output_ids.size)
+                    asked.request.tell(replace(delta, version_spans=arrived.version_spans))
+
+        async def hear() -> None:
+            live.heard.set()
+            tell()
+
+        try:
+            await self._client.gather_events(call, payloads, hear, gather_s=GATHER_S)
+            streamed.require_end()
+        except BaseException as error:  # a cancellation too: nobody waits for the result any more
+            with suppress(EngineError):  # what is wrong is said by the error that goes on
+                tell()
+            if isinstance(error, EngineError) and streamed.whole.ids:
+                await self._look_again()
+                asked.request.tell(GenerationDelta(as_ids(()), as_logprobs(()), arrived.version_spans))
+            raise
+        live.is_answered = True
+        label = await self._same_label(asked, before)
+        return self._learn_from(verify_reply(asked, read_piece(asked, self._offer.api, streamed.whole, label)), moment)
+
+    async def _look_again(self) -> None:
+        """See whether the label is what it was: whoever keeps the tokens of a request that broke wants to know."""
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self.read_version()
 
     async def _whole_result(self, asked: Asked) -> GenerationResult:
         moment = self._served.asking()
@@ -279,34 +318,26 @@ class VLLMTokenProvider(RemoteProvider):
         return piece, await self._same_label(asked, before)
 
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        api, whole = self._offer.api, VLLMPiece()
+        streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
-        is_read_along = asked.request.on_delta is None or asked.request.on_ids is not None
-        call = self._call_of(asked, 1 if is_read_along else STREAM_INTERVAL)
+        call = self._call_of(asked, 1)
         arrived = Unlabeled(self._served, before, moment)
         try:
             async with aclosing(self._client.events(call)) as events:
                 async for payload in (payload async for payloads in events for payload in payloads):
-                    piece = api.piece(asked, self._client.decode(call, payload, api.kind))
-                    whole.add(piece)
-                    if not piece.ids and not piece.named:
-                        continue
-                    delta = verify_tokens(asked, piece.ids, piece.scored)
-                    arrived.note(len(piece.ids))
-                    yield replace(delta, version_spans=arrived.version_spans)
-            if whole.finish_reason is None:
-                raise EngineConnectionLost(
-                    f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
-                )
+                    streamed.add(self._client.decode(call, payload, streamed.kind))
+                    delta = streamed.delta()
+                    if delta is not None:
+                        arrived.note(delta.output_ids.size)
+                        yield replace(delta, version_spans=arrived.version_spans)
+            streamed.require_end()
         except EngineError:
-            if whole.ids:  # whoever keeps them wants to know whose they are: a last look
-                with suppress(EngineError, TimeoutError):
-                    async with asyncio.timeout(_LAST_LOOK_S):
-                        await self.read_version()
+            if streamed.whole.ids:
+                await self._look_again()
                 yield GenerationDelta(as_ids(()), as_logprobs(()), arrived.version_spans)
             raise
         label = await self._same_label(asked, before)
-        yield self._learn_from(verify_reply(asked, read_piece(asked, api, whole, label)), moment)
+        yield self._learn_from(verify_reply(asked, read_piece(asked, self._offer.api, streamed.whole, label)), moment)
 
     async def _label_around(self) -> str:
         return self._served.label if self._offer.api.reports_spans else await self._control.label()

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from harness.engines.remote.http_errors import error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse
+from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
 from harness.engines.remote.vllm_messages import (
     CompletionChunk,
     GenerateChunk,
@@ -25,7 +25,8 @@ from harness.engines.remote.vllm_messages import (
     decode_entries,
     decode_entry,
 )
-from harness.types import FinishReason, Json, SamplingParams, TokenIds, VersionSpan
+from harness.errors import EngineConnectionLost
+from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probed_digest
 
 _NO_NUMBER = -9999.0
@@ -198,6 +199,37 @@ class CompletionsApi:
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.prompt_scored = _read_prompt(asked, choice.prompt_logprobs)
         return piece
+
+
+class StreamedPieces:
+    """Adds up the chunks of one stream."""
+
+    def __init__(self, asked: Asked, api: TokenApi) -> None:
+        self.kind = api.kind
+        self.whole = VLLMPiece()
+        self._asked = asked
+        self._api = api
+        self._told = 0
+
+    def add(self, chunk: GenerateChunk | CompletionChunk) -> None:
+        """Take in a chunk. Raises the error that it stands for."""
+        self.whole.add(self._api.piece(self._asked, chunk))
+
+    def delta(self) -> GenerationDelta | None:
+        """The tokens that came since the last one was made, verified; None when there are none."""
+        begin, whole = self._told, self.whole
+        self._told = len(whole.ids)
+        if not whole.ids[begin:] and not whole.named[begin:]:
+            return None
+        new = VLLMPiece(whole.ids[begin:], whole.named[begin:], whole.logprobs[begin:])
+        return verify_tokens(self._asked, new.ids, new.scored)
+
+    def require_end(self) -> None:
+        """Raises `EngineConnectionLost` when no chunk says why the request ended."""
+        if self.whole.finish_reason is None:
+            raise EngineConnectionLost(
+                f"{self._asked.engine}: the stream of request {self._asked.request.request_id} ended unfinished"
+            )
 
 
 def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> EngineReply:

@@ -1,8 +1,8 @@
 """A streamed answer: what leaves while its turn is served, and what only afterwards.
 
 An agent acts on tool calls and on the end of an answer, so these leave when the turn is durable (I2, I9). Reasoning and
-content are for a reader: in a live session they leave as they are sampled, gathered for a moment because each part
-costs as much as many tokens.
+content are for a reader: in a live session they leave as they are sampled, the first at once, and from then on gathered
+for a moment, because each part costs as much as many tokens.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from harness.tokens.outputs.live_text import LiveText
 _T = TypeVar("_T")
 
 _HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_GATHER_S = 0.02  # between two parts, at least
+_GATHER_S = 0.02  # from one part to the next, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +100,14 @@ class StreamedAnswer(Response, Generic[_T]):
 
     async def _parts_before_end(self, serving: asyncio.Task[_T]) -> AsyncGenerator[bytes]:
         """What is sent until the turn has an outcome: its text as far as it goes out live, and keep-alives."""
-        loop, turn = asyncio.get_running_loop(), self._turn
-        bell = asyncio.Event()
-        alarm: asyncio.TimerHandle | None = None
-
-        def ring() -> None:
-            nonlocal alarm
-            alarm = None
-            bell.set()
-
-        def ring_by(when: float) -> None:
-            nonlocal alarm
-            if alarm is not None and alarm.when() > when:
-                alarm.cancel()
-                alarm = None
-            alarm = alarm or loop.call_at(when, ring)
-
-        def gather() -> None:
-            if loop.time() < gathered_at:
-                ring_by(gathered_at)
-            else:
-                bell.set()
-
-        serving.add_done_callback(lambda _: bell.set())
-        turn.live_text.tell = gather
+        loop, turn, bell = asyncio.get_running_loop(), self._turn, _Bell()
         gathered_at, due = loop.time(), loop.time() + self._comment_every_s
+        serving.add_done_callback(lambda _: bell.ring())
+        turn.live_text.tell = lambda: bell.ring_by(gathered_at)
         try:
             while True:
-                ring_by(due)
-                await bell.wait()
-                bell.clear()
+                bell.ring_by(due)
+                await bell.heard()
                 if serving.done():
                     return
                 delta = turn.live_text.take()
@@ -141,8 +119,40 @@ class StreamedAnswer(Response, Generic[_T]):
                     continue
                 gathered_at, due = loop.time() + _GATHER_S, loop.time() + self._comment_every_s
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            bell.stop()
+
+
+class _Bell:
+    """Wakes the one who listens: at once, or at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._has_rung = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def heard(self) -> None:
+        """Return when it has rung since the last time."""
+        await self._has_rung.wait()
+        self._has_rung.clear()
+
+    def ring(self) -> None:
+        """Ring now; what it was to ring by has to be said again."""
+        self.stop()
+        self._has_rung.set()
+
+    def ring_by(self, when: float) -> None:
+        """Ring at that loop time, or before it; now if it has passed."""
+        if when <= self._loop.time():
+            self._has_rung.set()
+        elif self._alarm is None or when < self._alarm.when():
+            self.stop()
+            self._alarm = self._loop.call_at(when, self.ring)
+
+    def stop(self) -> None:
+        """Do not ring any more by itself."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
 
 @asynccontextmanager

@@ -253,7 +253,8 @@ class FaultyProvider:
         """The engine's answer; token by token where a fault waits for one."""
         if not (watcher.counts_tokens(call) or call.ends_early):
             return await self._inner.generate(request)
-        pieces = self._inner.stream(replace(request, on_delta=None, on_ids=None))  # which would come in pieces of many tokens
+        plain = replace(request, on_delta=None, on_ids=None)  # or it would come in pieces of many tokens
+        pieces = self._inner.stream(plain)
         async with aclosing(pieces):  # type: ignore[type-var]  # every provider's stream is a generator
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):

@@ -4,7 +4,7 @@ Over fakes of both servers: what is said, how it ends, versions, logprobs, alter
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from harness.engines.base import LogprobScale
 from harness.engines.remote.provider import RemoteProvider
+from harness.engines.remote.reply import Asked
+from harness.engines.remote.sglang_wire import MetaInfo, SGLangReply, StreamedReply
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.errors import EngineConnectionLost, EngineError
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid
 from harness.types import GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.fake_engines.fake_server import serving
@@ -149,6 +151,7 @@ async def compare(kind: str, case: Case) -> None:
     deltas: list[GenerationDelta] = []
     async with serving_case(kind, case) as (provider, engine):
         engine.relabel(BEFORE)
+        await provider.read_version()
         whole = await ask(provider, case, None)
         engine.relabel(BEFORE)
         await provider.read_version()
@@ -187,9 +190,10 @@ async def test_a_request_that_was_answered_is_not_taken_back(kind: str):
         assert len(fake.posted) - before == 1
 
 
+@pytest.mark.parametrize("is_read_along", [False, True], ids=["together", "live"])
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["broken", "cancelled"])
 @pytest.mark.parametrize("kind", FAKE_KINDS)
-async def test_what_has_come_of_a_request_without_an_end_is_told(kind: str, is_cancelled: bool):
+async def test_what_has_come_of_a_request_without_an_end_is_told(kind: str, is_cancelled: bool, is_read_along: bool):
     """The server dies, or nobody waits any more: but for the last interval, everything is known."""
     tokens = (97, 98, 99, 100) * 50
     engine = ScriptedEngine(toy_tokenizer(), Script((ScriptStep(tokens=tokens, token_delay_s=1e-3),)))
@@ -200,7 +204,9 @@ async def test_what_has_come_of_a_request_without_an_end_is_told(kind: str, is_c
     ):
         fake.dies_after = [] if is_cancelled else [160]
         deltas: list[GenerationDelta] = []
-        request = GenerationRequest(PROMPT, SamplingParams(200), uuid4().hex, on_delta=deltas.append)
+        heard: list[int] = []
+        on_ids = heard.extend if is_read_along else None
+        request = GenerationRequest(PROMPT, SamplingParams(200), uuid4().hex, on_delta=deltas.append, on_ids=on_ids)
         asking = asyncio.create_task(provider.generate(request))
         if is_cancelled:
             await eventually(lambda: len(fake.log.get(request.request_id, ())) >= 160)
@@ -212,3 +218,30 @@ async def test_what_has_come_of_a_request_without_an_end_is_told(kind: str, is_c
     assert tuple(ids) == tokens[: len(ids)]
     assert len(ids) >= 100
     assert sum(delta.logprobs.size for delta in deltas) == len(ids)
+    assert heard == ids[: len(heard)]
+    assert bool(heard) == is_read_along
+
+
+def chunk_of(ids: Sequence[int], count: int, logprob: float = -0.5) -> SGLangReply:
+    """The next tokens of a stream, `count` in all."""
+    entries: list[tuple[float | None, int, str | None]] = [(logprob, token_id, None) for token_id in ids]
+    meta = MetaInfo("r", count, weight_version=BEFORE, output_token_logprobs=entries)
+    return SGLangReply(meta, list(ids))
+
+
+def test_of_a_stream_that_is_wrong_somewhere_what_came_before_that_is_told():
+    """And then what is wrong. Whoever reads along has heard the ids, which are of the vocabulary."""
+    asked = Asked("sglang", GenerationRequest(PROMPT, SamplingParams(9), "r"), vocab_size=200)
+    streamed = StreamedReply(asked, BEFORE)
+    for chunk in (chunk_of([1, 2], 2), chunk_of([3], 3), chunk_of([4], 4, logprob=0.5), chunk_of([5], 5)):
+        streamed.add(chunk)
+    deltas = streamed.deltas()
+    told = [next(deltas), next(deltas)]
+    with pytest.raises(EngineReplyInvalid, match="logprob"):
+        next(deltas)
+
+    assert streamed.new_ids() == [1, 2, 3, 4, 5]
+    assert [(delta.output_ids.tolist(), delta.version_spans[-1].end) for delta in told] == [([1, 2], 2), ([3], 3)]
+    streamed.add(chunk_of([200], 6))
+    with pytest.raises(EngineReplyInvalid, match="vocabulary"):
+        streamed.new_ids()

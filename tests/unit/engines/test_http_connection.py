@@ -10,6 +10,7 @@ import pytest
 
 from harness.engines.remote.http_client import EngineClient, HttpAnswer, HttpCall
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable
+from tests.session_servers.served import eventually
 
 GET = HttpCall("GET", "/x", 30.0)
 GENERATION = HttpCall("POST", "/x", 30.0, [b'{"a":', b"1}"], request_id="r")
@@ -138,6 +139,102 @@ async def test_an_answer_longer_than_what_is_kept_unread_comes_whole():
     body = bytes(range(256)) * (5 << 12)
     async with asking(b"HTTP/1.1 200 OK\r\n\r\n" + body, cut_into=1 << 16) as (client, _):
         assert (await client.ask(GET)).content == body
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = [b"data: %d\n\n" % number for number in range(5)]
+LONG_S = 30.0
+
+
+class EventServer:
+    """Streams what it is told to."""
+
+    def __init__(self) -> None:
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, which stays open."""
+        await reader.readuntil(b"1}")
+        writer.write(STREAM)
+        self.writer = writer
+        await self.send(EVENTS[0])
+
+    async def send(self, *parts: bytes) -> None:
+        """Each for itself, so that the client reads it before the next."""
+        assert self.writer is not None
+        for part in parts:
+            self.writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+            await self.writer.drain()
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def gathering(gather_s: float) -> AsyncIterator[tuple[EventServer, asyncio.Task[None], list[bytes], list[int]]]:
+    """A reader of events that has heard the first; the payloads, and how many had come each time it heard of some."""
+    events = EventServer()
+    server = await asyncio.start_server(events.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    client = EngineClient(f"http://{host}:{port}", "sglang")
+    client.open()
+    payloads: list[bytes] = []
+    counts: list[int] = []
+
+    async def hear() -> None:
+        counts.append(len(payloads))
+
+    reading = asyncio.create_task(client.gather_events(GENERATION, payloads, hear, gather_s=gather_s))
+    try:
+        await eventually(lambda: counts == [1])
+        yield events, reading, payloads, counts
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await client.close()
+        if events.writer is not None:
+            events.writer.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_events_gather_and_their_end_does_not_wait():
+    """The first is heard of at once, and what comes by the end together with that."""
+    async with gathering(LONG_S) as (server, reading, payloads, counts):
+        await server.send(*EVENTS[1:4])
+        assert counts == [1]
+        await server.send(EVENTS[4], b"data: [DONE]\n\n", b"")
+        async with asyncio.timeout(LONG_S / 2):
+            await reading
+
+    assert counts == [1, 5]
+    assert payloads == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_events_are_heard_of_while_more_are_to_come():
+    """A moment behind the first that nobody has heard of."""
+    async with gathering(0.01) as (server, _, _, counts):
+        await server.send(EVENTS[1])
+        await eventually(lambda: counts[-1] == 2)
+        await server.send(EVENTS[2])
+        await eventually(lambda: counts[-1] == 3)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["broken", "cancelled"])
+async def test_events_that_were_still_gathering_are_there_when_the_stream_breaks(is_cancelled: bool):
+    """Or when nobody waits for it any more; the beginning of another one is none."""
+    async with gathering(LONG_S) as (server, reading, payloads, counts):
+        await server.send(*EVENTS[1:4], b"data: ")
+        if is_cancelled:
+            reading.cancel()
+        else:
+            assert server.writer is not None
+            server.writer.transport.abort()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else EngineConnectionLost):
+            async with asyncio.timeout(LONG_S / 2):
+                await reading
+
+    assert counts == [1]
+    assert payloads == [b"0", b"1", b"2", b"3"]
 
 
 async def test_a_header_is_one_line():

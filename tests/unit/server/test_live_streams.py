@@ -237,6 +237,18 @@ async def test_a_length_cut_ends_as_one():
     assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_text_that_comes_fast_is_gathered():
+    """Each part costs as much as many tokens."""
+    async with serving(ScriptStep(text=10 * TALE, token_delay_s=1e-9), settings=LIVE) as client:
+        session = await client.create()
+        async with reading(client, session) as stream:
+            await stream.to_the_end()
+        [turn] = await turns_of(client, session)
+
+    assert stream.text == 10 * TALE
+    assert len(stream.events) < len(turn["output_ids"]) / 2
+
+
 async def test_an_engine_that_is_paused_says_nothing_and_goes_on():
     """Without an abort."""
     async with serving(SLOW, settings=LIVE) as client:

@@ -26,7 +26,7 @@ import psutil
 import uvloop
 from aiohttp import web
 
-from bench.tool_loop.processes import server_process
+from bench.tool_loop.processes import cpu_s, server_process
 from bench.tool_loop.stand_in import StandIn
 from bench.tool_loop.words import Output
 from harness.models import resolve_model
@@ -141,6 +141,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 late = np.array([delay for written, each in pairs for delay in delays(written, each)]) * 1_000
                 found |= {f"p{p}_ms": round(float(np.percentile(late, p)), 1) for p in (50, 99)}
         found["proxy_us_per_token"] = round(await measure_proxy(http, engine_url, options.streams) / tokens * 1e6, 1)
+    found["x_proxy"] = round(found["live_us_per_token"] / found["proxy_us_per_token"], 2)
     found["holds"] = (
         found["live_us_per_token"] <= min(MOST_US, MOST_PROXIES * found["proxy_us_per_token"])
         and found["p50_ms"] <= MOST_P50_MS
@@ -157,7 +158,8 @@ async def measure_proxy(http: aiohttp.ClientSession, engine_url: str, streams: i
     assert process.stdin is not None
     try:
         url = (await process.stdout.readline()).decode().strip()
-        times = psutil.Process(process.pid).cpu_times()
+        watched = psutil.Process(process.pid)
+        before = cpu_s(watched)
         body = {"rid": "x", "input_ids": [1], "stream": True}
 
         async def pass_on() -> None:
@@ -165,11 +167,10 @@ async def measure_proxy(http: aiohttp.ClientSession, engine_url: str, streams: i
                 await answer.read()
 
         await asyncio.gather(*(pass_on() for _ in range(streams)))
-        after = psutil.Process(process.pid).cpu_times()
+        return cpu_s(watched) - before
     finally:
         process.stdin.close()
         await process.wait()
-    return float(after.user + after.system - times.user - times.system)
 
 
 def parse() -> argparse.Namespace:

@@ -33,6 +33,7 @@ def event(value: Json, name: str = "") -> bytes:
 def raw_event(data: bytes) -> bytes:
     """An event with `data`: JSON, or a word, in one line."""
     assert b"\n" not in data, data
-    for text, escape in _ESCAPES.items():
-        data = data.replace(text, escape)
+    if not data.isascii():
+        for text, escape in _ESCAPES.items():
+            data = data.replace(text, escape)
     return b"data: " + data + b"\n\n"

@@ -6,6 +6,7 @@ unless a handler listens. As text an event is one line, `turn_ended end=drained 
 """
 
 import logging
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,10 +70,10 @@ class EventLogger:
         if not self._logger.isEnabledFor(level):
             return
         told = {**_bound.get({}), **values, "event": event}
-        error = told.pop("exc_info", None)
-        if error:
-            lines = traceback.format_exception(error) if isinstance(error, BaseException) else [traceback.format_exc()]
-            told["exception"] = "".join(lines).rstrip("\n")
+        asked = told.pop("exc_info", None)
+        error = asked if isinstance(asked, BaseException) else sys.exc_info()[1] if asked else None
+        if error is not None:
+            told["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
         self._logger.log(level, LoggedEvent(told), stacklevel=_CALLER)
 
 

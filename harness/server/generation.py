@@ -255,11 +255,16 @@ class Generation:
     async def _until_hand_over(self) -> AsyncIterator[None]:
         """Sampling for the client; whatever the engine does, the block ends when the time to hand over is used up."""
         loop = asyncio.get_running_loop()
+
+        def hurry() -> None:
+            if not deadline.expired():
+                deadline.reschedule(loop.time() + self.client.hand_over_s)
+
         try:
             async with asyncio.timeout(None) as deadline:
                 with (
                     self.live.turn(),
-                    self.client.on_dismissal(lambda: deadline.reschedule(loop.time() + self.client.hand_over_s)),
+                    self.client.on_dismissal(hurry),
                 ):
                     yield
         except TimeoutError:

@@ -19,13 +19,13 @@ from harness.dialects.noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import ServerBusy
-from harness.sessions.retries import request_digest
+from harness.sessions.retries import older_request_digest, request_digest
 from harness.sessions.session import Session
 from harness.sessions.tree import AttachPoint
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
-from harness.tokens.history import History, Prefix
+from harness.tokens.history import Prefix
 from harness.tokens.matching import ChainKey
 from harness.tokens.sent_body import SentBody
 from harness.types import TokenIds, Turn, as_ids
@@ -115,6 +115,8 @@ class ReadCall:
     """Those of its conversation: element i covers the tools and the first i messages."""
     digest: str
     """Of the body (`sessions.retries`)."""
+    older_digest: str | None
+    """The same of before, for a session that has turns with such."""
     noise: str = ""
     """The beginning of what was taken out of its head (`dialects.noise`)."""
 
@@ -137,12 +139,13 @@ class Prompts:
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
 
-    async def read(self, dialect: Dialect, wire: WireCall, history: History, idempotency_key: str) -> ReadCall:
-        """The call that `wire` is in `dialect`, to a session with that `history`.
+    async def read(self, dialect: Dialect, wire: WireCall, session: Session, idempotency_key: str) -> ReadCall:
+        """The call of `session` that `wire` is in `dialect`.
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
-        body, sent = wire.body, SentBody(wire.body)
+        body, sent, history = wire.body, SentBody(wire.body), session.history
+        has_older_digests = session.has_older_digests
 
         def work(turns_until: Callable[[str], Sequence[Turn]] = wire.turns_until) -> ReadCall:
             call = replace(wire, turns_until=turns_until, sent=sent)
@@ -152,7 +155,8 @@ class Prompts:
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
             history.body_bytes = len(body) if asked.recall.known else 0
-            return ReadCall(asked, prefixes, request_digest(sent, idempotency_key), noise)
+            older = older_request_digest(body, idempotency_key) if has_older_digests else None
+            return ReadCall(asked, prefixes, request_digest(sent, idempotency_key), older, noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
         size_bytes, known_bytes = len(body), 0 if len(body) > _LARGEST_KNOWN else history.known_bytes(sent)

@@ -46,7 +46,7 @@ from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
-from harness.sessions.retries import Treatment, older_request_digest
+from harness.sessions.retries import Treatment
 from harness.sessions.session import KnownAnswer, Session
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
@@ -144,9 +144,8 @@ class TurnService:
     async def read(self, session: Session, dialect: Dialect, wire: WireCall, client: ClientConnection) -> ModelCall:
         """The call that `wire` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
-        key = client.idempotency_key
-        read = await self.prompts.read(dialect, wire, session.history, key)
-        digest = session.known_digest(read.digest, lambda: older_request_digest(wire.body, key))
+        read = await self.prompts.read(dialect, wire, session, client.idempotency_key)
+        digest = session.known_digest(read.digest, read.older_digest)
         asked, able = read.request.sampling, self.engine.capabilities
         if (asked.top_logprobs or 0) > able.max_top_logprobs:
             raise MalformedRequest(

@@ -67,7 +67,8 @@ class Session:
         self._admitted = 0
         self._asked: Counter[ChainKey] = Counter()
         self._latest_with_body: dict[str, int] = {}
-        self._has_older_digests = False
+        self.has_older_digests = False
+        """Some of its turns came before there was `retries.request_digest`."""
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
         self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
@@ -98,11 +99,9 @@ class Session:
         """Admitted turns without an outcome."""
         return list(self._in_flight.values())
 
-    def known_digest(self, digest: str, older: Callable[[], str]) -> str:
+    def known_digest(self, digest: str, older: str | None) -> str:
         """The digest by which the session knows a call: `digest`, or the `older` one where a stored turn has that."""
-        if self._has_older_digests and (found := older()) in self._latest_with_body:
-            return found
-        return digest
+        return digest if older is None or older not in self._latest_with_body else older
 
     def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
         """How a request with that body digest is treated, and the turn it is about (-1 for none).
@@ -332,7 +331,7 @@ class Session:
         """Add a turn read back from the store; turns come in order of their admission."""
         self._count(turn.index, turn.key, turn.ordinal)
         self._latest_with_body[turn.request_digest] = turn.index
-        self._has_older_digests |= is_older_digest(turn.request_digest)
+        self.has_older_digests |= is_older_digest(turn.request_digest)
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))

@@ -18,6 +18,7 @@ from harness.telemetry.printable import printable
 
 _PLAIN, _BOLD = 0, 1
 _COLORS = {"debug": 2, "info": 32, "warning": 33, "error": 31, "critical": 31}  # of ANSI terminals
+_OF_MORE = frozenset(" ='\"")
 _PIECE = 1_000  # characters: a pipe that has room takes 4,096 bytes, whatever they are
 _READER_MS = 100
 _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
@@ -69,9 +70,14 @@ def _render_line(event: dict[str, Any]) -> str:
     """For a person: time, level, name and values, and an exception below them."""
     level, exception = event.pop("level"), event.pop("exception", None)
     head = [event.pop("timestamp"), _color(f"{level:8}", _COLORS.get(level, _PLAIN)), _color(event.pop("event"), _BOLD)]
-    values = (f"{key}={each if isinstance(each, str) else repr(each)}" for key, each in event.items())
+    values = (f"{key}={each if _is_word(each) else repr(each)}" for key, each in event.items())
     line = " ".join([*head, *values])
     return line if exception is None else f"{line}\n{exception}"
+
+
+def _is_word(value: object) -> bool:
+    """A text that nobody can take for more than one value, or for more than one line."""
+    return isinstance(value, str) and value.isprintable() and _OF_MORE.isdisjoint(value) and bool(value)
 
 
 def _color(text: object, code: int) -> str:

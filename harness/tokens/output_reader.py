@@ -93,6 +93,8 @@ class OutputReader:
 
     def is_plain(self, context_ids: Sequence[int], ids: Sequence[int]) -> bool:
         """No marker is in `ids` but those of calls, and of reasoning that is over where they end."""
+        if self._think_id is None and THINK in self._tokenizer.decode(ids):  # written out, where it is no id
+            return False
         if self._structure_ids.isdisjoint(ids):
             return not self.ends_in_reasoning(context_ids)
         found = [token_id for token_id in ids if token_id in self._structure_ids]

@@ -158,6 +158,13 @@ def test_an_exception_is_told_behind_the_event(caplog: pytest.LogCaptureFixture)
     assert rest[-1] == "OSError: no such device"
 
 
+def test_an_exception_that_is_not_there_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody asks for the one at hand where there is none."""
+    get_logger(LOGGER).error("store_failed", exc_info=True)
+
+    assert [record.getMessage() for record in caplog.records] == ["store_failed"]
+
+
 def test_what_a_library_logs_in_our_name_is_a_line_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """uvicorn, say, of a handler that raised."""
     configure_logging()

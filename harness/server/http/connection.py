@@ -92,13 +92,14 @@ class ClientConnection:
         if connection is None:
             yield
             return
-        connection.on_lost = self._leave
+        connection.on_lost = leave = self._leave
         try:
             if connection.is_lost:
-                self._leave()
+                leave()
             yield
         finally:
-            connection.on_lost = None
+            if connection.on_lost is leave:  # the next request on it may have begun: then it is that one's
+                connection.on_lost = None
 
     def _leave(self) -> None:
         self.has_left = True
@@ -148,9 +149,14 @@ class ClientConnection:
         timeout does, at its next wait. A `TimeoutError` of the block's own goes its way.
         """
         loop = asyncio.get_running_loop()
+
+        def give_up() -> None:
+            if not deadline.expired():
+                deadline.reschedule(loop.time())
+
         try:
             async with asyncio.timeout(seconds) as deadline:
-                with self.on_dismissal(lambda: deadline.reschedule(loop.time())):
+                with self.on_dismissal(give_up):
                     yield
         except TimeoutError:
             if deadline.expired():

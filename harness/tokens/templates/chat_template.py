@@ -24,7 +24,10 @@ from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
-_CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\""}', "{}"))
+_CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\"", "count": 5}', "{}"))
+_OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+_PARAMETERS = {"type": "object", "properties": {"find": {"type": "string"}, "count": _OPTIONAL}}
+_FINDING: Json = {"type": "function", "function": {"name": "find", "parameters": _PARAMETERS}}
 _ASKING: Message = {"role": "user", "content": "question"}
 _CALLING: Message = {
     "role": "assistant",
@@ -105,7 +108,7 @@ class ChatTemplateTokenizer:
             return False
         ids = self.tokenizer.encode(whole.removeprefix(prompt).rstrip())
         output = SampledOutput(ids, self.tokenizer.encode(prompt))
-        return self.parse(output, dummy_tools()).tool_calls == _CALLS
+        return self.parse(output, [_FINDING]).tool_calls == _CALLS
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""

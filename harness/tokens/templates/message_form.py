@@ -30,6 +30,9 @@ _NEEDLE = "zebra"
 _BETWEEN = "\n\n"
 _TEXT_ARGUMENTS = '{"zebra":  "<1>"}'
 """Two spaces: only a template that takes text as it is shows them."""
+_ARGUMENTS = ((True, _TEXT_ARGUMENTS), (False, '"zebra": "<1>"'), (False, "<1>"))
+"""Whether arguments go in as text, and what a template that takes them so shows: their text, JSON of its own, or a tag
+for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,8 @@ class MessageForm:
         developer = not _shows(template, [{"role": "developer", "content": _NEEDLE}, _USER], (), _NEEDLE)
         tools = _shows(template, [_USER], [_TOOL], _NEEDLE)
         late = frozenset(role for role in _INSTRUCTING if _shows_late(template, "system" if developer else role))
-        for as_text, no_content, short in itertools.product((True, False), (False, True), (False, True)):
+        for (as_text, needle), no_content, short in itertools.product(_ARGUMENTS, (False, True), (False, True)):
             form = cls(as_text, no_content, short, developer, late, shows_tools=tools)
-            needle = _TEXT_ARGUMENTS if as_text else '"zebra": "<1>"'
             if _shows(template, form.apply([_USER, _CALLS, _RESULT]), [_TOOL], needle):
                 return form
         return cls(developer_as_system=developer, late_roles=late, shows_calls=False, shows_tools=tools)

@@ -121,6 +121,21 @@ def test_a_kept_bridge_is_the_one_that_the_renderer_builds(family, output, conte
         assert extension == (list(bridged.token_ids[len(known) :]) if kept else None)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3"], indirect=True)
+def test_reasoning_that_is_written_out_is_the_renderers_to_judge(family):
+    """DeepSeek V3's vocabulary has no id for it: a renderer that is named for it finds the text."""
+    chat = RenderersTokenizer("deepseek-v3", family.template)
+    encode = chat.tokenizer.encode
+    end = chat.tokenizer.token_text(min(chat.tokenizer.eos_ids))
+    cut, whole = (
+        SampledTurn({"role": "assistant", "content": "x"}, encode(text + end), encode("x"))
+        for text in ("<think>hm, cut", "yes")
+    )
+
+    assert chat.extend_ids(cut, [USER], []) is None
+    assert chat.extend_ids(whole, [USER], []) is not None
+
+
 @QWEN3
 def test_reasoning_of_earlier_turns_stays_as_it_was_sampled(family):
     """The template would drop it; the session keeps it, so the branch goes on."""

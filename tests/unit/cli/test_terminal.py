@@ -52,6 +52,15 @@ def test_a_person_reads_a_line_for_each_event(terminal: Terminal, monkeypatch: p
     assert is_plain is (" error    request_failed path" in first)
 
 
+@pytest.mark.parametrize("value", ["x\n2026-01-01T00:00:00Z error    store_writer_ended", "a b", "a=b", "", "'"])
+def test_a_value_forges_no_other_and_no_line(terminal: Terminal, value: str):
+    """Clients choose names of holds, engines the words of their errors."""
+    get_logger("harness.server.app").info("gate_hold_placed", holder=value, kind="pause")
+
+    assert f" holder={value!r} kind=pause\n" in terminal.getvalue()
+    assert terminal.getvalue().count("\n") == 1
+
+
 def test_what_people_write_stays_as_it_is():
     """In any script, with its line breaks."""
     assert printable("größer\n\t猜一个数 🙂") == "größer\n\t猜一个数 🙂"

@@ -12,7 +12,7 @@ from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.sessions.session_config import StreamingMode
 from harness.types import Json
-from tests.session_servers.served import Client, Served, bearer, eventually, says, serving
+from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving
 from tests.unit.dialects.test_openai_responses_stream import events_of
 
 
@@ -78,8 +78,8 @@ async def test_a_stored_answer_is_not_streamed():
 
 
 async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
-    """Streamed or whole."""
-    async with serving(*says("One.")) as client:
+    """Streamed or whole, and the second of the day at which it is sent is no part of it."""
+    async with serving(*says("One."), clock=SetClock()) as client:
         session = await client.create()
         url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
         again = headers | {"x-stainless-retry-count": "1"}

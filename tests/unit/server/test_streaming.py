@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -293,6 +294,32 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
 
     assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
     assert all(message["more_body"] for message in sent[1:])
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_leaves_behind_a_stream_on_the_same_connection_is_noticed(*, streamed: bool):
+    """The end of the stream before comes some rounds after the next request, and takes nothing of that away."""
+
+    def call(text: str, *, stream: bool) -> bytes:
+        content = body([user(text)], stream=stream)
+        head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        return head.encode() + content
+
+    async with serving(ScriptStep(text="fast"), SLOW) as client:
+        session = await client.create()
+        parts = urlsplit(client.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(call("one", stream=True))
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.write(call("two", stream=streamed))
+        await eventually(lambda: client.server.sessions.in_memory(session.session_id).turns_in_flight)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
+        last = (await client.record(session))["turns"][-1]
+
+    assert (last["end"], last["delivered"]) == ("client_left", False)
 
 
 async def take_all(client: Client, session: Served) -> list[Any]:

@@ -276,3 +276,27 @@ def test_markers_are_found_in_stretches_as_in_one_piece(parts):
     text, tokenizer = "".join(parts), toy_tokenizer()
     found = [(match.start(), match.group()) for match in tokenizer.find_markers(text)]
     assert found == [(match.start(), match.group()) for match in tokenizer.marker_pattern.finditer(text)]
+
+
+TAGGED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% for name, value in call.function.arguments|items %}<parameter={{ name }}>\n"
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_writes_a_tag_for_each_argument_gets_them_as_an_object():
+    """As Qwen3-Coder's does, which refuses text. Our parser gives some values another type: it is not asked."""
+    template = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(TAGGED))
+    function = {"name": "add", "arguments": '{"a": 2, "text": "two"}'}
+    calling = assistant("") | {"tool_calls": [{"id": "c0", "type": "function", "function": function}]}
+
+    ids = template.render_ids([user("hi"), calling, {"role": "tool", "content": "3", "tool_call_id": "c0"}], [])
+
+    assert "<parameter=a>\n2\n</parameter>\n<parameter=text>\ntwo\n</parameter>" in template.tokenizer.decode(ids)
+    assert template.describe().shows_calls
+    assert template.describe().call_syntax == "qwen3-coder"
+    assert not template.reads_calls

@@ -153,6 +153,10 @@ class TurnTimes(msgspec.Struct, frozen=True):
 
     now: float
     times: dict[str, list[TurnTime]]
+    left_off: list[str] = []
+    """Sessions that it is too long for: ask for them again."""
+    problems: list[str] = []
+    """Of a front, the shards that have not answered."""
 
 
 class RoutedWorker(NamedTuple):
@@ -247,9 +251,9 @@ class SessionServerClient:
         return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     async def times(self, since: Mapping[str, int], *, deadline_s: float) -> TurnTimes:
-        """When turns were under way, of each session from that index on; it takes up to 100 ids.
+        """When turns were under way, of each session from that index on, and of earlier ones that went on again.
 
-        Sessions that are gone or paged out are not in it.
+        It takes up to 100 ids. Sessions that are gone or paged out are not in it.
         """
         query = "&".join(f"from={quote(session_id, safe='')}:{turn}" for session_id, turn in since.items())
         content = await self._call(BRIEF, "GET", f"/sessions/times?{query}", deadline_s=deadline_s)

@@ -5,11 +5,15 @@ together beside the running ones (`collecting`). The binary form of the samples 
 moment: a rollout is collected in one request.
 """
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from heapq import nsmallest
 from http import HTTPStatus
 from operator import attrgetter
+from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -46,6 +50,11 @@ SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""
 
 _LONG_SCRIPT = 20_000  # bytes, encoded in a few milliseconds
+_AT_ONCE = 200  # sessions listed in one go: two milliseconds
+_MOST_TIMES = 10_000  # turns whose times are in one answer, those of its last session excepted: some milliseconds
+
+_encode = msgspec.json.Encoder().encode
+_T = TypeVar("_T")
 
 
 class SessionRoutes:
@@ -116,14 +125,14 @@ class SessionRoutes:
             {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self._sessions.quarantined
         ]
         held = self._sessions if wanted.ids is None else map(self._sessions.look, wanted.ids)
-        standings = [self._stand(session) for session in held if session is not None]
+        standings = [self._stand(session) async for session in _in_turn(held) if session is not None]
         admitted = self._turns.admitted
         totals = session_totals(standings, admitted.recorded, admitted.sampled + admitted.arriving_in_all)
         if wanted.limit is not None:
             standings = nsmallest(wanted.limit, standings, key=attrgetter("order"))
         return json_response(
             {
-                "sessions": [session_summary(each) for each in standings],
+                "sessions": [msgspec.Raw(_encode(session_summary(each))) async for each in _in_turn(standings)],
                 "quarantined": quarantined,
                 "totals": totals,
                 "workers": [status._asdict() for status in self._turns.engine.workers],
@@ -132,10 +141,17 @@ class SessionRoutes:
 
     async def _times(self, request: Request) -> Response:
         """Asking is no use of a session, and reads none back that is paged out."""
-        wanted = parse_times(request.query_params).items()
-        found = ((session_id, self._sessions.in_memory(session_id), since) for session_id, since in wanted)
-        times = {session_id: session_times(session, since) for session_id, session, since in found if session}
-        return json_response({"now": self._turns.clock(), "times": times})
+        times: dict[str, list[tuple[int, float, float | None, str]]] = {}
+        left_off: list[str] = []
+        rows = 0
+        for session_id, since in parse_times(request.query_params).items():
+            if rows >= _MOST_TIMES:
+                left_off.append(session_id)
+            elif (session := self._sessions.in_memory(session_id)) is not None:
+                times[session_id] = session_times(session, since)
+                rows += len(times[session_id])
+                await asyncio.sleep(0)
+        return json_response({"now": self._turns.clock(), "times": times, "left_off": left_off})
 
     def _stand(self, session: Session | SessionStub) -> SessionStanding:
         """How a session stands; of thousands without a call quickly."""
@@ -241,6 +257,14 @@ class SessionRoutes:
         session_id = request.path_params["id"]
         session = await self._sessions.find(session_id)
         return session_id, None if session is None else session.snapshot()
+
+
+async def _in_turn(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """`items`, thousands of which do not keep others waiting."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _facts_response(session_id: str, session: Session | None) -> Response:

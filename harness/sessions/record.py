@@ -17,6 +17,9 @@ from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
+MOST_ASKED_IDS = 100
+"""Sessions that one request asks for by their ids: as many as fit into its head, several times over."""
+
 IN_FLIGHT = "in_flight"
 """In the place of a status, of a turn that has none yet."""
 
@@ -65,15 +68,16 @@ def session_facts(session: Session) -> Json:
 
 
 def session_times(session: Session, since: int = 0) -> list[tuple[int, float, float | None, str]]:
-    """Index, admission (Unix seconds), seconds and status of each turn from `since` on; those in flight have no end.
+    """Index, admission (Unix seconds), seconds and status of turns; those in flight have no end.
 
+    They are those from `since` on, and of earlier ones those that went on again: whoever asks may have seen them end.
     One that is in flight again is in it once.
     """
-    in_flight = {each.index: each.admitted_at for each in session.turns_in_flight if each.index >= since}
+    in_flight = {each.index: each.admitted_at for each in session.turns_in_flight}
     recorded = [
         (turn.index, turn.created_at, turn.seconds, str(turn.status))
         for turn in session.turns
-        if turn.index >= since and turn.index not in in_flight
+        if (turn.index >= since or turn.attempts > 1) and turn.index not in in_flight
     ]
     return [*recorded, *((index, began_at, None, IN_FLIGHT) for index, began_at in in_flight.items())]
 
@@ -179,6 +183,7 @@ def _standing_record(turn: Turn, dropped: DropReason | None) -> Json:
         "masked_from": turn.masked_from,
         "dropped": dropped,
         "delivered": turn.delivered,
+        "seconds": turn.seconds,
     }
 
 

@@ -173,7 +173,10 @@ class FrontSessions:
         asked = await self._links.ask(ask, _READ_S)
         found = [each for each in asked.some if each]
         times = {session_id: rows for each in found for session_id, rows in each.times.items()}
-        return json_response({"now": self._gatekeeper.clock(), "times": times, "problems": asked.problems})
+        left_off = [session_id for each in found for session_id in each.left_off]
+        return json_response(
+            {"now": self._gatekeeper.clock(), "times": times, "left_off": left_off, "problems": asked.problems}
+        )
 
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -228,6 +231,7 @@ class _Listed(msgspec.Struct):
 
 class _Times(msgspec.Struct):
     times: dict[str, msgspec.Raw]
+    left_off: list[str] = []
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -9,9 +9,7 @@ from typing import NamedTuple
 from starlette.datastructures import QueryParams
 
 from harness.errors import MalformedRequest
-
-MOST_LISTED_IDS = 100
-"""As many ids as fit into the head of one request, several times over."""
+from harness.sessions.record import MOST_ASKED_IDS
 
 _LIMIT_DIGITS = 10
 
@@ -30,8 +28,8 @@ def parse_list(query: QueryParams) -> ListRequest:
     limit, ids = query.get("limit"), query.getlist("id")
     if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
         raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
-    if len(ids) > MOST_LISTED_IDS:
-        raise MalformedRequest(f"id: expected at most {MOST_LISTED_IDS}, got {len(ids)}", param="id")
+    if len(ids) > MOST_ASKED_IDS:
+        raise MalformedRequest(f"id: expected at most {MOST_ASKED_IDS}, got {len(ids)}", param="id")
     return ListRequest(None if limit is None else int(limit), ids or None)
 
 
@@ -42,7 +40,7 @@ def parse_since(query: QueryParams) -> float:
         since = float(said)
     except ValueError:
         since = math.nan
-    if not math.isfinite(since):
+    if not math.isfinite(since) or not said.isascii() or "_" in said:  # which are numbers to Python alone
         raise MalformedRequest(f"since: expected Unix seconds, got {said[:64]!r}", param="since")
     return since
 
@@ -55,8 +53,8 @@ def parse_first_turn(query: QueryParams) -> int:
 def parse_times(query: QueryParams) -> dict[str, int]:
     """The first turn of each session that `?from=ID:N&from=ID:N` asks for. Raises `MalformedRequest`."""
     asked = query.getlist("from")
-    if len(asked) > MOST_LISTED_IDS:
-        raise MalformedRequest(f"from: expected at most {MOST_LISTED_IDS}, got {len(asked)}", param="from")
+    if len(asked) > MOST_ASKED_IDS:
+        raise MalformedRequest(f"from: expected at most {MOST_ASKED_IDS}, got {len(asked)}", param="from")
     parts = [each.rpartition(":") for each in asked]
     return {session_id: _read_turn("from", turn) for session_id, _, turn in parts}
 

@@ -1,12 +1,17 @@
 """`GET /sessions`: what each session waits for, the busiest first, and the totals of all."""
 
 import asyncio
+from dataclasses import replace
 
+import httpx
 import pytest
 
 from harness.client.session_server import SessionServerClient
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import ScriptedEngine, ScriptStep
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
+from server_patch.background import running
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, serving, serving_with
 
@@ -140,8 +145,78 @@ async def test_a_record_from_a_turn_on_has_of_earlier_ones_what_can_change():
         "masked_from",
         "dropped",
         "delivered",
+        "seconds",
     }
     assert {**later, "turns": []} == {**whole, "turns": []}
+
+
+async def test_times_of_a_turn_that_went_on_again_are_told_whatever_is_asked_for():
+    """While it is in flight and when it has ended: whoever asks for later ones has it as it broke off."""
+    async with serving(LONG) as client, SessionServerClient(client.url) as server:
+        session = await client.create()
+        since = {session.session_id: 7}
+        for _ in range(2):
+            call = asyncio.create_task(client.chat(session, [user("Begin.")]))
+            await client.turns_in_flight(1)
+            await client.sampling()
+            going_on = await server.times(since, deadline_s=10)
+            call.cancel()
+            await client.turns_in_flight(0)
+        ended = await server.times(since, deadline_s=10)
+
+    [sampling], [broken_off] = going_on.times[session.session_id], ended.times[session.session_id]
+    assert (sampling.index, sampling.seconds, broken_off.index, broken_off.status) == (0, None, 0, "aborted")
+
+
+async def test_an_answer_with_the_times_of_many_turns_says_what_is_left_off():
+    """So it is short, and whoever asks again gets the rest."""
+    async with serving(ScriptStep(text="Understood.")) as client, SessionServerClient(client.url) as server:
+        sessions = await crowd(client, 3, turns=6_000)
+        told = await server.times(dict.fromkeys(sessions, 0), deadline_s=10)
+        rest = await server.times(dict.fromkeys(told.left_off, 0), deadline_s=10)
+
+    assert (list(told.times), told.left_off) == (sessions[:2], sessions[2:])
+    assert (list(rest.times), rest.left_off) == (sessions[2:], [])
+
+
+async def test_others_are_served_while_thousands_of_sessions_are_listed():
+    """The list is as long as they are many, and so the loop goes round more often while it is made."""
+    async with serving(ScriptStep(text="Understood.")) as client:
+        few = await rounds_of_list(client)
+        await crowd(client, 5_000)
+        many = await rounds_of_list(client)
+    assert many - few >= 20
+
+
+async def rounds_of_list(client: Client) -> int:
+    """How often somebody else has had his turn while all sessions were listed, without a connection to wait for."""
+    rounds = 0
+
+    async def go_round() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    transport = httpx.ASGITransport(client.server.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http, running(go_round()):
+        assert (await http.get("/sessions")).status_code == 200
+    return rounds
+
+
+async def crowd(client: Client, count: int, *, turns: int = 0) -> list[str]:
+    """The ids of so many sessions of the server, of which each has so many turns; one more has the turn itself."""
+    first = await client.create()
+    await client.say(first, [user("Begin.")])
+    held = client.server.sessions.in_memory(first.session_id)
+    assert held is not None
+    ids = [f"{number:032x}" for number in range(count)]
+    for session_id in ids:
+        session = Session(session_id, f"sk-{session_id}", SessionConfig(), 1.0)
+        for index in range(turns):
+            session.restore(replace(held.turns[0], index=index, ordinal=index))
+        client.server.sessions._held.hold(session)
+    return ids
 
 
 @pytest.mark.parametrize("query", ["from=a", "from=a:", "from=a:-1", "from=a:x", "&".join(["from=a:0"] * 101)])

@@ -78,7 +78,8 @@ async def test_a_shard_that_does_not_say_what_its_workers_serve_is_a_line(tmp_pa
 async def test_times_of_turns_are_asked_of_the_shard_that_has_the_session(tmp_path: Path):
     """Of the other one it is a line that it did not answer, where it was asked; a front knows its holds itself."""
     here, there = "00" + "a" * 30, "01" + "b" * 30
-    said = http_answer(200, b'{"now": 1.0, "times": {"%s": [[0, 1.0, 2.0, "completed"]]}}' % here.encode())
+    answer = {"now": 1.0, "times": {here: [[0, 1.0, 2.0, "completed"]]}, "left_off": ["00" + "c" * 30]}
+    said = http_answer(200, answer)
     async with canned_server(said) as shard, fronted(tmp_path, shard.url, ServerSettings()) as (front, _):
         both = Exchange(front, "GET", f"/sessions/times?from={here}:0&from={there}:3")
         holds = Exchange(front, "GET", "/sessions/holds")
@@ -88,5 +89,6 @@ async def test_times_of_turns_are_asked_of_the_shard_that_has_the_session(tmp_pa
 
     assert shard.requests == [f"GET /sessions/times?from={here}:0"]
     assert both.answer.json()["times"] == {here: [[0, 1.0, 2.0, "completed"]]}
+    assert both.answer.json()["left_off"] == answer["left_off"]
     assert both.answer.json()["problems"] == ["shard 1 is being started"]
     assert holds.answer.json()["holds"] == []

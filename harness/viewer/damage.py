@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from harness.errors import HarnessError
 
-_DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
+"""Raised of what is damaged."""
 
 
 @contextmanager
@@ -20,11 +21,11 @@ def say_missing(what: str, missing: list[str]) -> Iterator[None]:
         yield
     except HarnessError as error:
         missing.append(f"{what}: {error.message}")
-    except _DAMAGE as error:
+    except DAMAGE as error:
         missing.append(f"{what}: it is damaged ({type(error).__name__}: {error})")
 
 
-def finite(number: float) -> float:
+def require_finite(number: float) -> float:
     """`number`, which a file has said. Raises `ValueError` or `TypeError` when it is none that one can count with."""
     if not math.isfinite(number):
         raise ValueError(f"{number} is no time")

@@ -10,7 +10,7 @@ from harness.errors import RunError
 from harness.sessions.hold_times import HoldTime
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
-from harness.viewer.damage import finite
+from harness.viewer.damage import require_finite
 
 SHORT_ID = 8
 """Digits of a session's id in lists; fewer of them, without a letter, are the number of a rollout."""
@@ -83,8 +83,8 @@ def hold_band(hold: HoldTime) -> Band:
     """The band of a hold on the gate."""
     return Band(
         "update" if hold.engines else str(hold.kind),
-        finite(hold.began_at),
-        None if hold.ended_at is None else finite(hold.ended_at),
+        require_finite(hold.began_at),
+        None if hold.ended_at is None else require_finite(hold.ended_at),
         f"by {hold.holder}",
     )
 

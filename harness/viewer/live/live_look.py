@@ -18,6 +18,7 @@ from typing import NamedTuple
 from harness.client.session_server import SessionServerClient
 from harness.errors import HarnessError, SessionServerError
 from harness.machine.clock import Clock
+from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damage import say_missing
@@ -27,10 +28,10 @@ from harness.viewer.look_at_server import NO_TOKENIZER
 from harness.viewer.page.page_data import TokenTable
 
 _EVERY_S = 1.0
-_REST = 2.0  # for each second that a look took: a server with a hundred thousand sessions has better things to do
+_REST = 10.0  # for each second that a look took: a server with a hundred thousand sessions has better things to do
 _ASK_S = 10.0
-_AT_ONCE = 100  # sessions whose times the server tells in one answer
 _TIMES_A_LOOK = 20
+_TOO_OLD_LOOKS = 30  # before a server is asked again what it did not know; it may have been something else in between
 _OPEN = 8  # sessions whose tokens are kept; a browser that has another one open has it read again
 
 _TOO_OLD = "its pauses and the times of its turns: the server is of an earlier version, which does not say them"
@@ -64,13 +65,15 @@ class LiveLook:
         self._clock = clock
         self._seen = SeenServer()
         self._table = TokenTable()
-        self._records: OrderedDict[str, tuple[SeenRecord, Standing | None]] = OrderedDict()
+        self._records: OrderedDict[tuple[str, float], tuple[SeenRecord, Standing | None]] = OrderedDict()
+        """By id and creation: an id may be used again."""
         self._record_versions = 0
         self._looking = asyncio.Lock()  # one look for all who ask
         self._reading = asyncio.Lock()  # one record at a time, and nobody takes half of one
         self._fresh_until = -math.inf
         self._holds_since = 0.0
-        self._is_too_old = False
+        self._too_old_for = 0
+        """So many looks more."""
         self._problem = ""
 
     async def look(self) -> None:
@@ -78,29 +81,37 @@ class LiveLook:
         gate = await self._client.gate().report(deadline_s=_ASK_S)  # a server that has gone says so at once
         listed = await self._client.list_all(deadline_s=_ASK_S)
         self._seen.take_list(listed)
-        if not self._is_too_old:
+        problems = [*listed.problems]
+        self._too_old_for = max(0, self._too_old_for - 1)
+        if not self._too_old_for:
             try:
-                await self._look_at_times()
+                problems += await self._look_at_times()
             except SessionServerError as error:
                 if error.code != "invalid_answer" and error.status != HTTPStatus.NOT_FOUND:
                     raise
-                self._is_too_old = True
+                self._too_old_for = _TOO_OLD_LOOKS
         missing = [] if self._tokenizer is not None else [NO_TOKENIZER]
-        missing += [_TOO_OLD] if self._is_too_old else []
+        missing += [_TOO_OLD] if self._too_old_for else []
         waiting = f", {gate.held} requests wait" if gate.held else ""
         said = [totals_words(listed), f"gate: {gate.state}{waiting}"]
-        self._seen.take_facts({"said": said, "missing": missing, "problems": [*listed.problems]})
+        self._seen.take_facts({"said": said, "missing": missing, "problems": [*dict.fromkeys(problems)]})
 
-    async def _look_at_times(self) -> None:
+    async def _look_at_times(self) -> list[str]:
+        """See what is new of the gate and of turns; says which shards have not told of theirs."""
         holds = await self._client.hold_times(self._holds_since, deadline_s=_ASK_S)
         self._holds_since = holds.now
         self._seen.take_holds(holds)
+        asked, problems = set[str](), list[str]()
         for _ in range(_TIMES_A_LOOK):
-            unseen = self._seen.unseen_times(_AT_ONCE)
+            unseen = self._seen.unseen_times(MOST_ASKED_IDS, asked)
             if not unseen:
-                return
+                break
             standings = {each: seen.standing for each in unseen if (seen := self._seen.session(each))}
-            self._seen.take_times(standings, await self._client.times(unseen, deadline_s=_ASK_S))
+            told = await self._client.times(unseen, deadline_s=_ASK_S)
+            self._seen.take_times(standings, told)
+            asked |= unseen.keys() - {*told.left_off}
+            problems += told.problems
+        return problems
 
     async def tell(self, asked: Asked) -> Json:
         """What a browser does not have yet, a second old at most; `problem` says why it is older."""
@@ -125,7 +136,7 @@ class LiveLook:
             try:
                 await self.look()
             except HarnessError as error:
-                self._problem, self._is_too_old = error.message, False
+                self._problem, self._too_old_for = error.message, 0
             ended = self._clock()
             self._fresh_until = ended + max(_EVERY_S, _REST * (ended - began))
             return self._problem
@@ -136,8 +147,9 @@ class LiveLook:
             seen = self._seen.session(session_id)
             if seen is None:
                 return None
-            record, read_at = self._records.pop(session_id, (SeenRecord(session_id), None))
-            self._records[session_id] = record, read_at
+            key = session_id, seen.summary.created_at
+            record, read_at = self._records.pop(key, (SeenRecord(session_id), None))
+            self._records[key] = record, read_at
             while len(self._records) > _OPEN:
                 self._records.popitem(last=False)
             standing: Standing | None = seen.standing
@@ -150,7 +162,7 @@ class LiveLook:
                 except HarnessError:  # it may be there the next time; what is damaged stays so until it changes
                     standing = None
                     raise
-            self._records[session_id] = record, standing
+            self._records[key] = record, standing
             if missing:
                 self._record_versions += 1
                 record.miss(missing[0], self._record_versions)

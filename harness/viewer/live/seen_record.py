@@ -6,14 +6,14 @@ stand, since a later turn can put an earlier one out of every sample. Ids and lo
 """
 
 from dataclasses import replace
+from itertools import count
 
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.page.page_data import TokenTable, finite, session_facts, token_columns, turn_data
 from harness.viewer.session_view import SessionView, TurnView
 
-_SETTLED = ("completed", "truncated")
-_FOR_GOOD = ("parent", "status", "output_length")
+_FOR_GOOD = ("parent", "status", "output_length", "seconds")  # of a turn that has not gone on again
 _COLUMNS = ("context_ids", "output_ids", "logprobs")
 
 
@@ -25,6 +25,7 @@ class _SeenTurn:
         """Of the server, without its columns."""
         self.version = version
         self.view = TurnView.of(record)
+        self._shown = finite(turn_data(self.view))
         self._columns = columns
         self._columns_version = version
 
@@ -37,7 +38,7 @@ class _SeenTurn:
     def since(self, version: int) -> Json:
         """What the page has of it, with its tokens where a browser of that version does not have them."""
         columns = self._columns if self._columns_version > version else {}
-        return {**finite(turn_data(self.view)), **columns}
+        return {**self._shown, **columns}
 
 
 class SeenRecord:
@@ -45,22 +46,17 @@ class SeenRecord:
 
     def __init__(self, session_id: str) -> None:
         self._turns: dict[int, _SeenTurn] = {}
-        self._session = SessionView(session_id, "not read yet", [], 0, {}, {})
+        self._shown = _show(SessionView(session_id, "not read yet", [], 0, {}, {}))
         self._missing = ""
         self._version = 0
-
-    @property
-    def unread_since(self) -> int:
-        """The first turn that may be another one than was read."""
-        index = 0
-        while index in self._turns and self._turns[index].view.status in _SETTLED:
-            index += 1
-        return index
+        self.unread_since = 0
+        """The first turn that has not been read; where one before it has gone on, a record from there on does not fit."""
 
     def take(self, record: Json, since: int, tokenizer: Tokenizer | None, table: TokenTable, version: int) -> bool:
         """Take in the record from the turn `since` on; whether that fits to what was read before.
 
-        If it does not, all of it has to be read. Decodes tokens: as long as the turns from there on.
+        If it does not, all of it has to be read. Decodes tokens: as long as the turns from there on. What it raises of
+        a record that is damaged leaves everything as it was.
         """
         turns: dict[int, _SeenTurn] = {}
         for each in record["turns"]:
@@ -72,9 +68,11 @@ class SeenRecord:
                 return False
             changed = {**before.record, **each}
             turns[each["turn"]] = before if changed == before.record else before.changed(changed, version)
-        self._turns = turns
-        whole = SessionView.of({**record, "turns": []})
-        self._session = replace(whole, turns=[turns[index].view for index in sorted(turns)])
+        session = replace(SessionView.of({**record, "turns": []}), turns=[turns[each].view for each in sorted(turns)])
+        # One in flight may stand before the last that is recorded.
+        unread = (index for index in count() if index not in turns)
+        unread_since = next(unread) if session.turns_in_flight else max(turns, default=-1) + 1
+        self._shown, self._turns, self.unread_since = _show(session), turns, unread_since
         self._missing, self._version = "", version
         return True
 
@@ -89,12 +87,17 @@ class SeenRecord:
             return None
         changed = [turn for turn in self._turns.values() if turn.version > version]
         return {
-            **finite(session_facts(self._session)),
+            **self._shown,
             "version": self._version,
             "missing": self._missing,
-            "order": [(turn.index, depth) for turn, depth in self._session.walk()],
             "turns": [turn.since(version) for turn in changed],
         }
+
+
+def _show(session: SessionView) -> Json:
+    """What the page has of it besides its turns."""
+    order = [(turn.index, depth) for turn, depth in session.walk()]
+    return {**finite(session_facts(session)), "order": order}
 
 
 def _read_turn(

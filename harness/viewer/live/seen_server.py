@@ -3,10 +3,11 @@
 Whatever is seen makes a *version*, and each line, turn and band knows the one in which it changed last. A browser
 says which version it has and is told what changed since; nothing is kept about browsers, so one that is slow, or that
 has gone, costs nothing. What the server has no more stays as it was last seen, and says so; of that the last
-`MOST_GONE` sessions stay, and a browser that has more is told everything anew.
+`MOST_GONE` sessions stay. A browser that has heard of more lets go of the others by itself, and one that has not heard
+that one of those left is told everything anew.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -14,14 +15,10 @@ from typing import NamedTuple
 
 from harness.client.session_server import HoldTimes, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.types import Json
-from harness.viewer.page.page_data import line_data
+from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, line_data
 from harness.viewer.run_view import Band, SessionLine, hold_band
 
-MOST_GONE = 1_000
-_MOST_BANDS = 1_000
 _GONE = "gone"
-_SETTLED = ("completed", "truncated")
-"""Statuses that a turn keeps: one that was cut short may go on when its request comes again."""
 
 Standing = tuple[object, ...]
 """What of a session changes when one of its turns begins or ends."""
@@ -42,19 +39,21 @@ class SeenSession:
         self._place = place
         self._times: dict[int, _Timed] = {}
         self._times_of: Standing = ()
-        self._settled = 0
+        self._told = 0
+        """Turns before this one are known; of those that go on again the server says so without being asked."""
 
     @property
     def standing(self) -> Standing:
         """Another one once a turn has begun or ended."""
         each = self.summary
-        return each.phase, each.turns, each.turns_in_flight, 0 if each.turns_in_flight else each.tokens
+        tokens = 0 if each.turns_in_flight else each.tokens
+        return each.created_at, each.phase, each.turns, each.turns_in_flight, tokens
 
     @property
     def unseen_since(self) -> int | None:
         """The first turn whose times may be others than those seen; None while nothing has changed."""
         has_turns = self.summary.turns or self.summary.turns_in_flight or self._times
-        return self._settled if has_turns and self._times_of != self.standing and not self.is_gone else None
+        return self._told if has_turns and self._times_of != self.standing and not self.is_gone else None
 
     def take_times(self, standing: Standing, times: Sequence[TurnTime], now: float, version: int) -> None:
         """See the times of turns from `unseen_since` on, asked for when the session stood so."""
@@ -63,8 +62,9 @@ class SeenSession:
             if each.index not in self._times or self._times[each.index].time != each:
                 self._times[each.index] = _Timed(each, version)
         self._end_others({each.index for each in times}, now, version)
-        while self._settled in self._times and self._times[self._settled].time.status in _SETTLED:
-            self._settled += 1
+        new = [each for each in times if each.index >= self._told]
+        in_flight = (each.index for each in new if each.seconds is None)
+        self._told = min(in_flight, default=max((each.index + 1 for each in new), default=self._told))
 
     def leave(self, now: float, version: int) -> None:
         """The server does not have it any more."""
@@ -91,7 +91,8 @@ class SeenSession:
             for time, seen_in in self._times.values()
             if seen_in > version
         ]
-        return {**line_data(line, None, times), "place": self._place, "is_gone": self.is_gone}
+        data = line_data(line, None, times)
+        return {**data, "created_at": each.created_at, "place": self._place, "is_gone": self.is_gone}
 
 
 class SeenServer:
@@ -102,7 +103,7 @@ class SeenServer:
         self.now = 0.0
         """By the clock of the server, when it said so last."""
         self._sessions: OrderedDict[str, SeenSession] = OrderedDict()  # the one that changed last is the last one
-        self._gone: deque[str] = deque()
+        self._gone: dict[str, None] = {}  # in the order in which they left
         self._bands: dict[tuple[str, float], tuple[Band, int]] = {}
         self._facts: Json = {}
         self._facts_version = 0
@@ -118,39 +119,45 @@ class SeenServer:
         self.version += 1
         for summary in sorted(listed.sessions, key=lambda each: each.created_at):
             seen = self._sessions.get(summary.session_id)
-            if seen is None:
+            if seen is None or seen.summary.created_at != summary.created_at:  # the id may be used again
                 seen = self._sessions[summary.session_id] = SeenSession(summary, self._places)
                 self._places += 1
                 self._touch(seen)
             elif seen.summary != summary or seen.is_gone:
                 seen.summary, seen.is_gone = summary, False
                 self._touch(seen)
+            self._gone.pop(summary.session_id, None)
         if not listed.problems:
             there = {each.session_id for each in listed.sessions}
             for session_id in [each for each, seen in self._sessions.items() if not seen.is_gone]:
                 if session_id not in there:
                     self._sessions[session_id].leave(self.now, self.version)
-                    self._gone.append(session_id)
+                    self._gone[session_id] = None
                     self._touch(self._sessions[session_id])
         self._forget()
 
-    def unseen_times(self, most: int) -> dict[str, int]:
-        """Up to so many sessions whose turns have changed, and the first turn of each that may have."""
+    def unseen_times(self, most: int, but: Collection[str] = ()) -> dict[str, int]:
+        """Up to so many sessions, none of `but`, whose turns have changed; and the first turn of each that may have."""
         unseen: dict[str, int] = {}
         for session_id, seen in reversed(self._sessions.items()):
-            if seen.unseen_since is not None:
+            if seen.unseen_since is not None and session_id not in but:
                 unseen[session_id] = seen.unseen_since
                 if len(unseen) == most:
                     break
         return unseen
 
     def take_times(self, asked: Mapping[str, Standing], told: TurnTimes) -> None:
-        """See when turns were under way of the sessions that were asked for, which stood so then."""
+        """See when turns were under way of the sessions that were asked for, which stood so then.
+
+        One that is not in a whole answer has none; where a shard has not answered, or there is more, nobody knows.
+        """
         self.version, self.now = self.version + 1, told.now
+        is_whole = not told.problems and not told.left_off
         for session_id, standing in asked.items():
-            seen = self._sessions[session_id]
-            seen.take_times(standing, told.times.get(session_id, ()), told.now, self.version)
-            self._touch(seen)
+            if is_whole or session_id in told.times:
+                seen = self._sessions[session_id]
+                seen.take_times(standing, told.times.get(session_id, ()), told.now, self.version)
+                self._touch(seen)
 
     def take_holds(self, told: HoldTimes) -> None:
         """See what held the gate; what is not on it any more, as a server that forgets would have it, has ended."""
@@ -164,7 +171,7 @@ class SeenServer:
             if key not in self._bands or self._bands[key][0] != band:
                 self._bands[key] = (band, self.version)
         ended = [key for key, (band, _) in self._bands.items() if band.end is not None]
-        for key in ended[: max(0, len(ended) - _MOST_BANDS)]:
+        for key in ended[: max(0, len(ended) - MOST_BANDS)]:
             del self._bands[key]
 
     def take_facts(self, facts: Json) -> None:
@@ -195,11 +202,9 @@ class SeenServer:
 
     def _forget(self) -> None:
         """Let go of sessions that have been gone longest."""
-        while len(self._gone) > MOST_GONE:
-            seen = self._sessions.get(self._gone.popleft())
-            if seen is not None and seen.is_gone:  # it may have come back
-                del self._sessions[seen.summary.session_id]
-                self._forgot_in = self.version
+        for session_id in list(self._gone)[: max(0, len(self._gone) - MOST_GONE)]:
+            del self._gone[session_id]
+            self._forgot_in = max(self._forgot_in, self._sessions.pop(session_id).version)
 
 
 def totals_words(listed: SessionList) -> str:

@@ -5,6 +5,7 @@ const PATIENCE_MS = 5000; // without an answer, until that is said
 const GIVE_UP_MS = 60000;
 const BEFORE = "; below is what there was before";
 const known = new Map(); // lines by their ids
+const gone = new Set(); // ids of those that the server has no more, in the order in which they left
 let version = 0;
 let kept = null; // of the session that was opened last: its id, the version that was told of it, and its turns
 let isInAHurry = false;
@@ -47,6 +48,7 @@ async function askOnce(wanted) {
     take(news, wanted);
   } catch (error) {
     version = 0; // what was taken by half is asked for anew
+    if (kept) kept.version = 0;
     reportError(error);
   }
 }
@@ -59,10 +61,7 @@ function stand(words) {
 
 function take(news, wanted) {
   for (const row of news.texts) table.push(row);
-  if (news.anew) {
-    run.sessions.length = run.bands.length = 0;
-    known.clear();
-  }
+  if (news.anew) run.bands.length = 0;
   version = news.version;
   run.now = news.now;
   if (news.facts) {
@@ -87,26 +86,38 @@ function takeBands(bands) {
     if (at < 0) run.bands.push(band); else run.bands[at] = band;
   }
   run.bands.sort((one, other) => one.begin - other.begin);
+  let over = run.bands.filter((each) => each.end !== null).length - run.most_bands;
+  if (over > 0) run.bands = run.bands.filter((each) => each.end === null || over-- <= 0);
 }
 
 // Returns the lines of which turns have begun or ended.
 function takeLines(lines, anew) {
   const changed = new Set();
   const moved = new Set();
+  const before = new Map(known); // whoever is chosen or open stays the same object
+  if (anew) {
+    run.sessions.length = 0;
+    known.clear();
+    gone.clear();
+  }
   for (const line of lines) {
-    const isNew = !known.has(line.id);
-    const each = isNew ? { times: [] } : known.get(line.id);
-    const byIndex = new Map(line.times.length ? [...each.times, ...line.times].map((time) => [time[3], time]) : []);
-    const times = byIndex.size ? [...byIndex.values()].sort((one, other) => one[0] - other[0]) : each.times;
+    const each = before.get(line.id) || { times: [], created_at: line.created_at };
+    const isOther = anew || each.created_at !== line.created_at; // an id may be used again
+    const had = isOther ? [] : each.times;
+    const byIndex = new Map(line.times.length ? [...had, ...line.times].map((time) => [time[3], time]) : []);
+    const times = byIndex.size ? [...byIndex.values()].sort((one, other) => one[0] - other[0]) : had;
     Object.assign(each, line, { times, goesOn: times.some((time) => time[1] === null) });
-    if (isNew) {
+    if (!known.has(line.id)) {
       known.set(line.id, each);
       run.sessions.push(each);
     }
+    gone.delete(line.id);
+    if (line.is_gone) gone.add(line.id);
     changed.add(each);
-    if (line.times.length) moved.add(each);
+    if (line.times.length || isOther) moved.add(each);
   }
   if (!changed.size && !anew) return moved;
+  letGo();
   if (opened) opened = known.get(opened.id) || opened;
   offerOutcomes();
   filter();
@@ -115,7 +126,19 @@ function takeLines(lines, anew) {
   return moved;
 }
 
+// Of the sessions that are gone the last stay, as on the server of the page.
+function letGo() {
+  const over = [...gone].slice(0, Math.max(0, gone.size - run.most_gone));
+  if (!over.length) return;
+  for (const id of over) {
+    gone.delete(id);
+    known.delete(id);
+  }
+  run.sessions = run.sessions.filter((each) => known.has(each.id));
+}
+
 function takeSession(news) {
+  const isFirst = !kept.version; // or again the first, after one that was taken by half
   kept.version = news.version;
   const chosenTurn = session.turns[turnChosen];
   const toldTurn = told && session.turns[told.place];
@@ -146,6 +169,6 @@ function takeSession(news) {
   byId("value").textContent = told ? say(session.turns[told.place], token(session.turns[told.place], told.i)) : "";
   turnRows.show(session.turns.length);
   const words = (turn) => JSON.stringify(turn ? turn.words : []);
-  if (words(session.turns[turnChosen]) !== words(chosenTurn)) showWords();
+  if (isFirst || words(session.turns[turnChosen]) !== words(chosenTurn)) showWords();
   tellSession();
 }

@@ -22,6 +22,12 @@ from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import ledger_words, message_text
 
 
+MOST_GONE = 1_000
+"""Sessions that a live page shows although their server has them no more."""
+MOST_BANDS = 1_000
+"""That are over, on a live page."""
+
+
 class TokenTable:
     """Every pair of an id and a text that occurs, once: `rows` in order of their numbers."""
 

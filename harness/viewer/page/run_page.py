@@ -19,7 +19,7 @@ from harness.machine.disk import replacing
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damage import say_missing
-from harness.viewer.page.page_data import TokenTable, finite, ledger_text, line_data, session_data
+from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, TokenTable, finite, ledger_text, line_data, session_data
 from harness.viewer.run_view import RunView
 from harness.viewer.session_view import SessionView
 
@@ -85,7 +85,8 @@ def live_page(source: str) -> str:
     """The page that asks for what there is to see of the server `source`."""
     script = _script()
     empty: Json = dict.fromkeys(("suite", "status", "ledger")) | {"starts": [], "bands": [], "missing": []}
-    run = {**empty, "source": source, "sessions": [], "live": True}
+    most = {"most_gone": MOST_GONE, "most_bands": MOST_BANDS}
+    run = {**empty, **most, "source": source, "sessions": [], "live": True}
     return _head(script, " connect-src 'self';") + _data("run", run) + _data("texts", []) + _foot(script)
 
 

@@ -50,6 +50,16 @@ async def until_texts(sight: Sight, selector: str, count: int) -> None:
         pytest.fail(f"expected {count} of {selector}, found {await sight.texts(selector)}; {sight.wrongs}")
 
 
+async def until_true(sight: Sight, expression: str) -> None:
+    """Return once it is so in the script of the page, whose policy forbids playwright's own way to wait for that."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await sight.page.evaluate(expression):
+                await asyncio.sleep(0.03)
+    except TimeoutError:
+        pytest.fail(f"{expression} never was so; {sight.wrongs}")
+
+
 async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Browser):
     """Of a session that began after the page was opened; without a reload, and without its token reaching the page."""
     async with (
@@ -250,3 +260,76 @@ async def test_several_browsers_see_the_same(browser: Browser):
         await until_texts(sights[0], "#sessions .row", 3)
         await client.http.post(f"/sessions/{sessions[1].session_id}/drain")
         await until_texts(sights[0], "#sessions .row", 2)
+
+
+async def test_the_chosen_session_stays_chosen_when_all_is_told_anew(browser: Browser):
+    """As after a night in which the server has forgotten sessions that stood above it."""
+    async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
+        sessions = [await client.create() for _ in range(3)]
+        await client.say(sessions[1], [user("Begin.")])
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", sessions[2].session_id[:8])
+            await sight.page.evaluate("takeLines([{ ...run.sessions[0], id: 'forgotten', times: [] }], false)")
+            await sight.page.evaluate("run.sessions.unshift(run.sessions.pop()); filter(); choose(2)")
+            await sight.press("Enter")
+            await until_texts(sight, "#turns .row", 1)
+            await sight.page.evaluate("version = 0")
+            await until_texts(sight, "#sessions .row", 3)
+
+            assert await cell(sight, 1) == sessions[1].session_id[:8]
+            assert sessions[1].session_id in await sight.text("name")
+            assert len(await sight.texts(".turn")) == 1
+
+
+async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(browser: Browser):
+    """The page lets go of the others by itself, and is not told everything anew for that."""
+    async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
+        sessions = [await client.create() for _ in range(4)]
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", sessions[3].session_id[:8])
+            await sight.page.evaluate("run.most_gone = run.most_bands = 1")
+            await sight.press("j", "j", "j")
+            for number in (1, 0):
+                await client.http.delete(f"/sessions/{sessions[number].session_id}")
+                await until_true(sight, f"known.get('{sessions[number].session_id}').is_gone")
+                await until_texts(sight, "#sessions .row", 3 + number)
+            for holder in ("first", "second", "third"):
+                await client.http.post("/sessions/pause", json={"holder": holder})
+                await client.http.post("/sessions/resume", json={"holder": holder})
+            await until_true(sight, "run.bands.length === 1 && run.bands[0].words === 'by third'")
+
+            assert await sight.page.evaluate("shown.map((each) => each.id)") == [
+                session.session_id for session in (sessions[0], *sessions[2:])
+            ]
+            assert await cell(sight, 1) == sessions[3].session_id[:8]
+
+
+async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser: Browser):
+    """Those of the old one were another's."""
+    async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
+        session = await client.create()
+        await client.say(session, [user("Begin.")])
+        async with looking_at(browser, page.url) as sight:
+            await until_texts(sight, ".turn", 1)
+            await sight.page.evaluate("run.sessions[0].created_at -= 1; run.sessions[0].times[0][3] = 7")
+            await client.say(session, [user("Again.")])
+            await until_true(sight, "run.sessions[0].times.map((time) => time[3]).join() === '1'")
+
+
+async def test_what_was_taken_by_half_is_told_again(browser: Browser):
+    """Of the session that is open, too."""
+    fail_once = "window.real = layOutRows; layOutRows = () => { layOutRows = real; throw new Error('for once'); }; 0"
+    async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
+        session = await client.create()
+        async with looking_at(browser, page.url) as sight:
+            await sight.until("sessions", session.session_id[:8])
+            await sight.press("Enter")
+            await sight.until("name", f"{session.session_id}, open")
+            await sight.page.evaluate(fail_once)
+            await client.say(session, [user("Begin.")])
+            await sight.until("transcript", "One.")
+
+            assert await sight.texts("#turns .row")
+            assert [wrong for wrong in sight.wrongs if "for once" not in wrong] == []
+            assert sight.wrongs
+            sight.wrongs.clear()

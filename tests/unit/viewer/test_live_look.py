@@ -13,11 +13,14 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
+from harness.types import Json
 from harness.viewer.live.live_look import Asked, LiveLook
 from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import Client, SetClock
 
 NOTHING = Asked(0, 0, "", 0)
+GATE: Json = {"state": "open", "epoch": 0, "held": 0, "sessions": 1, "turns_in_flight": 0}
 
 
 class Scene(NamedTuple):
@@ -139,3 +142,94 @@ async def test_of_the_sessions_that_browsers_have_open_the_last_are_kept():
     assert read_again == f"/{sessions[0].session_id}"
     assert len(again["session"]["turns"]) == 1
     assert not any(sessions[9].session_id in each for each in scene.asked)
+
+
+async def test_a_server_that_once_did_not_know_what_it_was_asked_is_asked_again():
+    """After a while: what it was taken for, a server of an earlier version, may be gone, or never have been there."""
+    gate, listed = http_answer(200, GATE), http_answer(200, {"sessions": []})
+    first, others, last = http_answer(200, b"<html>"), [gate, listed] * 29, http_answer(200, {"now": 1.0, "holds": []})
+    clock = SetClock()
+    async with (
+        canned_server(gate, listed, first, *others, gate, listed, last) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
+        look = LiveLook(server, toy_tokenizer(), clock)
+        missing: list[list[str]] = []
+        for _ in range(31):
+            clock.now += 60
+            told: Any = await look.tell(NOTHING)
+            missing.append(told["facts"]["missing"])
+
+    assert [bool(each) for each in missing] == [True] * 30 + [False]
+    assert "earlier version" in missing[0][0]
+
+
+async def test_a_shard_that_has_not_told_of_its_turns_is_said_and_asked_again():
+    """It may have begun anew between the list and the times; what the others have told is taken."""
+    here, there = "00" + "a" * 30, "01" + "b" * 30
+    lines = [{"session_id": each, "phase": "open", "turns": 1, "turns_in_flight": 0} for each in (here, there)]
+    look = [http_answer(200, GATE), http_answer(200, {"sessions": lines}), http_answer(200, {"now": 1.0, "holds": []})]
+    row, clock = [0, 1.0, 0.5, "completed"], SetClock()
+    half: Json = {"now": 1.0, "times": {here: [row]}, "problems": ["shard 1 is being started"]}
+    rest: Json = {"now": 1.0, "times": {there: [row]}, "problems": []}
+    async with (
+        canned_server(*look, http_answer(200, half), *look, http_answer(200, rest)) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
+        live, told = LiveLook(server, toy_tokenizer(), clock), list[Any]()
+        for _ in range(2):
+            clock.now += 60
+            told.append(await live.tell(NOTHING))
+
+    assert [each["facts"]["problems"] for each in told] == [half["problems"], []]
+    assert [[len(line["times"]) for line in each["sessions"]] for each in told] == [[1, 0], [1, 1]]
+    assert canned.requests[-1] == f"GET /sessions/times?from={there}:0"
+
+
+async def test_a_record_that_cannot_be_shown_is_said():
+    """To every browser that has its session open; nothing else of what it is told is missing for that."""
+    session_id = "a" * 32
+    line = {"session_id": session_id, "phase": "open", "turns": 1, "turns_in_flight": 0}
+    turn = {"turn": 0, "parent": None, "status": "completed", "messages_delta": [{"role": "user", "tool_calls": ["x"]}]}
+    answers: list[Json] = [
+        GATE,
+        {"sessions": [line]},
+        {"now": 1.0, "holds": []},
+        {"now": 1.0, "times": {session_id: []}},
+        {"session_id": session_id, "phase": "open", "turns": [turn]},
+    ]
+    async with (
+        canned_server(*(http_answer(200, each) for each in answers)) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
+        look = LiveLook(server, toy_tokenizer(), SetClock())
+        told: list[Any] = [await look.tell(Asked(0, 0, session_id, 0)) for _ in range(2)]
+
+    for each in told:
+        assert each["session"]["missing"].startswith("its turns: it is damaged")
+        assert [line["id"] for line in each["sessions"]] == [session_id]
+
+
+async def test_an_id_that_is_used_again_is_read_anew():
+    """By a server that remembers nothing: its record is that of another session."""
+    session_id, turn = "a" * 32, {"turn": 0, "parent": None, "status": "completed"}
+    answers: list[Json] = []
+    for created_at, words in ((1.0, "One."), (2.0, "Other.")):
+        line = {"session_id": session_id, "phase": "open", "turns": 1, "turns_in_flight": 0, "created_at": created_at}
+        record = {"session_id": session_id, "phase": "open", "turns": [turn | {"reply": {"content": words}}]}
+        times = {"now": 1.0, "times": {session_id: [[0, created_at, 0.5, "completed"]]}}
+        answers += [GATE, {"sessions": [line]}, {"now": 1.0, "holds": []}, times, record]
+    clock = SetClock()
+    async with (
+        canned_server(*(http_answer(200, each) for each in answers)) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
+        look, version, words = LiveLook(server, toy_tokenizer(), clock), 0, list[str]()
+        for _ in range(2):
+            clock.now += 60
+            told: Any = await look.tell(Asked(0, 0, session_id, version))
+            version = told["session"]["version"]
+            words.append(told["session"]["turns"][0]["words"][-1][1])
+
+    assert words == ["One.", "Other."]
+    assert f"GET /sessions/{session_id}" in canned.requests[-1]

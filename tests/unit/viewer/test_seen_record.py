@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import pytest
+
 from harness.sessions.record import session_record
 from harness.types import Json
+from harness.viewer.damage import DAMAGE
 from harness.viewer.live.seen_record import SeenRecord
 from harness.viewer.page.page_data import TokenTable
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 
+CALLING: Json = {"turn": 0, "parent": None, "status": "completed", "messages_delta": [{"tool_calls": ["x"]}]}
 LEFT, RIGHT = [user("Left?")], [user("Right?")]
 
 
@@ -71,12 +75,47 @@ def test_a_turn_that_is_in_flight_is_read_from_again():
     take_turn(session, RIGHT, "Two.")
     record = session_record(session)
     seen = SeenRecord(session.session_id)
-    assert take(seen, {**record, "turns": record["turns"][1:]}, 0, 1, table)
+    assert take(seen, {**record, "turns": record["turns"][1:], "turns_in_flight": 1}, 0, 1, table)
     assert seen.unread_since == 0
     assert take(seen, record, 0, 2, table)
 
     assert [turn["index"] for turn in told(seen, 1)["turns"]] == [0]
     assert seen.unread_since == 2
+
+
+def test_a_turn_that_was_cut_short_is_not_read_again_until_it_goes_on():
+    """A record from behind it on does not fit then; nor does one where it was asked for once more, in vain."""
+    session, table = new_session(), TokenTable()
+    take_turn(session, LEFT, "One.")
+    take_turn(session, RIGHT, "Two.")
+    whole = session_record(session)
+    whole["turns"][0]["status"] = "aborted"
+    seen = SeenRecord(session.session_id)
+    assert take(seen, whole, 0, 1, table)
+    later = session_record(session, since=2)
+    later["turns"][0]["status"] = "aborted"
+
+    assert seen.unread_since == 2
+    assert take(seen, later, 2, 2, table)
+    for change in ({"status": "completed"}, {"seconds": 9.0}):
+        changed = {**later, "turns": [{**later["turns"][0], **change}, *later["turns"][1:]]}
+        assert not take(seen, changed, 2, 3, table)
+
+
+@pytest.mark.parametrize("damage", [{"ledger": {"trained": "x"}}, {"turns": [CALLING]}])
+def test_a_record_that_cannot_be_shown_is_not_taken(damage: Json):
+    """What it raises comes when it is taken, and not when a browser is told; what was read before stays."""
+    session, table = new_session(), TokenTable()
+    take_turn(session, LEFT, "One.")
+    seen = SeenRecord(session.session_id)
+    take(seen, session_record(session), 0, 1, table)
+    before = told(seen, 0)
+    take_turn(session, RIGHT, "Two.")
+    with pytest.raises(DAMAGE):
+        take(seen, session_record(session) | damage, 0, 2, table)
+
+    assert told(seen, 0) == before
+    assert seen.unread_since == 1
 
 
 def test_a_reason_why_it_cannot_be_read_is_told_once():

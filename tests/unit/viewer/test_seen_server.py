@@ -4,7 +4,8 @@ from harness.client.session_server import HoldTimes, SessionList, SessionSummary
 from harness.sessions.gate import HoldKind
 from harness.sessions.hold_times import HoldTime
 from harness.types import Json
-from harness.viewer.live.seen_server import MOST_GONE, SeenServer
+from harness.viewer.live.seen_server import SeenServer
+from harness.viewer.page.page_data import MOST_GONE
 
 DONE = TurnTime(0, 100.0, 2.0, "completed")
 GROWING = TurnTime(1, 103.0, None, "in_flight")
@@ -49,7 +50,7 @@ def test_a_browser_is_told_what_has_changed_since_its_version():
 
 
 def test_times_are_asked_of_sessions_whose_turns_have_changed():
-    """From the first turn on that may be another; tokens alone change none, and a turn that was cut short may."""
+    """From the first turn on that is not known; tokens alone change none, and one that was cut short early is known."""
     server = SeenServer()
     see(server, summary("a", turns=1, in_flight=1), summary("b"))
     first = see_times(server, a=[DONE, GROWING])
@@ -61,7 +62,7 @@ def test_times_are_asked_of_sessions_whose_turns_have_changed():
     see(server, summary("a", turns=3, tokens=70), summary("b"))
     again = see_times(server)
 
-    assert (first, growing, ended, again) == ({"a": 0}, {}, {"a": 1}, {"a": 1})
+    assert (first, growing, ended, again) == ({"a": 0}, {}, {"a": 1}, {"a": 2})
     [line] = server.since(before)["sessions"]
     assert line["times"] == [(103.0, 4.0, "aborted", 1)]
 
@@ -96,6 +97,66 @@ def test_of_those_that_are_gone_the_last_stay():
     assert told["anew"] is True
     assert len(told["sessions"]) == MOST_GONE + 1
     assert server.since(told["version"])["anew"] is False
+
+
+def test_a_browser_that_has_heard_of_all_that_left_is_told_no_more_than_that():
+    """However many have gone before; and one that comes back and leaves again is the last to be let go of."""
+    server = SeenServer()
+    many = [SessionSummary(f"{number:05}", "open", 0, 0, "tool") for number in range(MOST_GONE + 10)]
+    see(server, *many[:-5])
+    see(server, *many[-5:])
+    has = server.since(0)["version"]
+    for left in range(1, 5):
+        see(server, *many[-5 + left :])
+        told = server.since(has)
+        has = told["version"]
+        assert (told["anew"], len(told["sessions"])) == (False, 1)
+    see(server, many[6])
+    see(server)
+    assert server.session("00006") is not None
+    assert server.session("00005") is None
+
+
+def test_an_id_that_is_used_again_is_another_session():
+    """A server that remembers nothing may give it out anew: its turns are asked for from the first one on."""
+    server = SeenServer()
+    see(server, summary("a", turns=1))
+    see_times(server, a=[DONE])
+    has = server.version
+    again = summary("a", turns=1)
+    see(server, SessionSummary("a", again.phase, 1, 0, again.state, created_at=again.created_at + 1))
+    [line] = server.since(has)["sessions"]
+
+    assert (line["times"], line["created_at"]) == ([], again.created_at + 1)
+    assert see_times(server) == {"a": 0}
+
+
+def test_a_session_of_which_a_shard_has_not_told_is_asked_for_again():
+    """And so is one that an answer had no room for; those that are in the answer are known."""
+    for told in (TurnTimes(5.0, {"a": [DONE]}, problems=["shard 1"]), TurnTimes(5.0, {"a": [DONE]}, left_off=["b"])):
+        server = SeenServer()
+        see(server, summary("a", turns=1), summary("b", turns=1))
+        asked = server.unseen_times(100)
+        server.take_times({each: seen.standing for each in asked if (seen := server.session(each))}, told)
+
+        assert server.unseen_times(100) == {"b": 0}
+        assert server.unseen_times(100, asked) == {}
+
+
+def test_a_turn_that_goes_on_again_is_seen_without_asking_for_those_behind_it():
+    """While it is in flight and when it has ended."""
+    server = SeenServer()
+    see(server, summary("a", turns=2))
+    see_times(server, a=[TurnTime(0, 100.0, 2.0, "aborted"), TurnTime(1, 103.0, 4.0, "completed")])
+    see(server, summary("a", turns=2, in_flight=1))
+    going_on = see_times(server, a=[TurnTime(0, 110.0, None, "in_flight")])
+    has = server.version
+    see(server, summary("a", turns=2))
+    ended = see_times(server, a=[TurnTime(0, 100.0, 5.0, "completed")])
+    [line] = server.since(has)["sessions"]
+
+    assert going_on == ended == {"a": 2}
+    assert line["times"] == [(100.0, 5.0, "completed", 0)]
 
 
 def test_a_band_that_its_server_forgot_has_ended():

@@ -219,7 +219,7 @@ class Generation:
         try:
             async with self._stop_on_dismissal(request.request_id):
                 result = await self.engine.generate(request)
-            result = replace(result, began_at=began_at, seconds=self.clock() - began_at)
+            result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: nobody waits for it any more
             self._keep(request, arrived, error, began_at)
@@ -238,13 +238,17 @@ class Generation:
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
 
+    def _seconds_since(self, began_at: float) -> float:
+        """None are less than none, although the clock of a machine may be set back."""
+        return max(0.0, self.clock() - began_at)
+
     def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException, began_at: float) -> None:
         """Keep what has arrived of a request that `error` has ended, and note what may have been sampled besides."""
         if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
             return
         is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
         partial = arrived.partial(request, self.live.number_known(arrived.version_spans) if is_valid else ())
-        partial = replace(partial, began_at=began_at, seconds=self.clock() - began_at)
+        partial = replace(partial, began_at=began_at, seconds=self._seconds_since(began_at))
         cause = Broken(
             error.code if isinstance(error, HarnessError) else _GIVEN_UP,
             DropReason.UNVERSIONED if is_valid else DropReason.INVALID_REPLY,

@@ -128,13 +128,17 @@ async def serve(
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
         if not settings.admin_token:
             log.warning("server_is_open", url=f"http://{host}:{port}", means="whoever reaches it may do everything")
+
+        def hang_up() -> None:
+            if tracer is not None:
+                tracer.sender.hurry()
+            embedded.hang_up()
+
         try:
-            yield RunningServer(f"http://{host}:{port}", server, restored, embedded.hang_up)
+            yield RunningServer(f"http://{host}:{port}", server, restored, hang_up)
         finally:
             if not embedded.force_exit:  # whoever hung up as if killed wants nobody to be answered
                 await turns.callers.send_away(grace_s=settings.stop_grace_s)
-            elif tracer is not None:
-                tracer.sender.hurries = True
 
 
 async def serve_forever(

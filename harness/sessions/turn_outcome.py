@@ -161,7 +161,7 @@ def end_turn(
         sampling={"asked": request.asked.to_dict(), "used": admission.params.to_dict()},
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
-        seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
+        seconds=max(0.0, now - admission.admitted_at) + (0.0 if prior is None else prior.seconds),
         notes={**notes, **reply.notes, **_error_note(error)},
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,

@@ -161,7 +161,11 @@ def run(
         limit=limit,
     )
     otlp = options.require_collector(otlp)
+    if server is not None:
+        _refuse_collector(otlp)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
+    if opened.selection.config.overrides.server is not None:  # of a run that is resumed
+        _refuse_collector(otlp)
     numbers = None if failed is None else failed.find(opened.directory)
     if failed is not None and not numbers:
         if as_json:
@@ -186,6 +190,17 @@ def run(
 
         print_report(report)
     raise typer.Exit(report.exit_code)
+
+
+def _refuse_collector(otlp: str | None) -> None:
+    """Raises `ScenarioError` of a run that is to send spans and has no session server of its own."""
+    from harness.errors import ScenarioError
+
+    if otlp is not None:
+        raise ScenarioError(
+            "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: spans are sent by a session server, and one"
+            " that runs sends them where it was told to when it was started"
+        )
 
 
 def _execute(

@@ -7,6 +7,7 @@ that broke the same may be sent again, after everything else that is no success 
 """
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -14,8 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 HEADERS_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 """Of the environment, from OpenTelemetry's specification: the first that is set has the headers of every request."""
+
+NO_KEYS = re.compile(r"(?!)")
+"""Finds nothing."""
 
 _TRACES_PATH = "/v1/traces"
 _AGAIN = frozenset({429, 502, 503, 504})
@@ -105,21 +110,41 @@ def read_headers(environ: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-def judge_answer(status: int, content: bytes, retry_after: str, now: float) -> Answer:
-    """What the answer of a collector with `status`, `content` and `Retry-After` means at Unix second `now`."""
+def find_keys(headers: Mapping[str, str]) -> re.Pattern[str]:
+    """Finds the words of `headers` in the answer of a collector that says again what it was sent.
+
+    As they were sent, and as JSON, HTML and addresses write them.
+    """
+    words = {word for value in headers.values() for word in value.split()}
+    written = (
+        (word, msgspec.json.encode(word)[1:-1].decode(), word.replace("/", "\\/"), escape(word), quote(word, safe=""))
+        for word in words
+    )
+    forms = sorted({form for each in written for form in each}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms))) if forms else NO_KEYS
+
+
+def judge_answer(
+    status: int, content: bytes, retry_after: str, now: float, keys: re.Pattern[str] = NO_KEYS
+) -> Answer:
+    """What the answer of a collector with `status`, `content` and `Retry-After` means at Unix second `now`.
+
+    What `keys` finds in its words is not repeated.
+    """
+    text = content.decode("utf-8", "replace")
     if status in _AGAIN:
-        return Answer(Verdict.AGAIN, f"answered {status}", _words(content), wait_s=_wait_s(retry_after, now))
+        return Answer(Verdict.AGAIN, f"answered {status}", _words(text, keys), wait_s=_wait_s(retry_after, now))
     if not 200 <= status < 300:
-        return Answer(Verdict.REFUSED, f"answered {status}", _words(content))
+        return Answer(Verdict.REFUSED, f"answered {status}", _words(text, keys))
     try:
         said = msgspec.json.decode(content, type=_Response, strict=False) if content else _Response()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # It says that it has them, in no words of OTLP: perhaps it is somebody else.
-        return Answer(Verdict.TAKEN, "answered with what is no OTLP", _words(content))
+        return Answer(Verdict.TAKEN, "answered with what is no OTLP", _words(text, keys))
     partial = said.partial_success or _PartialSuccess()
     if partial.rejected_spans > 0:
         rejected = "rejected some of the spans"
-        return Answer(Verdict.TAKEN, rejected, _words(partial.error_message.encode()), partial.rejected_spans)
+        return Answer(Verdict.TAKEN, rejected, _words(partial.error_message, keys), partial.rejected_spans)
     return Answer(Verdict.TAKEN)
 
 
@@ -137,6 +162,10 @@ class Collector:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
     _http: "aiohttp.ClientSession | None" = field(default=None, init=False, repr=False)
+    _keys: re.Pattern[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._keys = find_keys(self.headers)
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -165,18 +194,11 @@ class Collector:
             ):
                 content = await _read(response)
                 after = response.headers.get("retry-after", "")
-                return self._without_keys(judge_answer(response.status, content, after, time.time()))
+                return judge_answer(response.status, content, after, time.time(), self._keys)
         except TimeoutError:
             return Answer(Verdict.AGAIN, "did not answer in time", f"within {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # the latter: an answer that is no HTTP
-            return Answer(Verdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}".encode()))
-
-    def _without_keys(self, answer: Answer) -> Answer:
-        """`answer`, should a collector say again what it was sent."""
-        detail = answer.detail
-        for word in (word for value in self.headers.values() for word in value.split()):
-            detail = detail.replace(word, "...")
-        return answer._replace(detail=detail)
+            return Answer(Verdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}", self._keys))
 
 
 def _tls_context() -> ssl.SSLContext:
@@ -213,5 +235,6 @@ def _wait_s(retry_after: str, now: float) -> float | None:
         return None
 
 
-def _words(content: bytes) -> str:
-    return printable(content[:_MOST_WORDS].decode("utf-8", "replace").replace("\n", " "))
+def _words(text: str, keys: re.Pattern[str]) -> str:
+    """The beginning of `text` for the log. A key that is cut would not be found, so they are looked for before."""
+    return printable(keys.sub("...", text)[:_MOST_WORDS].replace("\n", " "))

@@ -15,7 +15,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from itertools import count
 from typing import NamedTuple
@@ -85,13 +85,23 @@ class SpanSender:
         self._batch: list[bytes] = []
         """Spans that are being sent."""
         self._trouble = ""
-        self.hurries = False
-        """Nothing is sent any more when the block ends."""
+        self._hurries = False
+        self._ending: asyncio.Timeout | None = None
+        """Of what is left, while it is being sent."""
 
-    def offer(self, traced: TracedTurn | TracedSession) -> None:
-        """Have the spans of `traced` sent, or drop them when the queue is full; never waits, never raises."""
+    def hurry(self) -> None:
+        """Send nothing any more when the block ends, and no more of what is left if it is ending."""
+        self._hurries = True
+        if self._ending is not None and not self._ending.expired():
+            self._ending.reschedule(0.0)
+
+    def offer(self, traced: TracedTurn | TracedSession, *, is_new: bool = True) -> None:
+        """Have the spans of `traced` sent, or drop them when the queue is full; never waits, never raises.
+
+        What is not new, as thousands of turns in one go may be, finds the queue full when half of it is.
+        """
         spans = traced.span_count
-        if self._waiting + spans > self._pace.queue_length:
+        if self._waiting + spans > (self._pace.queue_length if is_new else self._pace.queue_length // 2):
             self._drop(DropReason.QUEUE_FULL, spans)
             return
         self._queue.append(traced)
@@ -109,9 +119,12 @@ class SpanSender:
                     yield
             finally:
                 try:
-                    if not self.hurries:
-                        await within(self._pace.stop_s, self._send_rest())
+                    if not self._hurries:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(self._pace.stop_s) as self._ending:
+                                await self._send_rest()
                 finally:
+                    self._ending = None
                     self._drop(DropReason.STOPPED, self._waiting + len(self._batch))
                     self._queue.clear()
 

@@ -242,7 +242,7 @@ def _span(
         "name": name[0],
         "kind": kind,
         "startTimeUnixNano": _nanoseconds(times[0]),
-        "endTimeUnixNano": _nanoseconds(times[1]),
+        "endTimeUnixNano": _nanoseconds(max(times)),  # where its clock was set back
         "attributes": _attributes(attributes),
     }
     if parent is not None:

@@ -43,7 +43,9 @@ class SessionTracer:
         """`session` has turns of `previous`, which is closed."""
         self.session_closed(previous)
         for turn in session.turns:
-            self.turn_ended(session, turn)
+            self.sender.offer(TracedTurn.of(session.session_id, turn), is_new=False)
+        if session.turns:
+            self._going_on.add(session.session_id)
 
     def server_stops(self, held: Iterable[Session | SessionStub]) -> None:
         """What the server holds is held by nobody from now on, or by the next server on its store."""

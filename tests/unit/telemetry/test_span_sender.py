@@ -1,11 +1,14 @@
 """A sender of spans and its collector over real sockets: batches, tries, what is dropped, and what is never lost."""
 
 import asyncio
+import html
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
@@ -279,6 +282,64 @@ async def test_a_key_that_a_collector_says_again_is_in_no_log():
             answer = await collector_of.post(b"{}")
         assert "hunter2" not in repr(collector_of)
     assert answer == Answer(Verdict.REFUSED, "answered 401", "no access for ...\\x1b[2J")
+
+
+@pytest.mark.parametrize("key", ["hunter2hunter2", "ab/cd+ef==", 'a"b\\c&d'])
+async def test_a_key_is_in_no_log_however_it_is_written(key: str):
+    """Across the place where the words are cut, too; as JSON, as HTML, and as an address has it."""
+    written = [key, json.dumps(key)[1:-1], key.replace("/", "\\/"), html.escape(key), quote(key, safe="")]
+    said = [f"{'x' * before}{each}" for before in (190, 199, 0) for each in written]
+    async with collecting(in_turn(*(with_status(401, each) for each in said))) as collector:
+        collector_of = Collector(traces_url(collector.url), {"authorization": f"Bearer {key}"})
+        async with collector_of.connected():
+            answers = [await collector_of.post(b"{}") for _ in said]
+    assert {each.detail.strip("x.") for each in answers} == {""}
+
+
+async def test_a_tenant_that_is_a_number_does_not_change_what_an_answer_means():
+    """Keys are looked for in the words alone."""
+    text = '{"partialSuccess": {"rejectedSpans": 12, "errorMessage": "tenant 12 is full"}}'
+    async with collecting(with_status(200, text)) as collector:
+        collector_of = Collector(traces_url(collector.url), {"x-tenant": "12"})
+        async with collector_of.connected():
+            answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
+    assert (answer.rejected, answer.detail) == (12, "tenant ... is full")
+
+
+async def test_whoever_hurries_ends_what_is_left():
+    """While it is being sent, and as often as he likes."""
+    loop = asyncio.get_running_loop()
+    async with collecting(hang) as collector:
+        sender, metrics = sender_to(collector.url, QUICK._replace(stop_s=60.0), timeout_s=60.0)
+
+        async def serve() -> None:
+            async with sender.sending():
+                sender.offer(turn(0))
+
+        serving = asyncio.create_task(serve())
+        await until(lambda: bool(collector.bodies))
+        began = loop.time()
+        sender.hurry()
+        sender.hurry()
+        await asyncio.wait_for(serving, 30)
+        assert loop.time() - began < 10
+    sender.hurry()
+    assert counted(metrics) == {'spans_dropped{reason="stopped"}': 2}
+
+
+async def test_what_is_not_new_leaves_half_of_the_queue_to_what_is():
+    """However much of it comes at once."""
+    async with collecting(hang) as collector:
+        sender, metrics = sender_to(collector.url, QUICK._replace(queue_length=20, batch_length=4), timeout_s=0.2)
+        async with sender.sending():
+            for index in range(100):
+                sender.offer(turn(index), is_new=False)
+            assert counted(metrics) == {'spans_dropped{reason="queue_full"}': 190}
+            for index in range(100, 105):
+                sender.offer(turn(index))
+            assert counted(metrics) == {'spans_dropped{reason="queue_full"}': 190}
+            collector.answer = take
+            await until(lambda: len(collector.spans) == 20)
 
 
 ANSWERS = st.sampled_from(["take", "503", "429", "400", "partial", "hang"])

@@ -1,10 +1,11 @@
-"""Credentials that stand in URLs (`https://user:secret@host/`) and in command lines. Pure.
+"""Credentials that stand in URLs (`https://user:secret@host/`) and in command lines, and those that are compared. Pure.
 
 Package indexes and proxies are often configured like that. A value is passed on without them; an address of ours with
 some is refused where it is read, and never shown.
 """
 
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 
 _IN_URL = re.compile(r"(://)[^/?#\s]*@")
@@ -30,6 +31,11 @@ def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
         name: _IN_PROXY.sub(r"\1", value) if name.lower().endswith("_proxy") else without_userinfo(value)
         for name, value in environ.items()
     }
+
+
+def is_same(given: str, secret: str) -> bool:
+    """Whether they are equal, in a time that says nothing of how far they are."""
+    return secrets.compare_digest(given.encode(), secret.encode())
 
 
 def hide_secrets(command: Iterable[str]) -> list[str]:

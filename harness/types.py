@@ -4,7 +4,7 @@ Token ids are `int32` arrays, logprobs `float32` arrays (natural logarithm), bot
 to after they were made. Everything here is immutable data; behavior lives in the layer that owns the concept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -361,9 +361,9 @@ class Turn:
 
     @property
     def ended_at(self) -> float:
-        """Unix seconds at its end. The `seconds` of one that broke off and went on lack those in between."""
-        asked = [each.began_at + each.seconds for each in self.segments if each.began_at is not None]
-        return max(self.created_at + self.seconds, self.asked_at, *asked)
+        """Unix seconds at its end."""
+        requests = ((each.began_at, each.seconds) for each in self.segments)
+        return end_of_turn(self.asked_at, self.created_at + self.seconds, requests)
 
     @property
     def is_suspended(self) -> bool:
@@ -411,6 +411,16 @@ class Sample:
     reward: float | None = None
     index: int | None = None
     group_index: int | None = None
+
+
+def end_of_turn(asked_at: float, ended_at: float, requests: Iterable[tuple[float | None, float]]) -> float:
+    """Unix seconds at the end of a turn whose first admission, with its seconds, came to `ended_at`.
+
+    The seconds of one that broke off and went on lack those in between; its `requests` to engines, each with its
+    beginning and its seconds, do not.
+    """
+    ends = [began_at + seconds for began_at, seconds in requests if began_at is not None]
+    return max(ended_at, asked_at, *ends)
 
 
 def as_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TokenIds:

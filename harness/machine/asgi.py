@@ -10,10 +10,15 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from harness.errors import CannotListen
+from harness.machine.http_bounds import ServerConnections
+from harness.machine.http_protocol import ResetAwareProtocol
 
 _START_S = 30.0
+_KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
+_SHUTDOWN_S = 5
 _DATE_S = 1.0
 _POLL_S = 0.005  # uvicorn offers nothing to wait for, neither at its start nor at its end
 
@@ -66,6 +71,31 @@ class EmbeddedServer(uvicorn.Server):
             for task in state.tasks:
                 task.cancel()
             await self.lifespan.shutdown()
+
+
+class HangingUpServer(EmbeddedServer):
+    """Can end as if its process had been killed."""
+
+    def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
+                http=ResetAwareProtocol,
+                ws="none",  # which other protocols a program has installed, opens no door here
+            )
+        )
+        self.server_state = self._connections = connections
+
+    def hang_up(self) -> None:
+        """Stop listening and reset every connection; what is being answered goes on, for nobody."""
+        self.force_exit = True
+        self.end()
+        self._connections.reset_all()
 
 
 _Server = TypeVar("_Server", bound=EmbeddedServer)

@@ -17,11 +17,11 @@ from hashlib import sha256
 from time import perf_counter
 from weakref import WeakValueDictionary
 
+from harness.credentials import is_same
 from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
 from harness.server.housekeeping import LastUses
-from harness.server.http.access import is_same
 from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
 from harness.sessions.session import IsComparable, Session
 from harness.store.base import SessionStore

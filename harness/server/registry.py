@@ -21,12 +21,12 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
+from harness.credentials import is_same
 from harness.errors import GateClosed, MalformedRequest, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
 from harness.server.admitted import AdmittedTurns
 from harness.server.held_sessions import HeldSessions
-from harness.server.http.access import is_same
 from harness.server.http.connection import HAND_OVER_S
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.paging import SessionStub

@@ -10,17 +10,15 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.errors import ScenarioError
-from harness.machine.asgi import EmbeddedServer, answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.clock import Clock
 from harness.machine.descriptors import descriptor_limit
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
-from harness.machine.http_protocol import ResetAwareProtocol
 from harness.machine.log import get_logger
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
@@ -37,8 +35,6 @@ from server_patch.background import running
 
 log = get_logger(__name__)
 
-_KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
-_SHUTDOWN_S = 5
 _OWN_DESCRIPTORS = 128  # for the store, logs, and questions to engines that belong to no turn
 SWITCH_S = 0.0005
 """How long the event loop of a program of its own waits at most for the interpreter while a thread computes: Python's
@@ -241,28 +237,3 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
     )
     if family.divergence is not None:
         log.warning("template_not_append_only", **asdict(family.divergence))
-
-
-class HangingUpServer(EmbeddedServer):
-    """Can end as if its process had been killed."""
-
-    def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_SHUTDOWN_S,
-                http=ResetAwareProtocol,
-                ws="none",  # which other protocols a program has installed, opens no door here
-            )
-        )
-        self.server_state = self._connections = connections
-
-    def hang_up(self) -> None:
-        """Stop listening and reset every connection; what is being answered goes on, for nobody."""
-        self.force_exit = True
-        self.end()
-        self._connections.reset_all()

@@ -14,12 +14,12 @@ from pathlib import Path
 import aiohttp
 
 from harness.errors import ShardUnavailable
-from harness.machine.asgi import answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.clock import Clock
 from harness.machine.http_bounds import ServerConnections
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.serving import HangingUpServer, connection_bounds
+from harness.server.serving import connection_bounds
 from harness.server.settings import ServerSettings
 from harness.shards.directory import ShardDirectory
 from harness.shards.front import Front

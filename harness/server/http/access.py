@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from harness.credentials import is_same
 from harness.errors import Unauthorized
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -65,8 +66,3 @@ def require_key(headers: Mapping[str, str]) -> str:
             " the api_key of POST /sessions, which agents find in OPENAI_API_KEY"
         )
     return key
-
-
-def is_same(given: str, secret: str) -> bool:
-    """Whether they are equal, in a time that says nothing of how far they are."""
-    return secrets.compare_digest(given.encode(), secret.encode())

@@ -124,9 +124,7 @@ def find_keys(headers: Mapping[str, str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, forms))) if forms else NO_KEYS
 
 
-def judge_answer(
-    status: int, content: bytes, retry_after: str, now: float, keys: re.Pattern[str] = NO_KEYS
-) -> Answer:
+def judge_answer(status: int, content: bytes, retry_after: str, now: float, keys: re.Pattern[str] = NO_KEYS) -> Answer:
     """What the answer of a collector with `status`, `content` and `Retry-After` means at Unix second `now`.
 
     What `keys` finds in its words is not repeated.

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from harness.telemetry.tracing.spans import TracedRequest, TracedSession, TracedTurn, write_request
-from harness.types import Json
+from harness.types import Json, end_of_turn
 from harness.viewer.damage import say_missing
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
@@ -62,7 +62,6 @@ def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
 def _trace_turn(session_id: str, turn: TurnView) -> TracedTurn:
     requests = [_trace_request(request) for request in turn.requests]
     asked_at = turn.created_at - turn.held_before_s
-    ends = [request.began_at + request.seconds for request in requests if request.began_at is not None]
     return TracedTurn(
         session_id,
         turn.index,
@@ -77,7 +76,7 @@ def _trace_turn(session_id: str, turn: TurnView) -> TracedTurn:
         [(str(each["version"]), int(each["start"]), int(each["end"])) for each in turn.versions],
         requests,
         asked_at,
-        max(turn.created_at + turn.seconds, asked_at, *ends),
+        end_of_turn(asked_at, turn.created_at + turn.seconds, ((each.began_at, each.seconds) for each in requests)),
         turn.traceparent,
     )
 

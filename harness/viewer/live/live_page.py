@@ -25,11 +25,10 @@ from starlette.types import Receive, Scope, Send
 
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import Deadlines, SessionServerClient
+from harness.credentials import is_same
 from harness.errors import RequestError
-from harness.machine.asgi import answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
-from harness.server.http.access import is_same
-from harness.server.serving import HangingUpServer
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import Asked, LiveLook
 from harness.viewer.page.run_page import live_page

@@ -50,7 +50,7 @@ class SeenRecord:
         self._missing = ""
         self._version = 0
         self.unread_since = 0
-        """The first turn that has not been read; where one before it has gone on, a record from there on does not fit."""
+        """The first turn not read yet. Where one before it has gone on, a record from there on does not fit."""
 
     def take(self, record: Json, since: int, tokenizer: Tokenizer | None, table: TokenTable, version: int) -> bool:
         """Take in the record from the turn `since` on; whether that fits to what was read before.

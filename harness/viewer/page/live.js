@@ -94,7 +94,7 @@ function takeBands(bands) {
 function takeLines(lines, anew) {
   const changed = new Set();
   const moved = new Set();
-  const before = new Map(known); // whoever is chosen or open stays the same object
+  const before = anew ? new Map(known) : known; // whoever is chosen or open stays the same object
   if (anew) {
     run.sessions.length = 0;
     known.clear();

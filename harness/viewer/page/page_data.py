@@ -21,7 +21,6 @@ from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import ledger_words, message_text
 
-
 MOST_GONE = 1_000
 """Sessions that a live page shows although their server has them no more."""
 MOST_BANDS = 1_000

@@ -19,7 +19,15 @@ from harness.machine.disk import replacing
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damage import say_missing
-from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, TokenTable, finite, ledger_text, line_data, session_data
+from harness.viewer.page.page_data import (
+    MOST_BANDS,
+    MOST_GONE,
+    TokenTable,
+    finite,
+    ledger_text,
+    line_data,
+    session_data,
+)
 from harness.viewer.run_view import RunView
 from harness.viewer.session_view import SessionView
 

@@ -104,7 +104,7 @@ async def test_a_server_says_what_had_held_its_gate(tmp_path: Path):
     assert all(abs(each.began_at - began) < 30 and each.ended_at is not None for each in kept.holds)
 
 
-@pytest.mark.parametrize("since", ["", "x", "nan", "inf"])
+@pytest.mark.parametrize("since", ["", "x", "nan", "inf", "1_0"])
 async def test_a_time_that_is_none_is_refused(since):
     """By its parameter."""
     async with serving() as client:

@@ -8,6 +8,7 @@ that is killed. Requests and answers pass through unchanged.
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.dialects.dialect import DIALECTS
+from harness.machine.http_protocol import CONNECTION, connection_of
 
 _CALL_PATHS = tuple(dialect.path for dialect in DIALECTS)
 
@@ -38,31 +40,67 @@ class _RefusalBody(msgspec.Struct, frozen=True):
     error: _Code = _Code()
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
-    """One arrival of a model call: its end as the application sees it."""
+@dataclass(eq=False)
+class _Arrival:
+    """One arrival of a model call, over a `Connection` of its own as the application sees it."""
 
-    scope: Scope
+    arrived_in: Scope
     body: bytes
     send: Send
-    has_left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client closes the connection."""
+    on_lost: Callable[[], None] | None = None
     has_answered: bool = False
+    _has_left: asyncio.Event = field(default_factory=asyncio.Event)
     _was_read: bool = False
+
+    def __post_init__(self) -> None:
+        self._carrier = connection_of(self.arrived_in)
+        self.scope = {**self.arrived_in, "state": {**self.arrived_in.get("state", {}), CONNECTION: self}}
+
+    def leave(self) -> None:
+        """The client closes the connection. The application hears of that a round later; a retry may be quicker."""
+        self._has_left.set()
+        asyncio.get_running_loop().call_soon(self._tell_lost)
+
+    def _tell_lost(self) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
 
     async def receive(self) -> Message:
         """The body, once; then the end of the connection."""
         if not self._was_read:
             self._was_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
-        await self.has_left.wait()
+        await self._has_left.wait()
         return {"type": "http.disconnect"}
 
     async def answer(self, message: Message) -> None:
         """Hand on a part of the answer, unless nobody reads it."""
-        if not self.has_left.is_set():
+        if not self.is_lost:
             self.has_answered = True
             await self.send(message)
+
+    @property
+    def is_lost(self) -> bool:
+        """See `Connection`."""
+        return self._has_left.is_set()
+
+    @property
+    def on_reset(self) -> Callable[[], None] | None:
+        """See `Connection`; the agent's own connection is the one that can be reset."""
+        return None if self._carrier is None else self._carrier.on_reset
+
+    @on_reset.setter
+    def on_reset(self, callback: Callable[[], None] | None) -> None:
+        if self._carrier is not None:
+            self._carrier.on_reset = callback
+
+    def is_closed_by_client(self) -> bool:
+        """See `Connection`."""
+        return self.is_lost or (self._carrier is not None and self._carrier.is_closed_by_client())
+
+    def is_reset(self) -> bool:
+        """See `Connection`."""
+        return self.is_lost or (self._carrier is not None and self._carrier.is_reset())
 
 
 class AgentSeam:
@@ -120,7 +158,7 @@ class AgentSeam:
             body += message.get("body", b"")
             is_whole = not message.get("more_body")
         session_id = path.split("/")[2]
-        first = _Connection(scope, bytes(body), self._keep_errors(session_id, send))
+        first = _Arrival(scope, bytes(body), self._keep_errors(session_id, send))
         repetition = asyncio.Event()
         self._repetitions[session_id].append(repetition)
         try:
@@ -148,17 +186,17 @@ class AgentSeam:
         return keep_and_send
 
 
-async def _answer(app: ASGIApp, first: _Connection, repetition: asyncio.Event, receive: Receive) -> None:
+async def _answer(app: ASGIApp, first: _Arrival, repetition: asyncio.Event, receive: Receive) -> None:
     """Have `app` answer `first`; when the call is repeated before that, the agent gets the repetition's answer."""
-    connections = [first]
+    arrivals = [first]
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        connections[-1].has_left.set()
+        arrivals[-1].leave()
 
-    async def answer(connection: _Connection) -> None:
-        await app(connection.scope, connection.receive, connection.answer)
+    async def answer(arrival: _Arrival) -> None:
+        await app(arrival.scope, arrival.receive, arrival.answer)
 
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
@@ -167,9 +205,9 @@ async def _answer(app: ASGIApp, first: _Connection, repetition: asyncio.Event, r
         try:
             await asyncio.wait({answered, repeated}, return_when=asyncio.FIRST_COMPLETED)
             if not answered.done() and not first.has_answered:
-                connections.append(_Connection(first.scope, first.body, first.send))
-                first.has_left.set()  # as a client does that timed out; its retry may be quicker than its end
-                await answer(connections[-1])
+                arrivals.append(_Arrival(first.arrived_in, first.body, first.send))
+                first.leave()  # as a client does that timed out
+                await answer(arrivals[-1])
             await asyncio.wait({answered})
         finally:
             watching.cancel()

@@ -198,7 +198,7 @@ class AdmittedTurns:
             told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
             parts = {f"{part}_s": round(value, 4) for part, value in seconds._asdict().items()}
             if self.tracer is not None:
-                self.tracer.turn_ended(turn.session, outcome)
+                self.tracer.tell_turn(turn.session, outcome)
             log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **parts, **told)
             disagreement = self.signal_check and self.signal_check.disagreement(outcome)
             if disagreement:  # counted; what the guard said stands

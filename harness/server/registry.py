@@ -259,12 +259,12 @@ class SessionRegistry:
         await self._store.set_phase(held)
         self._held.forget(held)
         if self._tracer is not None:
-            self._tracer.session_closed(held)
+            self._tracer.tell_session(held)
 
     def say_how_far_they_are(self) -> None:
         """The server stops: nobody else will say it of the sessions that it holds, unless a next one takes them up."""
         if self._tracer is not None:
-            self._tracer.server_stops(self)
+            self._tracer.tell_open_sessions(self)
 
     async def give_up(self, damaged: DamagedSession) -> None:
         """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
@@ -291,7 +291,7 @@ class SessionRegistry:
             raise
         previous.close(CloseReason.TAKEN_OVER)
         if self._tracer is not None:
-            self._tracer.taken_over(previous, session)
+            self._tracer.tell_takeover(previous, session)
         return session
 
     def _new(self, config: SessionConfig) -> Session:

@@ -186,7 +186,7 @@ class EngineClient:
                         payloads += come
                         if come:
                             await hear()
-                            read = partial(connection.read_gathered, gather_s)
+                            read = partial(connection.gather, gather_s)
                 finally:
                     with suppress(LineTooLong):
                         payloads += buffer.feed(connection.take())

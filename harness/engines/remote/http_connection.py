@@ -90,11 +90,11 @@ class Connection(asyncio.Protocol):
 
     async def read_some(self) -> bytes:
         """What has come of the body since the last time; nothing at its end."""
-        return await self.read_gathered(0.0)
+        return await self.gather(0.0)
 
     async def read_much(self) -> bytes:
         """The rest of the body, or the next megabyte of a longer one; nothing at its end."""
-        return await self.read_gathered(math.inf)
+        return await self.gather(math.inf)
 
     async def read_all(self) -> bytes:
         """The body."""
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
                 raise AnswerInvalid(f"a body of more than {_MOST_BODY_BYTES} bytes")
         return b"".join(pieces)
 
-    async def read_gathered(self, seconds: float) -> bytes:
+    async def gather(self, seconds: float) -> bytes:
         """What has come of the body so long after the next piece, or when it ends or is a megabyte; nothing at its end.
 
         Of a connection that breaks meanwhile, what has come is left to be taken.

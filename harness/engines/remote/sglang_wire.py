@@ -219,17 +219,17 @@ class StreamedReply:
     def delta(self) -> GenerationDelta | None:
         """The tokens that came since the last one was made, verified; None when there are none."""
         begin, self._told = self._told, len(self._ids)
-        return self._verified(begin, self._told) if begin < self._told else None
+        return self._verify(begin, self._told) if begin < self._told else None
 
     def deltas(self) -> Iterator[GenerationDelta]:
         """All that came, verified; of a stream that is wrong somewhere, the chunks before that, and then the error."""
         try:
-            yield self._verified(0, len(self._ids))
+            yield self._verify(0, len(self._ids))
         except EngineReplyInvalid:
             for begin, end in pairwise([0, *self._ends]):
-                yield self._verified(begin, end)
+                yield self._verify(begin, end)
 
-    def _verified(self, begin: int, end: int) -> GenerationDelta:
+    def _verify(self, begin: int, end: int) -> GenerationDelta:
         labeled = min(self._labeled, end)
         spans = (VersionSpan(self._label, 0, labeled),) if labeled else ()
         return verify_tokens(self._asked, self._ids[begin:end], _read_entries(self._entries[begin:end]), spans)

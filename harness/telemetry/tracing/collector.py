@@ -166,7 +166,7 @@ class Collector:
         self._keys = find_keys(self.headers)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
+    async def connect(self) -> AsyncIterator[None]:
         """Posts may be made in the block. What that needs is loaded here, and not while somebody waits for a turn."""
         import aiohttp  # a server that sends no spans may have no use for it
 

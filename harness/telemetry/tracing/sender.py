@@ -113,7 +113,7 @@ class SpanSender:
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
         """Send during the block, and what is left at its end for a bounded time."""
-        async with self._collector.connected():
+        async with self._collector.connect():
             try:
                 async with running(self._send_for_ever()):
                     yield

@@ -25,29 +25,29 @@ class SessionTracer:
         """Sessions with turns that were offered since they were themselves."""
         self._closed: WeakSet[Session] = WeakSet()
 
-    def turn_ended(self, session: Session, turn: Turn) -> None:
+    def tell_turn(self, session: Session, turn: Turn) -> None:
         """An admitted turn of `session` was recorded."""
         self.sender.offer(TracedTurn.of(session.session_id, turn))
         if session in self._closed:  # an engine has handed it over too late
-            self.session_closed(session)
+            self.tell_session(session)
         else:
             self._going_on.add(session.session_id)
 
-    def session_closed(self, held: Session | SessionStub) -> None:
+    def tell_session(self, held: Session | SessionStub) -> None:
         """A session is held no longer."""
         if isinstance(held, Session):
             self._closed.add(held)
         self._offer(held)
 
-    def taken_over(self, previous: Session, session: Session) -> None:
+    def tell_takeover(self, previous: Session, session: Session) -> None:
         """`session` has turns of `previous`, which is closed."""
-        self.session_closed(previous)
+        self.tell_session(previous)
         for turn in session.turns:
             self.sender.offer(TracedTurn.of(session.session_id, turn), is_new=False)
         if session.turns:
             self._going_on.add(session.session_id)
 
-    def server_stops(self, held: Iterable[Session | SessionStub]) -> None:
+    def tell_open_sessions(self, held: Iterable[Session | SessionStub]) -> None:
         """What the server holds is held by nobody from now on, or by the next server on its store."""
         for each in held:
             if each.session_id in self._going_on:

@@ -82,7 +82,7 @@ class LivePage:
             return _nothing(HTTPStatus.NOT_FOUND)
         if not rest:
             return Response(self._page, media_type="text/html", headers=_HEADERS)
-        asked = _read_asked(request.query_params) if rest == "changes" else None
+        asked = _parse_asked(request.query_params) if rest == "changes" else None
         if asked is None:
             return _nothing(HTTPStatus.NOT_FOUND)
         told = msgspec.json.encode(await self._look.tell(asked))
@@ -141,7 +141,7 @@ async def serve_live_until_told(
         await stop.wait()
 
 
-def _read_asked(query: QueryParams) -> Asked | None:
+def _parse_asked(query: QueryParams) -> Asked | None:
     """What a browser has and wants; None of what the page's script does not ask."""
     numbers = [query.get(name, "") for name in ("version", "texts", "record")]
     if not all(each.isascii() and each.isdigit() and len(each) <= _DIGITS for each in numbers):

@@ -268,7 +268,7 @@ async def test_an_answer_without_end_is_read_no_further_than_it_is_needed():
 
     async with collecting(talk) as collector:
         collector_of = Collector(traces_url(collector.url), timeout_s=5.0)
-        async with collector_of.connected():
+        async with collector_of.connect():
             answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
     assert (answer.verdict, answer.trouble) == (Verdict.TAKEN, "answered with what is no OTLP")
     assert len(answer.detail) <= 200
@@ -278,7 +278,7 @@ async def test_a_key_that_a_collector_says_again_is_in_no_log():
     """The words of others are shown, the key is not."""
     async with collecting(with_status(401, "no access for hunter2hunter2\x1b[2J")) as collector:
         collector_of = Collector(traces_url(collector.url), {"authorization": "Bearer hunter2hunter2"})
-        async with collector_of.connected():
+        async with collector_of.connect():
             answer = await collector_of.post(b"{}")
         assert "hunter2" not in repr(collector_of)
     assert answer == Answer(Verdict.REFUSED, "answered 401", "no access for ...\\x1b[2J")
@@ -291,7 +291,7 @@ async def test_a_key_is_in_no_log_however_it_is_written(key: str):
     said = [f"{'x' * before}{each}" for before in (190, 199, 0) for each in written]
     async with collecting(in_turn(*(with_status(401, each) for each in said))) as collector:
         collector_of = Collector(traces_url(collector.url), {"authorization": f"Bearer {key}"})
-        async with collector_of.connected():
+        async with collector_of.connect():
             answers = [await collector_of.post(b"{}") for _ in said]
     assert {each.detail.strip("x.") for each in answers} == {""}
 
@@ -301,7 +301,7 @@ async def test_a_tenant_that_is_a_number_does_not_change_what_an_answer_means():
     text = '{"partialSuccess": {"rejectedSpans": 12, "errorMessage": "tenant 12 is full"}}'
     async with collecting(with_status(200, text)) as collector:
         collector_of = Collector(traces_url(collector.url), {"x-tenant": "12"})
-        async with collector_of.connected():
+        async with collector_of.connect():
             answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
     assert (answer.rejected, answer.detail) == (12, "tenant ... is full")
 

@@ -48,10 +48,10 @@ async def test_a_session_is_told_once_for_each_state():
     session, other = new_session(), new_session()
 
     def tell(tracer: SessionTracer) -> None:
-        tracer.turn_ended(session, take_turn(session, [user("a")]))
-        tracer.server_stops([session, other])
-        tracer.server_stops([session, other])
-        tracer.session_closed(other)
+        tracer.tell_turn(session, take_turn(session, [user("a")]))
+        tracer.tell_open_sessions([session, other])
+        tracer.tell_open_sessions([session, other])
+        tracer.tell_session(other)
 
     assert await told(tell) == ["turn 0", "session 1"]
 
@@ -73,21 +73,21 @@ def test_in_the_end_everything_has_been_told_as_it_is(actions: list[tuple[str, i
             session = sessions[which]
             match action:
                 case "turn":
-                    tracer.turn_ended(session, take_turn(session, [user(f"question {number}")]))
+                    tracer.tell_turn(session, take_turn(session, [user(f"question {number}")]))
                 case "close":
                     past.append(session)
-                    tracer.session_closed(session)
+                    tracer.tell_session(session)
                     sessions[which] = named_session(100 + number)
                 case "take over":
                     sessions[which] = named_session(100 + number)
                     for turn in session.turns:
                         sessions[which].restore(turn)
                     past.append(session)
-                    tracer.taken_over(session, sessions[which])
+                    tracer.tell_takeover(session, sessions[which])
                 case _:
-                    tracer.server_stops(sessions)
+                    tracer.tell_open_sessions(sessions)
                     tracer = SessionTracer(tracer.sender)
-        tracer.server_stops(sessions)
+        tracer.tell_open_sessions(sessions)
 
     spans = asyncio.run(collect(tell))
     expected: dict[str, Json] = {}
@@ -107,10 +107,10 @@ async def test_a_turn_that_ends_after_its_session_was_closed_counts():
     session = new_session()
 
     def tell(tracer: SessionTracer) -> None:
-        tracer.turn_ended(session, take_turn(session, [user("a")]))
-        tracer.session_closed(session)
-        tracer.turn_ended(session, take_turn(session, [user("b")]))
-        tracer.server_stops([session])
+        tracer.tell_turn(session, take_turn(session, [user("a")]))
+        tracer.tell_session(session)
+        tracer.tell_turn(session, take_turn(session, [user("b")]))
+        tracer.tell_open_sessions([session])
 
     assert await told(tell) == ["turn 0", "session 1", "turn 1", "session 2"]
 
@@ -120,8 +120,8 @@ def test_a_tracer_keeps_no_session_in_memory():
     tracer = SessionTracer(SpanSender(Collector("http://127.0.0.1:9/v1/traces"), ServerMetrics()))
     session: Session | None = new_session()
     assert session is not None
-    tracer.turn_ended(session, take_turn(session, [user("a")]))
-    tracer.session_closed(session)
+    tracer.tell_turn(session, take_turn(session, [user("a")]))
+    tracer.tell_session(session)
     kept = ref(session)
     session = None
     gc.collect()

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.server.serving import serve
@@ -75,6 +76,11 @@ class Trainer:
         """Return once the `nth` request has some tokens and wants more."""
         await eventually(lambda: len(self.fake.sampled) == self.before + nth)
         await eventually(lambda: any(live.sampled > 2 for live in self.fake.engine.live))
+
+    async def one_more(self) -> None:
+        """Return once the request under way has another token."""
+        [live] = self.fake.engine.live
+        await eventually(lambda: any(each.sampled > live.sampled for each in self.fake.engine.live))
 
 
 @asynccontextmanager
@@ -175,6 +181,30 @@ async def test_aborts_that_nothing_explains_end_a_turn_at_last(kind: str):
         answer = await asking
 
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_aborts_that_new_weights_explain_later_never_end_a_turn(kind: str):
+    """Five of them, each before the label it was for: only the tokens of the next request say what has happened."""
+    async with trained(kind, replace(TALK, text=2 * TALK.text), max_unsolicited_aborts=1) as trainer:
+
+        async def cut_short_and_label() -> None:
+            for version in range(1, 6):
+                await trainer.sampling(version - 1)
+                await trainer.fake.engine.abort(None)
+                await trainer.sampling(version)
+                trainer.fake.engine.relabel(str(version))
+                await trainer.one_more()
+
+        session = await trainer.client.create()
+        meddling = asyncio.create_task(cut_short_and_label())
+        answer = await trainer.client.chat(session, [user("a")])
+        meddling.cancel()
+        await asyncio.wait({meddling})
+        [sample] = await trainer.client.samples(session)
+
+        assert answer.status_code == 200, answer.text
+        assert set(sample["behavior_versions"]) == set(range(6))
 
 
 @pytest.mark.parametrize("kind", KINDS)

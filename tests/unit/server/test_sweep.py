@@ -13,15 +13,16 @@ import pytest
 from harness.engines.base import LogprobScale, check_request
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
-from harness.errors import EngineRejected
+from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
 from harness.server.serving import serve
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.store.base import SessionStore
 from harness.store.connect import open_store
+from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
-from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, as_ids
+from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, Turn, as_ids
 from tests.builders import assistant, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says
 
@@ -391,6 +392,57 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
         await client.http.post("/sessions/drain")
         await engine.abort(None)
         await again
+
+
+async def a_turn_left_and_swept(client: Client) -> Served:
+    """A session whose client left when two tokens of its turn were sampled, which version 1 has scored since."""
+    session = await client.create()
+    gone = asyncio.create_task(client.chat(session, [user("a")]))
+    await client.sampling()
+    gone.cancel()
+    await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
+    await client.engine.update_weights(NOWHERE, "1")
+    await sweep(client, 1)
+    return session
+
+
+LEFT = ScriptStep(text="slow", fault=ScriptedFault.HANG, fault_after=2)
+
+
+async def test_a_turn_that_goes_on_keeps_the_values_that_a_sweep_gave_its_first_part():
+    """No request of its own meets that version again: what the sweep has found is all that there ever is."""
+    async with serving(Engine(LEFT)) as client:
+        session = await a_turn_left_and_swept(client)
+        await client.engine.update_weights(NOWHERE, "2")
+        await client.say(session, [user("a")])
+        [sample] = await client.samples(session)
+
+    assert sample["behavior_versions"] == [0, 0, 2, 2, 2]
+    assert sample["proximal_versions"] == [1, 1, 2, 2, 2]
+    assert scored_share(sample) == 2 / 5
+
+
+class FullStore(MemoryStore):
+    """Has no room for the first turn that comes to its end."""
+
+    is_full = True
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        if turn.is_usable and self.is_full:
+            self.is_full = False
+            raise StoreError("the disk is full")
+
+
+async def test_a_turn_that_begins_again_has_no_values_of_tokens_that_were_lost():
+    """Its outcome could not be stored: the retry samples it anew, and nobody has scored that."""
+    async with serving_on(Engine(LEFT, ScriptStep(text="slow")), FullStore()) as client:
+        session = await a_turn_left_and_swept(client)
+        assert (await client.chat(session, [user("a")])).status_code == 503
+        await client.engine.update_weights(NOWHERE, "2")
+        await client.say(session, [user("a")])
+        [sample] = await client.samples(session)
+
+    assert sample["behavior_versions"] == sample["proximal_versions"] == [2] * 5
 
 
 async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor():

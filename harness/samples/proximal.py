@@ -131,17 +131,15 @@ def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
 
 
 def keep_scores(turn: Turn, earlier: Turn) -> Turn:
-    """`turn`, a later outcome of `earlier` whose output goes on where that one broke off, with the scores of both.
+    """`turn`, a later outcome of `earlier` whose output goes on where that one broke off, with the scores of that one.
 
-    Tokens that only `earlier` has were cut away, and their scores with them.
+    No scoring has changed `turn` yet. Tokens that only `earlier` has were cut away, and their scores with them.
     """
     if earlier.proximal_logprobs is None or earlier.proximal_versions is None:
         return turn
-    own, shared = ProximalColumns.of_turn(turn), min(earlier.output_ids.size, turn.output_ids.size)
-    logprobs, versions = own.logprobs.copy(), own.versions.copy()
-    is_missing = own.versions[:shared] == expand_spans(turn.version_spans, turn.output_ids.size)[:shared]
-    logprobs[:shared][is_missing] = earlier.proximal_logprobs[:shared][is_missing]
-    versions[:shared][is_missing] = earlier.proximal_versions[:shared][is_missing]
+    own, kept = ProximalColumns.of_turn(turn), min(earlier.output_ids.size, turn.output_ids.size)
+    logprobs = np.concatenate([earlier.proximal_logprobs[:kept], own.logprobs[kept:]])
+    versions = np.concatenate([earlier.proximal_versions[:kept], own.versions[kept:]])
     return replace(turn, proximal_logprobs=as_logprobs(logprobs), proximal_versions=as_ids(versions))
 
 

@@ -195,6 +195,14 @@ class Unauthorized(RequestError):
     code = "unauthorized"
 
 
+class StrayRefused(RequestError):
+    """A call of another program than the session's agent, and the session refuses those."""
+
+    cause = Cause.AGENT
+    status = 403
+    code = "stray_refused"
+
+
 class ScriptRefused(RequestError):
     """A session with a script where the operator does not allow it, or whose engine does not say what it is told to."""
 
@@ -565,7 +573,7 @@ class AdapterError(HarnessError):
 
 
 class ScenarioError(HarnessError):
-    """A scenario file or its check is wrong."""
+    """A scenario file, its check, or a reward is wrong."""
 
     cause = Cause.SCENARIO
     code = "scenario_error"

@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 _BETWEEN_BLOCKS = "\n"
 _MOST_ALIASES = 16
 _LONGEST_ALIAS = 64  # characters
+_NO_ARGUMENTS = (b"{}", b"null", b'""', b'" "')
 
 
 class WireMessage(msgspec.Struct):
@@ -49,7 +50,7 @@ class _RedactedThinking(msgspec.Struct, tag="redacted_thinking"):
 class _ToolUse(msgspec.Struct, tag="tool_use"):
     id: str
     name: str
-    input: msgspec.Raw
+    input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _ToolReference(msgspec.Struct, tag="tool_reference"):
@@ -180,6 +181,8 @@ class BlockReader:
 
     def _read_arguments(self, call: _ToolUse, place: str) -> str:
         """The arguments as they were sampled, where a recorded call says the same; else in the usual spelling."""
+        if bytes(call.input) in _NO_ARGUMENTS:
+            return "{}"
         value = decode_json(_input_decoder, call.input, f"{place}.input")
         sent = bytes(call.input).decode()
         turn = self.call.caller(call.id)

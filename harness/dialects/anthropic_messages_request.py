@@ -28,7 +28,7 @@ from harness.dialects.model_request import (
     Streaming,
     ToolMode,
     WireCall,
-    check_results,
+    check_calls,
     function_tool,
     require_offered,
 )
@@ -149,7 +149,7 @@ def parse_request(
     flat = tuple(message for messages in new for message in messages)
     messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
     read = ((unit.places[0], each) for unit, said in zip(unread, new, strict=True) for each in said)
-    check_results(read, lambda: messages[: recall.known], call.caller)
+    check_calls(read)
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")

@@ -203,38 +203,21 @@ def _quote(name: str) -> str:
     return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
 
 
-def check_results(
-    read: Iterable[tuple[str, Message]],
-    known: Callable[[], Sequence[Message]],
-    caller: Callable[[str], Turn | None],
-) -> None:
-    """Raises `MalformedRequest` for two calls of one message with one id, and for a result of a call that never was.
+def check_calls(read: Iterable[tuple[str, Message]]) -> None:
+    """Raises `MalformedRequest` for two calls of one message with one id.
 
-    `read` has the messages of a request that were read, each behind its field. The call of a result stands before it or
-    is recorded in the session, which `caller` says, for a client that has cut its history; a call without an id may be
-    the one. What holds for a request holds for every beginning of it, so that one that is known needs no check.
-    `known` reads the messages before those of `read`, when a call is not found elsewhere.
+    `read` has the messages of a request that were read, each behind its field. A result may be there without its call:
+    clients that parse calls out of text have none to send.
     """
-    made: set[str] = set()
-    has_looked = False
     for field_name, message in read:
-        ids = Counter(call["id"] for call in _calls(message))
-        if any(call_id and times > 1 for call_id, times in ids.items()):
+        calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
+        if any(call_id and times > 1 for call_id, times in Counter(call["id"] for call in calls).items()):
             raise MalformedRequest(f"{field_name}: expected an id of its own for each call", param=field_name)
-        made.update(ids)
-        call_id = message["tool_call_id"] if message["role"] == "tool" else ""
-        if not call_id or call_id in made or caller(call_id) is not None:
-            continue
-        if not has_looked:
-            made.update(call["id"] for each in known() for call in _calls(each))
-            has_looked = True
-        if made.isdisjoint((call_id, "")):
-            raise MalformedRequest(f"{field_name}: no call before it has the id {_quote(call_id)}", param=field_name)
 
 
-def _calls(message: Message) -> Sequence[Json]:
-    calls: Sequence[Json] = message.get("tool_calls") or ()
-    return calls if message["role"] == "assistant" else ()
+def said_arguments(text: str | None) -> str:
+    """The JSON arguments of a call that a client sends back; of those that say nothing, an empty object."""
+    return "{}" if (text or "").strip() in ("", "null") else text or ""
 
 
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:

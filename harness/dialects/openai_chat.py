@@ -15,7 +15,7 @@ from harness.errors import HarnessError, PromptTooLong, RequestError
 from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
-from harness.types import Json
+from harness.types import Json, Message
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = raw_event(b"[DONE]")
@@ -54,7 +54,7 @@ class OpenAIChat:
         turn = answer.turn
         # In the words that clients know: the repeat guard is a limit.
         finish_reason = TURN_ENDS[turn.end].finish_reason
-        choice: Json = {"index": 0, "message": turn.reply, "finish_reason": finish_reason, "logprobs": None}
+        choice: Json = {"index": 0, "message": _message(turn.reply), "finish_reason": finish_reason, "logprobs": None}
         if answer.request.wants_logprobs:
             choice["logprobs"] = {"content": logprob_entries(answer)}
         return {
@@ -127,6 +127,15 @@ class _Stream:
         head = self._head
         chunk: Json = {"id": _ID + head.response_id, "object": _CHUNK, "created": int(head.created_at)}
         return event(chunk | {"model": head.model, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def _message(reply: Message) -> Message:
+    """The reply with its reasoning under both names that clients know.
+
+    Deltas have one: some clients append each name that is there, others take the second for a duplicate and give up.
+    """
+    reasoning = reply.get("reasoning_content")
+    return {**reply, "reasoning": reasoning} if reasoning else reply
 
 
 def base_url(session_url: str) -> str:

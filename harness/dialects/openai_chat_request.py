@@ -9,6 +9,7 @@ a body that holds more than the limits allow is refused before its pieces are lo
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -21,8 +22,9 @@ from harness.dialects.model_request import (
     Streaming,
     ToolMode,
     WireCall,
-    check_results,
+    check_calls,
     require_offered,
+    said_arguments,
 )
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
@@ -40,7 +42,7 @@ class _TextPart(msgspec.Struct):
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
 
 
 # Fields in OpenAI's order: a template that writes a call or a tool as JSON shows the model what it was trained on.
@@ -52,6 +54,11 @@ class _Call(msgspec.Struct, kw_only=True):
     function: _Function
 
 
+class _Detail(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+
+
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -61,6 +68,8 @@ class _WireMessage(msgspec.Struct):
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: msgspec.Raw = NULL
+    reasoning_details: msgspec.Raw = NULL
     name: str | None = None
 
 
@@ -154,6 +163,8 @@ _exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_Exact
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
+_text_decoder: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
+_details_decoder: msgspec.json.Decoder[list[_Detail] | None] = msgspec.json.Decoder(list[_Detail] | None)
 
 
 def parse_request(
@@ -168,7 +179,7 @@ def parse_request(
     recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages, call.sent)
     messages = _read_messages(wire.messages, recall.known)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
-    check_results(read, lambda: messages[: recall.known], call.caller)
+    check_calls(read)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
@@ -255,17 +266,27 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
     message: Json = {"role": said.role, "content": content}
     if said.tool_calls:
+        for call in said.tool_calls:
+            call.function.arguments = said_arguments(call.function.arguments)
         message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
-    if said.reasoning_content:
-        message["reasoning_content"] = said.reasoning_content
-    if said.role == "tool" and not said.tool_call_id:
-        field = f"messages[{number}].tool_call_id"
-        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
+    if reasoning := said.reasoning_content or (_read_reasoning(said) if said.role == "assistant" else ""):
+        message["reasoning_content"] = reasoning
     if said.tool_call_id:
         message["tool_call_id"] = said.tool_call_id
     if said.name:
         message["name"] = said.name
     return message
+
+
+def _read_reasoning(said: _WireMessage) -> str:
+    """The reasoning of a reply under vLLM's name for it, or OpenRouter's; what is no text says nothing."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if text := _text_decoder.decode(said.reasoning):
+            return text
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        details = _details_decoder.decode(said.reasoning_details) or ()
+        return "".join(detail.text or "" for detail in details if detail.type in (None, "reasoning.text"))
+    return ""
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:

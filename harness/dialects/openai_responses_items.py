@@ -3,15 +3,19 @@
 Pure. A reply of the model comes back as several items (reasoning, a message, calls), everything else is a message of
 its own. Items are told apart by their heads alone, so that those which a session has read before need not be read
 again.
+
+A reference to an item stands for what the session has recorded of it. Each item is referred to once: what a body comes
+to is bounded by what was recorded, however short references are.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import WireCall
+from harness.dialects.model_request import WireCall, said_arguments
 from harness.dialects.openai_responses_tools import (
     CUSTOM,
     FUNCTION,
@@ -55,7 +59,7 @@ class _Reasoning(msgspec.Struct):
 class _FunctionCall(msgspec.Struct):
     name: str
     call_id: str
-    arguments: str = "{}"
+    arguments: str | None = None
     namespace: str | None = None
 
 
@@ -77,7 +81,10 @@ class _Result(msgspec.Struct):
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_TYPES = ("message", "reasoning", *_CALLS, *_RESULTS)
+_REFERENCE = "item_reference"
+_TYPES = ("message", "reasoning", *_CALLS, *_RESULTS, _REFERENCE)
+_ITEM_ID = re.compile(r"(rs|msg|fc|ctc|lsh)_([0-9a-f]+)(?:_(0|[1-9][0-9]{0,5}))?")
+_ITEM_TYPES = {"rs": "reasoning", "msg": "message", **dict(zip(("fc", "ctc", "lsh"), _CALLS, strict=True))}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 _head_decoder = msgspec.json.Decoder(_Head)
@@ -101,6 +108,8 @@ class Item(NamedTuple):
     """It is part of something that the model said."""
     call_id: str
     """Of the recorded call that it is, or answers."""
+    recorded: Any = None
+    """What a reference stands for: a text, or a call in normal form; None of an item that is there itself."""
 
 
 class MessageItems(NamedTuple):
@@ -117,17 +126,19 @@ class MessageItems(NamedTuple):
 
 
 def group_items(
-    raws: Sequence[msgspec.Raw], asked_before: Sequence[Message], caller: Callable[[str], Turn | None]
+    raws: Sequence[msgspec.Raw], asked_before: Sequence[Message], answered_as: Callable[[str], Turn | None]
 ) -> list[MessageItems]:
-    """The messages that input items are, behind a conversation that the session has; `caller` is that of the call.
+    """The messages that input items are, behind a conversation that the session has.
 
-    Raises `MalformedRequest` when an item is of no known type, or calls and results do not go together.
+    `answered_as` is that of the call. Raises `MalformedRequest` when an item is of no known type, refers to none that
+    the session has, or is there twice.
     """
     groups: list[MessageItems] = []
     calls = {call["id"] for message in asked_before for call in message.get("tool_calls") or ()}
+    referred: set[str] = set()
     for i, raw in enumerate(raws):
-        item = _read_head(raw, f"input[{i}]")
-        _check_call_id(item, calls, caller)
+        item = _read_head(raw, f"input[{i}]", answered_as, referred)
+        _check_call_id(item, calls)
         if groups and item.is_reply and _belongs(item, groups[-1]):
             groups[-1].items.append(item)
             groups[-1].types.add(item.type)
@@ -136,9 +147,11 @@ def group_items(
     return groups
 
 
-def _read_head(raw: msgspec.Raw, field: str) -> Item:
+def _read_head(raw: msgspec.Raw, field: str, answered_as: Callable[[str], Turn | None], referred: set[str]) -> Item:
     head = decode_json(_head_decoder, raw, field)
-    kind = head.type or ("message" if head.role is not None else "")
+    kind = head.type or ("message" if head.role is not None else "" if head.id is None else _REFERENCE)
+    if kind == _REFERENCE:
+        return _refer(head.id or "", Item(raw, field, kind, True, ""), answered_as, referred)
     if kind not in _TYPES:
         raise MalformedRequest(
             f"{field}.type: expected one of {', '.join(_TYPES)}; {kind[:64]!r} cannot be recorded",
@@ -149,21 +162,45 @@ def _read_head(raw: msgspec.Raw, field: str) -> Item:
     return Item(raw, field, kind, is_reply, call_id)
 
 
-def _check_call_id(item: Item, calls: set[str], caller: Callable[[str], Turn | None]) -> None:
-    """Raises `MalformedRequest` for a call that was there before, and for a result without its call.
+def _refer(item_id: str, item: Item, answered_as: Callable[[str], Turn | None], referred: set[str]) -> Item:
+    """The `item` that refers to the one with that id, as that one. Raises `MalformedRequest` when there is none."""
+    found = None if item_id in referred else _find_item(item_id, answered_as)
+    if found is None:
+        raise MalformedRequest(
+            f"{item.field}.id: expected the id of an item that this session has answered with, each once;"
+            f" got {item_id[:64]!r}; send the item itself",
+            param=f"{item.field}.id",
+        )
+    referred.add(item_id)
+    kind, recorded = found
+    return item._replace(type=kind, recorded=recorded, call_id=recorded["id"] if kind in _CALLS else "")
 
-    The call of a result may be one that the session has recorded, and that its client has cut from the history.
-    """
+
+def _find_item(item_id: str, answered_as: Callable[[str], Turn | None]) -> tuple[str, Any] | None:
+    """The type of an item that an answer of the session had, and what is recorded of it; None when there is none."""
+    parts = _ITEM_ID.fullmatch(item_id)
+    turn = None if parts is None else answered_as(parts[2])
+    if parts is None or turn is None:
+        return None
+    kind, number, calls = _ITEM_TYPES[parts[1]], parts[3], turn.reply.get("tool_calls") or ()
+    if kind in _CALLS:
+        return (kind, calls[int(number)]) if number is not None and int(number) < len(calls) else None
+    text = turn.reply.get("reasoning_content" if kind == "reasoning" else "content") or ""
+    is_there = bool(text) or (kind == "message" and not calls)
+    return (kind, text) if is_there and number is None else None
+
+
+def _check_call_id(item: Item, calls: set[str]) -> None:
+    """Raises `MalformedRequest` for a call or a result without an id, and for a call that was there before."""
     if item.type not in _CALLS and item.type not in _RESULTS:
         return
     field = f"{item.field}.call_id"
     if not item.call_id:
         raise MalformedRequest(f"{field}: expected the id of a call, got none", param=field)
-    is_there = item.call_id in calls or (item.type in _RESULTS and caller(item.call_id) is not None)
-    if is_there == (item.type in _CALLS):
-        wrong = "another call has this id" if item.type in _CALLS else "no call before it has this id"
-        raise MalformedRequest(f"{field}: {wrong}: {item.call_id[:64]!r}", param=field)
-    calls.add(item.call_id)
+    if item.type in _CALLS:
+        if item.call_id in calls:
+            raise MalformedRequest(f"{field}: another call has this id: {item.call_id[:64]!r}", param=field)
+        calls.add(item.call_id)
 
 
 def _belongs(item: Item, group: MessageItems) -> bool:
@@ -188,11 +225,12 @@ def read_message(group: MessageItems, call: WireCall, limits: RequestLimits) -> 
     content, reasoning, calls = "", "", []
     for item in group.items:
         if item.type == "message":
-            content += read_text(_decode_message(item).content, f"{item.field}.content")
+            said = item.recorded
+            content += read_text(_decode_message(item).content, f"{item.field}.content") if said is None else said
         elif item.type == "reasoning":
-            reasoning += _read_reasoning(item, call)
+            reasoning += _read_reasoning(item, call) if item.recorded is None else item.recorded
         else:
-            calls.append(_read_call(item, limits))
+            calls.append(_read_call(item, limits) if item.recorded is None else item.recorded)
     message: Json = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = calls
@@ -232,7 +270,7 @@ def _read_call(item: Item, limits: RequestLimits) -> Json:
     match wire:
         case _FunctionCall():
             form = CallForm(FUNCTION, wire.name, wire.namespace)
-            arguments = wire.arguments
+            arguments = said_arguments(wire.arguments)
         case _CustomCall():
             form = CallForm(CUSTOM, wire.name, wire.namespace)
             arguments = custom_arguments(wire.call_id, wire.input)

@@ -132,7 +132,7 @@ def parse_request(
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
     raws = list(map(_raw, text)) if isinstance(wire.input, str) else wire.input or []
     limits.require("messages", len(before) + len(raws), "input")
-    groups = group_items(raws, before, call.caller)
+    groups = group_items(raws, before, call.answered_as)
     tool_list = ToolList(wire.tools or (), limits)
     recall = NOTHING_RECALLED
     if history is not None:

@@ -28,7 +28,7 @@ from harness.server.http.wire import read_body
 from harness.server.registry import SessionRegistry
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.sessions.session import Session
-from harness.types import Json, SamplingWishes
+from harness.types import Json, SamplingWishes, Turn
 
 _MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
 _ENTRY_BYTES = 500  # of memory
@@ -187,9 +187,11 @@ class ModelCalls:
 
 
 def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
-    return WireCall(
-        body, request.headers, request.query_params, session.turns_until, session.caller, session.answered_as
-    )
+    def answered_as(response_id: str) -> Turn | None:  # no agent has got the answer of a turn that is not served
+        turn = session.answered_as(response_id)
+        return turn if turn is not None and session.serves(turn) else None
+
+    return WireCall(body, request.headers, request.query_params, session.turns_until, session.caller, answered_as)
 
 
 @contextmanager

@@ -29,7 +29,14 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "find_city", "argum
 HISTORY: list[Message] = [
     {"role": "system", "content": "Help."},
     {"role": "user", "content": "Where?"},
-    {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL], "reasoning_content": "hm"},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [CALL],
+        "reasoning_content": "hm",
+        "reasoning": "hm",
+        "reasoning_details": [{"type": "reasoning.text", "text": "hm"}],
+    },
     {"role": "tool", "tool_call_id": "c1", "content": "Paris"},
     {"role": "user", "content": "And?"},
 ]

@@ -248,7 +248,6 @@ DEMANDS = {"type": "tool", "name": "s"}
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [use("c1")]}]}, "messages[0].content"),
         ({"messages": [says(result("c1"))]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [result("c1")]}]}, "messages[0].content"),
         ({"messages": [*HI, says(use("c1"), use("c1"))]}, "messages[1].content"),
         ({"messages": [says(use("c1") | {"input": "no"})]}, "messages[0].content.input"),
         ({"messages": [HOLDS_A_DOCUMENT]}, "messages[0].content[0].content[0].type"),

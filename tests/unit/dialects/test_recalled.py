@@ -124,11 +124,11 @@ def test_a_role_is_not_mistaken_for_replies():
         ([user("hi"), uses("c1"), results("c1"), uses("c2", "c2"), results("c2")], False),
         ([user("hi"), uses("c1"), uses("c1"), results("c1")], False),
         ([user("hi"), uses("c1", "c2"), results("c1"), user("and?"), results("c2")], True),
-        ([user("hi"), uses("c1"), results("c1"), results("c2")], False),
-        ([user("hi"), uses("c1"), results("c1"), results("c2"), uses("c2")], False),
+        ([user("hi"), uses("c1"), results("c1"), results("c2")], True),
+        ([user("hi"), results("c2"), uses("c2")], True),
     ],
 )
-def test_calls_and_results_go_together_however_much_is_recalled(messages: list[Json], is_served: bool):
+def test_ids_of_calls_are_judged_alike_however_much_is_recalled(messages: list[Json], is_served: bool):
     """A server that has read the beginning of a history says what one says that reads all of it."""
     for known in range(len(messages)):
         history = History()
@@ -156,12 +156,12 @@ def answers(call_id: str) -> Json:
         ([user("hi"), calls("c1", "c2"), answers("c2"), user("and?"), answers("c1")], True),
         ([user("hi"), calls("", ""), answers("c1"), answers("c2")], True),
         ([user("hi"), calls("c1", "c1"), answers("c1")], False),
-        ([user("hi"), calls("c1"), answers("c1"), answers("c2")], False),
-        ([user("hi"), answers("c1"), calls("c1")], False),
-        ([calls("c1", role="user"), answers("c1")], False),
+        ([user("hi"), calls("c1"), answers("c1"), answers("c2")], True),
+        ([user("hi"), answers("c1"), calls("c1")], True),
+        ([calls("c1", role="user"), answers("c1")], True),
     ],
 )
-def test_calls_and_results_of_chat_go_together_however_much_is_recalled(messages: list[Json], is_served: bool):
+def test_ids_of_calls_of_chat_are_judged_alike_however_much_is_recalled(messages: list[Json], is_served: bool):
     """The same, where a result is a message of its own and a call may have no id."""
     for known in range(len(messages)):
         history = History()
@@ -183,16 +183,12 @@ def test_calls_and_results_of_chat_go_together_however_much_is_recalled(messages
     ],
     ids=["chat", "messages", "responses"],
 )
-def test_a_client_may_cut_a_call_that_is_recorded(dialect: Dialect, fields: Json):
-    """It keeps the end of its history; the call of a result is known to the session, and to no other."""
-    turn = replace(take_turn(new_session(), [user("hi")]), reply=calls("c1"))
-    body = json.dumps(fields).encode()
+def test_a_result_needs_no_call(dialect: Dialect, fields: Json):
+    """A client may have cut its history, or parse calls out of text: the template says what it makes of that."""
+    asked = dialect.parse(WireCall(json.dumps(fields).encode()), DEFAULT_LIMITS, History())
 
-    asked = dialect.parse(WireCall(body, caller={"c1": turn}.get), DEFAULT_LIMITS, History())
-
+    assert asked.messages[1]["role"] == "tool"
     assert asked.messages[1]["tool_call_id"] == "c1"
-    with pytest.raises(MalformedRequest, match="c1"):
-        dialect.parse(WireCall(body), DEFAULT_LIMITS, History())
 
 
 @pytest.mark.parametrize(

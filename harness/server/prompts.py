@@ -6,8 +6,9 @@ rendered.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -26,7 +27,6 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
 from harness.tokens.history import Prefix
-from harness.tokens.matching import ChainKey
 from harness.tokens.sent_body import SentBody
 from harness.types import TokenIds, Turn, as_ids
 
@@ -90,7 +90,7 @@ class HeavyWork:
 
 
 class _LongBefore(Exception):
-    """A call goes on from an answer by its id, and what was said up to that is long."""
+    """A call goes on from an answer by its id, or refers to some, and what was said in it is long."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
@@ -106,6 +106,28 @@ def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str
     return turns
 
 
+@contextmanager
+def _answers_nearby(answered_as: Callable[[str], Turn | None]) -> Iterator[Callable[[str], Turn | None]]:
+    """`answered_as` that raises `_LongBefore`, within the block, where all it has found is no work for the event loop.
+
+    Messages that are known may be read behind the block.
+    """
+    size_bytes, is_within = 0, True
+
+    def find(response_id: str) -> Turn | None:
+        nonlocal size_bytes
+        turn = answered_as(response_id)
+        size_bytes += 0 if turn is None else _BYTES_PER_TOKEN * int(turn.output_ids.size)
+        if is_within and size_bytes > _LARGE_BODY:
+            raise _LongBefore(size_bytes)
+        return turn
+
+    try:
+        yield find
+    finally:
+        is_within = False
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCall:
     """A request body, read."""
@@ -119,11 +141,6 @@ class ReadCall:
     """The same of before, for a session that has turns with such."""
     noise: str = ""
     """The beginning of what was taken out of its head (`dialects.noise`)."""
-
-    @property
-    def keys(self) -> Sequence[ChainKey]:
-        """Digests of the prefixes (`tokens.matching`)."""
-        return [prefix.key for prefix in self.prefixes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +164,8 @@ class Prompts:
         body, sent, history = wire.body, SentBody(wire.body), session.history
         has_older_digests = session.has_older_digests
 
-        def work(turns_until: Callable[[str], Sequence[Turn]] = wire.turns_until) -> ReadCall:
-            call = replace(wire, turns_until=turns_until, sent=sent)
+        def work(wire: WireCall = wire) -> ReadCall:
+            call = replace(wire, sent=sent)
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
             prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
@@ -163,7 +180,9 @@ class Prompts:
         is_long = new_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
         if not is_long:
             try:
-                return work(partial(_turns_nearby, wire.turns_until))
+                with _answers_nearby(wire.answered_as) as answered_as:
+                    nearby = partial(_turns_nearby, wire.turns_until)
+                    return work(replace(wire, turns_until=nearby, answered_as=answered_as))
             except _LongBefore as before:  # nothing has been read but the small body
                 size_bytes += before.size_bytes
         return await self.heavy_work.do(size_bytes, work)

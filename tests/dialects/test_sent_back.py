@@ -274,6 +274,23 @@ async def test_a_reference_may_go_on_from_an_earlier_branch():
         assert await client.parents() == [None, None, 0]
 
 
+async def test_long_reasoning_may_be_sent_back_by_its_key_alone():
+    """Also in messages that are known and rendered once more, because they begin a root."""
+    long = [ScriptStep(text=f"<think>\n{letter * 12_000}\n</think>\n\nyes") for letter in "abcde"]
+    async with session_of(reasoning_tokenizer(), *long) as client:
+        sent: list[Json] = [user("a")]
+        for _ in range(3):
+            reasoning, message = (await client.answer(RESPONSES, input=sent))["output"]
+            message["content"][0]["text"] = "edited"
+            sent += [reasoning | {"content": []}, message, user("b")]
+        for text in "cd":
+            await client.answer(RESPONSES, input=[*sent, user(text)])
+        turns = (await client.record())["turns"]
+
+    assert [turn["parent"] for turn in turns] == [None] * 5
+    assert [turn["messages_delta"][-5]["reasoning_content"] for turn in turns[3:]] == ["b" * 12_000] * 2
+
+
 UNKNOWN = {
     "of nobody": "msg_" + "0" * 32,
     "of no form": "x",

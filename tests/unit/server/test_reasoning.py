@@ -25,10 +25,10 @@ def reasoning_tokenizer() -> ChatTemplateTokenizer:
 
 @pytest.mark.parametrize(
     ("matching", "keeps_reasoning", "parent"),
-    [((), True, 0), ((), False, None), (("ignore_reasoning",), False, 0), (("ignore_reasoning",), True, 0)],
+    [((), True, 0), ((), False, 0), (("exact",), True, 0), (("exact",), False, None)],
 )
 async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning, parent):
-    """With it the branch goes on; without it that is for the session's matching to say."""
+    """What is not said does not contradict the record, unless the session's matching is exact."""
     chat_tokenizer = reasoning_tokenizer()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
     service = turn_service(engine, chat_tokenizer, MemoryStore())
@@ -78,7 +78,7 @@ async def test_sealed_reasoning_is_known_in_its_own_session(goes_to, parent):
     """A client of Responses may keep nothing but `encrypted_content`: a key to the record, which holds no text."""
     chat_tokenizer = reasoning_tokenizer()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
-    dialect, own, other = OpenAIResponses(), new_session(), new_session()
+    dialect, own, other = OpenAIResponses(), new_session(matching=("exact",)), new_session(matching=("exact",))
     services = {id(each): turn_service(engine, chat_tokenizer, MemoryStore()) for each in (own, other)}
 
     async def say(session, *items):

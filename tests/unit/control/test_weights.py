@@ -244,7 +244,7 @@ async def test_whatever_the_block_raises_everything_opens_again():
 
 
 async def test_a_cancelled_update_opens_everything_again():
-    """The cancellation comes through, after the gates are open, also for a caller that cancels at every tick until then."""
+    """The cancellation comes through, after the gates are open, whoever cancels at every tick until then."""
     engine = NotingEngine()
     engine.fails["update"] = None
     async with serving_with(engine) as client:

@@ -124,6 +124,12 @@ async def _a_second_turn_of_one(client: Client[Any]) -> str:
     return await _chat(client, session)
 
 
+async def _referring(client: Client[Any]) -> str:
+    session = await client.create()
+    url, items = f"/sessions/{session.session_id}/v1/responses", [user("hi"), {"type": "item_reference", "id": "msg_1"}]
+    return _told(await client.http.post(url, json={"input": items}, headers=bearer(session.api_key)))
+
+
 def _behind(verb: str) -> Callable[[Client[Any]], Awaitable[str]]:
     async def ask(client: Client[Any]) -> str:
         session = await client.create()
@@ -148,7 +154,6 @@ def _creating(**fields: Any) -> Callable[[Client[Any]], Awaitable[str]]:
 
 
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
-ORPHAN = {"role": "tool", "tool_call_id": "call_1", "content": "5"}
 
 CALLS: dict[str, Callable[[Client[Any]], Awaitable[str]]] = {
     "An agent shows no key": _without_a_key,
@@ -158,7 +163,7 @@ CALLS: dict[str, Callable[[Client[Any]], Awaitable[str]]] = {
     "A session's turns are used up": _a_second_turn_of_one,
     "Several choices are asked for": _asking(n=2),
     "An image is sent": _asking(messages=[IMAGE]),
-    "A result has no call": _asking(messages=[user("hi"), ORPHAN]),
+    "An item is referred to that the session does not have": _referring,
     "The prompt is longer than the context": _asking(messages=[user("word " * 600)]),
     "A body is too large": _asking(messages=[user("x" * 40_000)]),
     "Everything is drained": _behind("drain"),

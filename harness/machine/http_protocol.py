@@ -19,6 +19,7 @@ read their answer close in the same way, also those that throw it away. A proxy 
 reads for the client; then an answer counts as delivered once the proxy has it.
 """
 
+import asyncio
 import select
 from collections.abc import Callable
 from typing import Protocol
@@ -26,6 +27,8 @@ from typing import Protocol
 from starlette.types import Scope
 
 from harness.machine.http_bounds import BoundedProtocol
+from harness.machine.peer_process import Ends
+from harness.machine.peer_processes import Peer
 
 CONNECTION = "harness.connection"
 """Where the state of a request's scope has its `Connection`."""
@@ -45,6 +48,9 @@ class Connection(Protocol):
 
     is_lost: bool
     """It is over, as far as the event loop has noticed."""
+
+    peer: Peer | None
+    """The other end; None of one without an address."""
 
     def is_closed_by_client(self) -> bool:
         """The client has closed its side, whether the event loop has noticed or not."""
@@ -92,6 +98,13 @@ class ResetAwareProtocol(BoundedProtocol):
     on_reset: Callable[[], None] | None = None
     on_lost: Callable[[], None] | None = None
     is_lost = False
+    peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
+        """A connection begins; uvicorn knows its ends from the socket, whatever its headers will say."""
+        super().connection_made(transport)
+        if self.client and self.server:
+            self.peer = Peer(Ends(*self.client, self.server[0], self.server[1] or 0))
 
     def on_message_begin(self) -> None:
         """The next request says that the last answer was read."""

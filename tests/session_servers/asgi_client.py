@@ -52,6 +52,7 @@ class Exchange:
     """As a `Connection`, told by nobody: this client takes what it is sent, or has left."""
 
     on_lost: Callable[[], None] | None = None
+    peer: None = field(default=None, init=False)
 
     @property
     def is_lost(self) -> bool:

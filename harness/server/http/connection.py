@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from typing import Self
 
 from starlette.requests import Request
@@ -23,6 +24,8 @@ from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
 from harness.machine.deadlines import within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
+from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
+from harness.sessions.session import Session
 from harness.telemetry.secrets import shorten_secrets
 from harness.telemetry.tracing.spans import read_traceparent
 from harness.types import Json
@@ -72,13 +75,45 @@ class ClientConnection:
     def notes(self) -> Json:
         """What it says of itself, for the record of its turns: its program, the ids of its own that it sends, its span.
 
-        Keys of the harness and session ids among them are shortened: a record is kept, and read by others.
+        Keys of the harness and session ids among them are shortened: a record is kept, and read by others. Its process
+        is there as soon as it is known.
         """
+        return self._said | self._process_note()
+
+    @cached_property
+    def _said(self) -> Json:
         own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
         span = read_traceparent(self.headers.get("traceparent", ""))
         return {"user_agent": agent} | ids | ({} if span is None else {"traceparent": span})
+
+    def look_up(self, processes: PeerProcesses, session: Session) -> None:
+        """Begin to look up the process that made a call of `session`, once for each connection.
+
+        A client that connects for every call is most likely the process of the last one.
+        """
+        peer = self._peer
+        if peer is not None and peer.process is None:
+            turns = session.turns
+            last: Json = turns[-1].notes.get("client", {}).get("process", {}) if turns else {}
+            peer.process = processes.find(peer.ends._replace(likely=int(last.get("id", "0").partition(".")[0])))
+
+    async def know_process(self) -> None:
+        """Return when the look-up of the process has ended, or nobody waits for an answer any more."""
+        if self._peer is not None and self._peer.process is not None and self.dismissal is None:
+            await asyncio.wait([self._peer.process], timeout=LOOK_S)
+
+    @property
+    def _peer(self) -> Peer | None:
+        return None if self._connection is None else self._connection.peer
+
+    def _process_note(self) -> Json:
+        found = None if self._peer is None else self._peer.process
+        process = found.result() if found is not None and found.done() else None
+        if process is None:
+            return {}
+        return {"process": {**process._asdict(), "program": shorten_secrets(process.program)}}
 
     @classmethod
     def of(cls, request: Request) -> Self:

@@ -54,6 +54,7 @@ class _Arrival:
 
     def __post_init__(self) -> None:
         self._carrier = connection_of(self.arrived_in)
+        self.peer = None if self._carrier is None else self._carrier.peer
         self.scope = {**self.arrived_in, "state": {**self.arrived_in.get("state", {}), CONNECTION: self}}
 
     def leave(self) -> None:

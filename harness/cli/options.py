@@ -126,6 +126,15 @@ _Noise = Annotated[
         show_default=False,
     ),
 ]
+_Selections = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HARNESS_SELECTION",
+        metavar="MODULE:FUNCTION",
+        help="A function that sessions may choose their samples with; may be repeated.",
+        show_default=False,
+    ),
+]
 _Matchings = Annotated[
     list[str] | None,
     typer.Option(
@@ -230,6 +239,7 @@ class ServerOptions:
     no_auth: _NoAuth = False
     open_paths: _OpenPaths = False
     matching: _Matchings = None
+    selection: _Selections = None
     noise: _Noise = None
     limit: _RequestLimits = None
     allow_forced_tokens: _AllowForcedTokens = False
@@ -263,6 +273,7 @@ class ServerOptions:
             stop_grace_s=self.stop_grace,
             write_timeout_s=self.write_timeout,
             matchings=tuple(self.matching or ()),
+            selections=tuple(self.selection or ()),
             noise=(BILLING_HEADER,) if self.noise is None else tuple(text for text in self.noise if text),
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,

@@ -1,116 +1,41 @@
-"""From the turns of a session to the samples a trainer gets.
-
-Merge rule (I3): a sample holds the turns of its branch up to and including the first one that is not COMPLETED; the
-turns after it are dropped and counted. A turn shared by several samples is trained in the first of them only. Turns
-that FAILED have no usable output and are part of no branch.
-"""
+"""From the turns of a session to the samples a trainer gets: what `samples.delivery` chose, as columns."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.samples.delivery import Branch, DeliveryPlan, weigh
 from harness.samples.proximal import staleness
-from harness.samples.side_calls import find_side_calls
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
-from harness.turn_ends import TurnStatus
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
 
-class Selection(StrEnum):
-    """Which branches of a session become samples."""
+def build_samples(plan: DeliveryPlan, metadata: Mapping[str, Any], live_version: int | None = None) -> list[Sample]:
+    """Build the samples of a session; `metadata` is copied into each, and `live_version` is what lags count from.
 
-    LAST = "last"
-    """The branch of the last turn."""
-    MAIN = "main"
-    """Like `leaves`, without side calls (`samples.side_calls`)."""
-    LEAVES = "leaves"
-    """Every branch, in the order in which their last turns were admitted."""
-    TURNS = "turns"
-    """Every turn of every branch, each with its own prompt; the merge rule cuts the branches all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergedBranch:
-    """A branch cut by the merge rule."""
-
-    kept: tuple[Turn, ...]
-    dropped: tuple[Turn, ...]
-    """The turns after the first one that is not COMPLETED."""
-
-
-def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBranch]:
-    """The selected branches of a session, each cut by the merge rule; empty when no turn has an output."""
-    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
-    usable = {turn.index: turn for turn in turns if turn.is_usable and turn.index not in beside}
-    parents = {turn.parent for turn in usable.values()}
-    leaves = [turn for turn in usable.values() if turn.index not in parents]
-    if selection is Selection.LAST:
-        leaves = [usable[max(usable)]] if usable else []
-    branches: list[MergedBranch] = []
-    for leaf in leaves:
-        branch = [leaf]
-        while branch[-1].parent is not None:
-            branch.append(usable[branch[-1].parent])
-        branch.reverse()
-        completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, branch))
-        end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
-        branches.append(MergedBranch(tuple(branch[:end]), tuple(branch[end:])))
-    return branches
-
-
-def build_samples(
-    turns: Sequence[Turn], selection: Selection, metadata: Mapping[str, Any], live_version: int | None = None
-) -> list[Sample]:
-    """The samples of a session; `metadata` is copied into each of them, and `live_version` is what lags count from.
-
-    A turn that an abort cut short before its first token is no sample (`count_empty`): trainers divide by its length.
     Raises `UnknownWeightVersion` when a label is not a policy version.
     """
     samples: list[Sample] = []
-    trained: set[int] = set()
-    for branch in _to_sample(turns, selection):
-        if _is_empty(branch, selection):
-            continue
-        if trained.issuperset(turn.index for turn in branch.kept):
-            continue  # cut by the merge rule, it is a part of a sample before it
-        samples.append(_build(branch, trained, metadata, live_version, is_single_turn=selection is Selection.TURNS))
-        trained.update(turn.index for turn in branch.kept)
-    return samples
-
-
-def count_empty(turns: Sequence[Turn], selection: Selection) -> int:
-    """How many samples of a session would have no response token, and are left out."""
-    return sum(_is_empty(branch, selection) for branch in _to_sample(turns, selection))
-
-
-def _to_sample(turns: Sequence[Turn], selection: Selection) -> Sequence[MergedBranch]:
-    """A branch for each sample; with TURNS every turn that is kept as the end of one, shared ones again and again."""
-    branches = merge_branches(turns, selection)
-    if selection is not Selection.TURNS:
-        return branches
-    ends = [(branch, end) for branch in branches for end in range(1, len(branch.kept) + 1)]
-    return [MergedBranch(branch.kept[:end], branch.dropped) for branch, end in ends]
-
-
-def _is_empty(branch: MergedBranch, selection: Selection) -> bool:
-    has_response = len(branch.kept) > 1 and selection is not Selection.TURNS
-    return not has_response and branch.kept[-1].output_ids.size == 0
+    masked = {index for index, call in plan.roles.items() if call.role not in plan.trained_roles}
+    for branch in plan.delivered:
+        samples.append(_build(branch, plan, masked, metadata, live_version))
+        masked.update(turn.index for turn in branch.kept)
+    return weigh(samples)
 
 
 def _build(
-    branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any], live: int | None, *, is_single_turn: bool
+    branch: Branch, plan: DeliveryPlan, masked: Set[int], metadata: Mapping[str, Any], live: int | None
 ) -> Sample:
-    """The sample of `branch`; of a single turn everything before its output is prompt."""
     turns = branch.kept
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
-    start = tokens.size - turns[-1].output_ids.size if is_single_turn else turns[0].context_ids.size
-    told = turns[-1:] if is_single_turn else turns
-    labels = [span.version for turn in told for span in turn.version_spans]
-    columns = _columns(turns, trained, tokens.size).behind(start)
+    start = turns[0].context_ids.size
+    labels = [span.version for turn in turns for span in turn.version_spans]
+    columns = _columns(turns, masked, tokens.size).behind(start)
+    stamped = _stamp(metadata, branch, columns, live)
+    stamped["spans"] = [_span(turn, start) for turn in turns]
+    stamped["role"] = str(plan.roles[turns[-1].index].role)
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
@@ -122,8 +47,13 @@ def _build(
         proximal_logprobs=columns.proximal_logprobs,
         proximal_versions=columns.proximal_versions,
         repeat_terminated=int(turns[-1].repeat_terminated),
-        metadata=_stamp(metadata, MergedBranch(told, branch.dropped), columns, live),
+        metadata=stamped,
     )
+
+
+def _span(turn: Turn, start: int) -> list[int]:
+    """Where the output of `turn` begins and ends in a response that begins at `start`."""
+    return [turn.prompt_length - start, turn.prompt_length - start + int(turn.output_ids.size)]
 
 
 class _Columns(NamedTuple):
@@ -144,8 +74,8 @@ class _Columns(NamedTuple):
         )
 
 
-def _columns(turns: Sequence[Turn], trained: Set[int], size: int) -> _Columns:
-    """Of each turn the context, which nobody sampled, then its output; those of a turn in `trained` train no more."""
+def _columns(turns: Sequence[Turn], masked: Set[int], size: int) -> _Columns:
+    """Of each turn the context, which nobody sampled, then its output; that of a turn in `masked` is not trained."""
     columns = _Columns(
         np.zeros(size, dtype=np.uint8),
         np.zeros(size, dtype=np.float32),
@@ -157,7 +87,7 @@ def _columns(turns: Sequence[Turn], trained: Set[int], size: int) -> _Columns:
     for turn in turns:
         start, end = end + turn.context_ids.size, end + turn.context_ids.size + turn.output_ids.size
         versions = expand_spans(turn.version_spans, end - start)
-        columns.mask[start : start + turn.masked_from] = turn.index not in trained
+        columns.mask[start : start + turn.masked_from] = turn.index not in masked
         columns.logprobs[start:end] = turn.logprobs
         columns.versions[start:end] = versions
         columns.proximal_logprobs[start:end] = (
@@ -167,7 +97,7 @@ def _columns(turns: Sequence[Turn], trained: Set[int], size: int) -> _Columns:
     return columns
 
 
-def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:
+def _stamp(metadata: Mapping[str, Any], branch: Branch, columns: _Columns, live: int | None) -> dict[str, Any]:
     last = branch.kept[-1]
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept], "end": str(last.end)}
     if "error" in last.notes:

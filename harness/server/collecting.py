@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from harness.machine.log import get_logger
 from harness.samples.codec import sample_to_json, samples_to_tensors
-from harness.samples.merge import count_empty, merge_branches
 from harness.sessions.record import RecordIds, empty_facts, empty_record, session_facts, session_record
 from harness.sessions.session import Session
 from harness.telemetry.secrets import shorten_secrets
@@ -23,9 +22,6 @@ from harness.types import Json, Sample
 
 TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
 """Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
-
-EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
-"""Said when samples are collected: what was aborted before its first token is none."""
 
 _REST = 4.0  # for each second of work
 _AFTER_TURNS_S = 1.0  # short turns are in flight only now and then
@@ -90,10 +86,7 @@ def collect_json(session: Session | None, live_version: int | None) -> Json:
 
 def samples_of(session: Session, live_version: int | None) -> Sequence[Sample]:
     """The samples under the live policy version where that is known; what they leave out is in the log (I3)."""
-    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
+    dropped = sum(len(branch.dropped) for branch in session.plan().delivered)
     if dropped:
         log.warning(TRAILING_TURNS_DROPPED, session_id=shorten_secrets(session.session_id), turns=dropped)
-    empty = count_empty(session.turns, session.config.selection)
-    if empty:
-        log.info(EMPTY_SAMPLES_DROPPED, session_id=shorten_secrets(session.session_id), samples=empty)
     return session.samples(live_version)

@@ -115,7 +115,9 @@ class SessionRoutes:
         """The configuration in `body`; the texts of a long script are encoded off the event loop."""
         turns, settings = self._turns, self._settings
         read = ScriptReader(turns.chat_tokenizer, settings, turns.engine.capabilities).read
-        work = partial(parse_session_config, body, settings.matchings, settings.limits, read_script=read)
+        work = partial(
+            parse_session_config, body, settings.matchings, settings.selections, settings.limits, read_script=read
+        )
         is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
         return await turns.heavy_work.do(len(body), work) if is_long else work()
 

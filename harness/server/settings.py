@@ -7,6 +7,7 @@ from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
+from harness.samples.delivery import load_selection
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.shard_ids import ShardPlace
 from harness.telemetry.tracing.collector import traces_url
@@ -83,6 +84,8 @@ class ServerSettings:
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
+    selections: tuple[str, ...] = ()
+    """`package.module:function` paths that sessions may choose their branches with (`samples.delivery`)."""
     otlp_endpoint: str | None = None
     """The OpenTelemetry collector, as `http://host:4318`, that gets a span for each session, turn and engine request
     (OTLP over HTTP); None sends none. `OTEL_EXPORTER_OTLP_HEADERS` of the environment has the headers."""
@@ -119,8 +122,10 @@ class ServerSettings:
         NoiseRules(self.noise)
         try:
             normal_form(self.matchings)
+            for path in self.selections:
+                load_selection(path)
         except MalformedRequest as error:
-            raise ScenarioError(f"--matching: {error.message}") from error
+            raise ScenarioError(f"--{error.message}") from error
 
     @property
     def needs_keys(self) -> bool:

@@ -15,8 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, Self
 
 from harness.errors import LedgerImbalance
-from harness.samples.merge import Selection, merge_branches
-from harness.samples.side_calls import find_side_calls
+from harness.samples.delivery import DeliveryPlan
 from harness.turn_ends import TurnStatus
 from harness.types import Turn, UnknownOutput
 
@@ -26,10 +25,16 @@ class DropReason(StrEnum):
 
     AFTER_INCOMPLETE = "after_incomplete"
     """Turns after the first one of their branch that is not COMPLETED (I3)."""
-    OTHER_BRANCH = "other_branch"
-    """Turns of a branch that was not selected."""
-    SIDE_CALL = "side_call"
-    """Turns beside the conversation, which `selection: main` leaves out."""
+    OTHER_SAMPLE = "other_sample"
+    """Turns of a sample that its consumer did not take."""
+    MAIN = "main"
+    """Turns of this role, which the session does not train; the same for the six roles below (`samples.roles`)."""
+    RESAMPLE = "resample"
+    COMPACTION = "compaction"
+    REJECTED = "rejected"
+    SUBAGENT = "subagent"
+    SIDE = "side"
+    STRAY = "stray"
     FAILED_TURN = "failed_turn"
     """Partial output of a turn that FAILED."""
     UNDELIVERED = "undelivered"
@@ -117,43 +122,45 @@ class NewOutput(NamedTuple):
     unknown: Unknown
 
 
-def find_fates(turns: Sequence[Turn], selection: Selection) -> dict[int, DropReason | None]:
-    """By the index of a turn, why its output is in no sample, were they made now; None of one that is in a sample."""
-    branches = merge_branches(turns, selection)
-    kept = {turn.index for branch in branches for turn in branch.kept}
-    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
-    trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
-    fates: dict[int, DropReason | None] = {}
+def find_dispositions(turns: Sequence[Turn], plan: DeliveryPlan) -> dict[int, DropReason | None]:
+    """Find, by the index of a turn, why its output is in no sample; None for one that is in a sample."""
+    kept = {turn.index for branch in plan.delivered for turn in branch.kept}
+    ends: set[int | None] = set()
+    found: dict[int, DropReason | None] = {}
     for turn in turns:
+        is_behind = turn.parent in ends
+        if is_behind or (turn.is_usable and turn.status is not TurnStatus.COMPLETED):
+            ends.add(turn.index)
         if turn.index in kept:
-            fates[turn.index] = None
+            found[turn.index] = None
         elif turn.status is TurnStatus.FAILED:
-            fates[turn.index] = DropReason.FAILED_TURN
+            found[turn.index] = DropReason.FAILED_TURN
         elif turn.is_suspended:
-            fates[turn.index] = DropReason.UNDELIVERED
-        elif turn.index in beside:
-            fates[turn.index] = DropReason.SIDE_CALL
+            found[turn.index] = DropReason.UNDELIVERED
+        elif not plan.is_trained(turn):
+            found[turn.index] = DropReason(plan.roles[turn.index].role)
         else:
-            fates[turn.index] = DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH
-    return fates
+            found[turn.index] = DropReason.AFTER_INCOMPLETE if is_behind else DropReason.OTHER_SAMPLE
+    return found
 
 
 def account(
     turns: Sequence[Turn],
     generated: int,
-    selection: Selection,
+    plan: DeliveryPlan,
     left_behind: int = 0,
     unknown_left_behind: Unknown = NOTHING_UNKNOWN,
 ) -> Ledger:
     """The ledger of one session, were its samples collected now; what was left behind is of no turn that it has."""
-    fates = find_fates(turns, selection)
+    dispositions = find_dispositions(turns, plan)
     trained = masked = 0
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
-        reason = fates[turn.index]
+        reason = dispositions[turn.index]
         if reason is None:
-            masked += turn.output_ids.size - turn.masked_from
-            trained += turn.masked_from
+            own = turn.masked_from if plan.is_trained(turn) else 0
+            masked += turn.output_ids.size - own
+            trained += own
         elif turn.output_ids.size:
             dropped[reason] += turn.output_ids.size
         for each in turn.discarded:

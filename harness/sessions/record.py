@@ -10,9 +10,8 @@ from enum import StrEnum
 from heapq import nsmallest
 from typing import NamedTuple
 
-from harness.samples.merge import count_empty
-from harness.samples.side_calls import find_side_calls
-from harness.sessions.ledger import DropReason, Ledger, find_fates
+from harness.samples.delivery import DeliveryPlan
+from harness.sessions.ledger import DropReason, Ledger, find_dispositions
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
@@ -37,22 +36,20 @@ class RecordIds(StrEnum):
 
 def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: int = 0) -> Json:
     """The record of a session and all its turns; of those before `since` what a later turn can change, and no more."""
-    fates = find_fates(session.turns, session.config.selection)
+    plan = session.plan()
+    dispositions = find_dispositions(session.turns, plan)
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
         "metadata": dict(session.config.metadata),
         "turns": [
-            _turn_record(session, turn, ids, fates[turn.index])
-            if turn.index >= since
-            else _standing_record(turn, fates[turn.index])
+            _standing_record(turn, plan, dispositions[turn.index])
+            | (_turn_record(session, turn, ids) if turn.index >= since else {})
             for turn in session.turns
         ],
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
-        "empty_samples": count_empty(session.turns, session.config.selection),
-        "side_calls": sorted(find_side_calls(session.turns)),
     }
 
 
@@ -163,8 +160,6 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
         "turns_in_flight": 0,
         "refusals": {},
         "ledger": Ledger().to_json(),
-        "empty_samples": 0,
-        "side_calls": [],
     }
 
 
@@ -173,21 +168,25 @@ def empty_facts(session_id: str) -> Json:
     return {"session_id": session_id, "phase": "unknown", "turns": {}, "turns_in_flight": 0, "refusals": {}}
 
 
-def _standing_record(turn: Turn, dropped: DropReason | None) -> Json:
+def _standing_record(turn: Turn, plan: DeliveryPlan, dropped: DropReason | None) -> Json:
     """How a turn stands among those that came behind it."""
+    role, evidence = plan.roles[turn.index]
     return {
         "turn": turn.index,
         "parent": turn.parent,
         "status": str(turn.status),
+        "role": str(role),
+        "evidence": evidence,
         "output_length": turn.output_ids.size,
-        "masked_from": turn.masked_from,
+        "masked_from": turn.masked_from if plan.is_trained(turn) else 0,
         "dropped": dropped,
         "delivered": turn.delivered,
         "seconds": turn.seconds,
     }
 
 
-def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReason | None) -> Json:
+def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
+    """What no later turn changes."""
     columns: Json = {}
     if ids is RecordIds.PROMPTS:
         columns["prompt_ids"] = session.prompt_ids(turn).tolist()
@@ -196,14 +195,8 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReas
     if ids is not RecordIds.NONE:
         columns |= {"output_ids": turn.output_ids.tolist(), "logprobs": turn.logprobs.tolist()}
     return {
-        "turn": turn.index,
-        "parent": turn.parent,
-        "status": str(turn.status),
         "end": str(turn.end),
         "prompt_length": turn.prompt_length,
-        "output_length": turn.output_ids.size,
-        "masked_from": turn.masked_from,
-        "dropped": dropped,
         **columns,
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.version_spans
@@ -230,9 +223,7 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReas
         "messages_delta": list(turn.messages_delta),
         "reply": dict(turn.reply),
         "sampling": dict(turn.sampling),
-        "delivered": turn.delivered,
         "created_at": turn.created_at,
-        "seconds": turn.seconds,
         "script_step": turn.script_step,
         "notes": dict(turn.notes),
     }

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from harness.samples.merge import Selection
+from harness.samples.delivery import TRAINED_ROLES, Selection
+from harness.samples.roles import Role
 from harness.sessions.admission import Limits
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.sessions.script import Script
@@ -30,6 +31,15 @@ class StreamingMode(StrEnum):
     """Reasoning and content as they are sampled; tool calls and the end when the turn is durable."""
 
 
+class Strays(StrEnum):
+    """What becomes of a call of another program than the agent; none is ever trained."""
+
+    SERVE = "serve"
+    """It is answered and recorded."""
+    REFUSE = "refuse"
+    """Answer 403."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """The decisions of a session's owner when it was created."""
@@ -39,11 +49,12 @@ class SessionConfig:
     sampling: SamplingWishes = field(default_factory=SamplingWishes)
     """Replaces what the agent asks for."""
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
-    selection: Selection = Selection.LAST
-    side_calls: tuple[str, ...] = ()
-    """Texts that only side calls have among the messages by which they ask (`samples.side_calls`)."""
+    selection: str = Selection.ALL
+    """A `Selection`, or the path of a function."""
+    trained_roles: tuple[Role, ...] = TRAINED_ROLES
+    strays: Strays = Strays.SERVE
     matching: tuple[str, ...] = ()
-    """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
+    """How a history that is sent back is compared, beside the default (`tokens.matching.normal_form`)."""
     streaming: StreamingMode | None = None
     """When the text of streamed answers goes out; None leaves it to the server."""
     strict: bool = False

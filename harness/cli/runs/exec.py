@@ -221,10 +221,9 @@ def _to_json(rollout: "Rollout", folder: Path, workdir: Path) -> dict[str, Any]:
 
 def _print(rollout: "Rollout", folder: Path) -> None:
     output.print_text(f"{rollout.outcome.kind}: {rollout.outcome.detail}; its log is {folder / 'agent.log'}")
-    beside = set(rollout.session["side_calls"])
     for turn in rollout.session["turns"]:
         about = f"turn {turn['turn']}: {turn['prompt_length']} + {turn['output_length']} tokens, {turn['end']}"
-        output.print_text(f"{about}, a side call" if turn["turn"] in beside else about)
+        output.print_text(about if turn["role"] == "main" else f"{about}; {turn['role']}: {turn['evidence']}")
     for number, sample in enumerate(rollout.samples):
         turns = ", ".join(str(turn) for turn in sample.metadata["turns"])
         trained = int(sample.loss_mask.sum())

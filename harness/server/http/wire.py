@@ -14,14 +14,15 @@ from starlette.requests import Request
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import BodyTooLarge, MalformedRequest, TooSlow
-from harness.samples.merge import Selection
+from harness.samples.delivery import DEPRECATED_SELECTIONS, TRAINABLE_ROLES, TRAINED_ROLES, Selection
+from harness.samples.roles import Role
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
 from harness.sessions.script import Script
-from harness.sessions.session_config import AfterIncomplete, SessionConfig, StreamingMode
+from harness.sessions.session_config import AfterIncomplete, SessionConfig, Strays, StreamingMode
 from harness.sessions.weights.weight_update import ExpectedWeights
-from harness.tokens.matching import Matching
+from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
 
 NAMED_TTL_S = 60.0
@@ -56,16 +57,14 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
 
 
-_SideRule = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
-
-
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     metadata: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     limits: _Limits = msgspec.field(default_factory=_Limits)
     sampling: _Sampling = msgspec.field(default_factory=_Sampling)
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
-    selection: Selection = Selection.LAST
-    side_calls: Annotated[tuple[_SideRule, ...], msgspec.Meta(max_length=32)] = ()
+    selection: str = Selection.ALL
+    trained_roles: tuple[Role, ...] = TRAINED_ROLES
+    strays: Strays = Strays.SERVE
     matching: tuple[str, ...] = ()
     streaming: StreamingMode | None = None
     strict: bool = False
@@ -160,13 +159,15 @@ async def read_body(request: Request, limits: RequestLimits, count: Callable[[in
 def parse_session_config(
     body: bytes,
     custom_matchings: Collection[str] = (),
+    custom_selections: Collection[str] = (),
     limits: RequestLimits = DEFAULT_LIMITS,
     *,
     read_script: Callable[[ScriptText], Script] | None = None,
 ) -> SessionConfig:
     """The configuration in `body`; an empty body means the defaults.
 
-    `custom_matchings` are the `package.module:function` paths that the operator allows: a path in a request names code.
+    `custom_matchings` and `custom_selections` are the `package.module:function` paths that the operator allows: a path
+    in a request names code.
     `read_script` makes ids of a script; None knows none.
     Raises `MalformedRequest` naming the field, `OverLimit` naming the limit, and as `read_script` does.
     """
@@ -182,10 +183,22 @@ def parse_session_config(
     script = decode_json(_scripts, wire.script, "script")
     if script is not None and read_script is None:
         raise MalformedRequest("script: expected none here", param="script")
-    offered = [*Matching, *custom_matchings]
     for name in wire.matching:
-        if name not in offered:
-            raise MalformedRequest(f"matching: expected some of {', '.join(offered)}; got {name!r}", param="matching")
+        if name not in (*Matching, *custom_matchings):
+            offered = ", ".join((*OFFERED, *custom_matchings))
+            raise MalformedRequest(f"matching: expected some of {offered}; got {name!r}", param="matching")
+    selections = [*Selection, *DEPRECATED_SELECTIONS, *custom_selections]
+    if wire.selection not in selections:
+        offered = [*Selection, *custom_selections]
+        raise MalformedRequest(
+            f"selection: expected one of {', '.join(offered)}; got {wire.selection[:64]!r}", param="selection"
+        )
+    if not wire.trained_roles or not TRAINABLE_ROLES.issuperset(wire.trained_roles):
+        raise MalformedRequest(
+            f"trained_roles: expected some of {', '.join(sorted(TRAINABLE_ROLES))}; got"
+            f" {', '.join(wire.trained_roles) or 'none'}",
+            param="trained_roles",
+        )
     return SessionConfig(
         metadata=metadata,
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
@@ -194,7 +207,8 @@ def parse_session_config(
         streaming=wire.streaming,
         strict=wire.strict,
         selection=wire.selection,
-        side_calls=wire.side_calls,
+        trained_roles=wire.trained_roles,
+        strays=wire.strays,
         matching=wire.matching,
         script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,

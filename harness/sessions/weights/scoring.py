@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.samples.merge import merge_branches
 from harness.samples.proximal import waiting_tokens, waiting_window
 from harness.sessions.session import IsComparable, Session
 from harness.turn_ends import TurnStatus
@@ -79,7 +78,7 @@ def waiting_turns(session: Session, version: int) -> list[Turn]:
 def _branches(session: Session) -> Iterator[Sequence[Turn]]:
     """Branches whose tokens may still be delivered: of a session that may go on, all of them."""
     if not session.is_open:
-        yield from (branch.kept for branch in merge_branches(session.turns, session.config.selection))
+        yield from (branch.kept for branch in session.plan().delivered)
         return
     usable = [turn for turn in session.turns if turn.status is not TurnStatus.FAILED]
     parents = {turn.parent for turn in usable}

@@ -11,7 +11,8 @@ from harness.engines.pool.pool import EnginePool
 from harness.engines.repeat_guard import Disagreement, SignalCheck
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import ScenarioError
-from harness.samples.merge import Selection, build_samples
+from harness.samples.delivery import plan_delivery
+from harness.samples.merge import build_samples
 from harness.sessions.ledger import account
 from harness.turn_ends import TurnEnd
 from harness.types import FinishReason, SampleStatus, Turn, as_ids, as_logprobs
@@ -35,8 +36,8 @@ def with_output(ids: list[int], end: TurnEnd) -> Turn:
 
 
 def test_the_sample_carries_the_signal() -> None:
-    (ended,) = build_samples([repeated()], Selection.LAST, {})
-    (other,) = build_samples([take_turn(new_session(), [user("hi")])], Selection.LAST, {})
+    (ended,) = build_samples(plan_delivery([repeated()]), {})
+    (other,) = build_samples(plan_delivery([take_turn(new_session(), [user("hi")])]), {})
 
     assert (ended.repeat_terminated, ended.status) == (1, SampleStatus.TRUNCATED)
     assert other.repeat_terminated == 0
@@ -44,8 +45,8 @@ def test_the_sample_carries_the_signal() -> None:
 
 def test_a_forced_token_is_delivered_and_not_trained() -> None:
     turn = repeated(forced=1)
-    (sample,) = build_samples([turn], Selection.LAST, {})
-    ledger = account([turn], turn.output_ids.size, Selection.LAST)
+    (sample,) = build_samples(plan_delivery([turn]), {})
+    ledger = account([turn], turn.output_ids.size, plan_delivery([turn]))
 
     assert sample.loss_mask.tolist() == [1, 1, 1, 1, 0]
     assert (ledger.trained, ledger.masked, ledger.difference) == (4, 1, 0)

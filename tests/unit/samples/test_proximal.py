@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from harness.errors import UnknownWeightVersion
-from harness.samples.merge import Selection, build_samples
+from harness.samples.delivery import plan_delivery
+from harness.samples.merge import build_samples
 from harness.samples.proximal import (
     NextVersions,
     ProximalColumns,
@@ -54,7 +55,7 @@ def test_the_reference_timeline():
     rollout.engine.update(2)
     rollout.sample(1)
 
-    [sample] = build_samples(rollout.turns, Selection.LAST, {})
+    [sample] = build_samples(plan_delivery(rollout.turns), {})
 
     assert sample.behavior_versions.tolist() == [0, 1, 1, 2]
     assert sample.rollout_log_probs.tolist() == pytest.approx([-2.5, -1.8, -2.1, -3.2])
@@ -102,7 +103,7 @@ def test_a_scoring_settles_earlier_turns_and_passes_over_what_lies_between_them(
     rollout.next_turn()
     rollout.sample(2)
 
-    [sample] = build_samples(rollout.turns, Selection.LAST, {})
+    [sample] = build_samples(plan_delivery(rollout.turns), {})
 
     is_sampled = sample.loss_mask == 1
     assert proximal_of(rollout.turns) == true_proximal(rollout.turns, {1})
@@ -216,7 +217,7 @@ def test_a_sample_that_has_left_its_session_can_still_be_scored():
     for _ in range(2):
         rollout.next_turn(4, 5, 6)
         rollout.sample(3)
-    [sample] = build_samples(rollout.turns, Selection.LAST, {"task": 1})
+    [sample] = build_samples(plan_delivery(rollout.turns), {"task": 1})
     rollout.engine.update(1)
 
     start = sample_scoring_start(sample, 1)

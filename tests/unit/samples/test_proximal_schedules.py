@@ -11,7 +11,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness.samples.merge import Selection, build_samples
+from harness.samples.delivery import plan_delivery
+from harness.samples.merge import build_samples
 from harness.samples.proximal import score_turns, scoring_start, waiting_tokens
 from harness.samples.versions import policy_version
 from harness.turn_ends import TurnStatus
@@ -95,7 +96,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def samples_carry_the_same_values(self) -> None:
-        for sample in build_samples(list(self.turns.values()), Selection.LEAVES, {}):
+        for sample in build_samples(plan_delivery(list(self.turns.values())), {}):
             is_sampled = sample.behavior_versions >= 0
             pairs = zip(sample.proximal_logprobs[is_sampled], sample.proximal_versions[is_sampled], strict=True)
             branch = [self.turns[index] for index in sample.metadata["turns"]]
@@ -142,7 +143,7 @@ def test_the_merge_rule_ends_a_sample_not_its_values():
     engine.update(1)
     scored = score_turns([cut, after], engine.score(ids_of([cut, after]), 1))
 
-    [sample] = build_samples(scored, Selection.LAST, {})
+    [sample] = build_samples(plan_delivery(scored), {})
 
     assert sample.proximal_versions.tolist() == [1, 1, 1]
     assert sample.metadata["dropped_trailing_turns"] == 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVersion
-from harness.samples.merge import Selection, count_empty
+from harness.samples.delivery import Selection
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
 from harness.sessions.session import Session
@@ -119,28 +119,30 @@ def test_a_sample_ends_with_the_first_incomplete_turn(reason, status, incomplete
     }
 
 
-def test_last_selects_the_branch_of_the_turn_admitted_last():
-    """Other branches are dropped under their own name."""
-    session = new_session()
-    title = take_turn(session, [user("title?")], "a title")
-    turns = grow(session, "one", "two")
+def test_one_selects_the_branch_with_the_most_tokens_to_train():
+    """Tokens of other branches are dropped under the name of what happened to them, and none is masked for them."""
+    session = new_session(selection=Selection.ONE)
+    shared = take_turn(session, [user("a")], "shared")
+    history = [user("a"), assistant("shared")]
+    long = take_turn(session, [*history, user("b")], "a long answer")
+    short = take_turn(session, [*history, user("c")], "short")
 
     [sample] = session.samples()
 
-    assert sample.metadata["turns"] == [1, 2]
+    assert (sample.metadata["turns"], sample.weight) == ([0, 1], 1.0)
     assert session.ledger() == Ledger(
-        generated=sum(turn.output_ids.size for turn in [title, *turns]),
-        trained=sum(turn.output_ids.size for turn in turns),
-        dropped={"other_branch": title.output_ids.size},
+        generated=sum(turn.output_ids.size for turn in [shared, long, short]),
+        trained=int(sample.loss_mask.sum()),
+        dropped={"other_sample": short.output_ids.size},
     )
 
 
-def test_leaves_selects_every_branch_and_trains_a_shared_turn_once():
-    """Two re-samples share their first turn: it is in both samples and has mask 1 in the first only."""
-    session = new_session(selection=Selection.LEAVES)
+def test_all_selects_every_branch_and_trains_a_shared_turn_once():
+    """Two branches share their first turn: it is in both samples and has mask 1 in the first only."""
+    session = new_session()
     shared = take_turn(session, [user("a")], "shared")
-    history = [user("a"), assistant("shared"), user("b")]
-    left, right = take_turn(session, history, "left"), take_turn(session, history, "right!")
+    history = [user("a"), assistant("shared")]
+    left, right = (take_turn(session, [*history, user(word)], text) for word, text in [("b", "left"), ("c", "right!")])
 
     first, second = session.samples()
 
@@ -149,18 +151,17 @@ def test_leaves_selects_every_branch_and_trains_a_shared_turn_once():
     assert first.loss_mask.tolist() == [1] * shared.output_ids.size + context + [1] * left.output_ids.size
     assert second.loss_mask.tolist() == [0] * shared.output_ids.size + context + [1] * right.output_ids.size
     assert second.rollout_log_probs.tolist()[: shared.output_ids.size] == shared.logprobs.tolist()
-    assert session.ledger() == Ledger(
-        generated=first.loss_mask.sum() + second.loss_mask.sum(),
-        trained=first.loss_mask.sum() + second.loss_mask.sum(),
-    )
+    sizes = [int(sample.loss_mask.sum()) for sample in (first, second)]
+    assert [first.weight, second.weight] == [size / sum(sizes) for size in sizes]
+    assert session.ledger() == Ledger(generated=sum(sizes), trained=sum(sizes))
 
 
 def test_branches_that_the_merge_rule_makes_equal_are_one_sample():
     """Two continuations of a truncated turn are dropped; the turn itself is delivered once, not twice."""
-    session = new_session(selection=Selection.LEAVES, after_incomplete=AfterIncomplete.SERVE)
+    session = new_session(after_incomplete=AfterIncomplete.SERVE)
     cut = take_turn(session, [user("a")], "cut", reason=FinishReason.LENGTH)
-    history = [user("a"), assistant("cut"), user("b")]
-    dropped = [take_turn(session, history, text) for text in ("left", "right")]
+    history = [user("a"), assistant("cut")]
+    dropped = [take_turn(session, [*history, user(text)], text) for text in ("left", "right")]
 
     [sample] = session.samples()
 
@@ -181,17 +182,17 @@ def test_a_failed_turn_is_in_no_sample():
     assert sample.tokens.tolist() == tokens_of(session, turn)
 
 
-def test_an_empty_output_is_no_sample():
-    """An abort before the first token leaves a prompt and nothing to train; behind an answer it is part of a sample."""
+def test_an_empty_output_is_no_sample_and_ends_none():
+    """An abort before the first token leaves a prompt and nothing to train: the sample before it is what it was."""
     session = new_session()
     take_turn(session, [user("a")], "", reason=FinishReason.ABORT)
-    alone = session.samples(), count_empty(session.turns, Selection.LAST)
+    alone = session.samples()
     answered = take_turn(session, [user("b")])
     take_turn(session, [user("b"), answered.reply, user("c")], "", reason=FinishReason.ABORT)
     [sample] = session.samples()
 
-    assert alone == ([], 1)
-    assert (sample.status, sum(sample.loss_mask)) == (SampleStatus.ABORTED, answered.output_ids.size)
+    assert alone == []
+    assert (sample.status, sum(sample.loss_mask)) == (SampleStatus.COMPLETED, answered.output_ids.size)
 
 
 @pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("007", 7)])
@@ -252,7 +253,7 @@ def test_every_sample_is_a_branch_cut_at_its_first_incomplete_turn(steps, select
         branch = [turns[index] for index in sample.metadata["turns"]]
         assert sample.tokens.tolist() == tokens_of(session, branch[-1])
         assert [turn.parent for turn in branch[1:]] == [turn.index for turn in branch[:-1]]
-        assert len(branch) == 1 if selection is Selection.TURNS else branch[0].parent is None
+        assert branch[0].parent is None
         assert all(turn.status is TurnStatus.COMPLETED for turn in branch[:-1])
         assert {column.size for column in columns(sample)} == {sample.response_length}
         assert not sample.loss_mask[sample.behavior_versions == -1].any()
@@ -276,18 +277,18 @@ def test_a_forged_difference_is_a_bug_that_fails_loudly(forged):
     turn = take_turn(session, [user("a")], "one")
 
     with pytest.raises(LedgerImbalance, match=f"session x: .* leaves {forged} unaccounted"):
-        account(session.turns, turn.output_ids.size + forged, Selection.LAST).check("session x")
+        account(session.turns, turn.output_ids.size + forged, session.plan()).check("session x")
 
 
 def test_the_ledger_of_a_run_is_the_sum_of_its_sessions():
     """Reasons are added up by name."""
     ledgers = [
-        Ledger(10, 4, 1, {"other_branch": 5}),
-        Ledger(7, 0, 0, {"other_branch": 3, "failed_turn": 4}),
+        Ledger(10, 4, 1, {"other_sample": 5}),
+        Ledger(7, 0, 0, {"other_sample": 3, "failed_turn": 4}),
         Ledger(),
     ]
 
-    assert total(ledgers) == Ledger(17, 4, 1, {"other_branch": 8, "failed_turn": 4})
+    assert total(ledgers) == Ledger(17, 4, 1, {"other_sample": 8, "failed_turn": 4})
 
 
 def test_the_last_token_of_a_completed_turn_is_trained():

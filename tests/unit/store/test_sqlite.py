@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import EngineUnavailable, HarnessError, StoreError
-from harness.samples.merge import Selection
+from harness.samples.delivery import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
@@ -32,7 +32,7 @@ RICH = SessionConfig(
     limits=Limits(turns=5, tokens_per_turn=100),
     sampling=SamplingWishes(temperature=0.0, seed=2**63 - 1, stop=("a", "b")),
     after_incomplete=AfterIncomplete.SERVE,
-    selection=Selection.LEAVES,
+    selection=Selection.ONE,
     script=(Step((3, 4, 2), ends_turn=True), Step((5,), ends_turn=False)),
 )
 

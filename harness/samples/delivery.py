@@ -1,0 +1,214 @@
+"""Which turns reach the trainer (I13): branches are chosen first, masks and weights follow.
+
+A branch ends with a turn of a trained role that no other one extends, and is cut by the merge rule (I3): it holds the
+turns up to and including the first one that is not COMPLETED. A token is trained in the first delivered sample that has
+it. So a consumer that leaves a sample out asks `SampleDelivery` for the masks of the others, and never cuts a list.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import import_module
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import MalformedRequest
+from harness.samples.roles import CallRole, Role, find_roles
+from harness.samples.versions import NOT_SAMPLED
+from harness.turn_ends import TurnStatus
+from harness.types import Sample, Turn
+
+
+class Selection(StrEnum):
+    """Which branches of a session become samples; a `package.module:function` path is a choice of one's own."""
+
+    ALL = "all"
+    """Every one, in the order in which their last turns were admitted."""
+    ONE = "one"
+    """The one with the most tokens to train, for trainers that take one sample; of equals the last one."""
+
+
+DEPRECATED_SELECTIONS: Mapping[str, Selection] = {
+    "last": Selection.ONE,
+    "main": Selection.ALL,
+    "leaves": Selection.ALL,
+}
+"""Names of earlier releases, which go with the next one."""
+
+TRAINED_ROLES = (Role.MAIN, Role.COMPACTION, Role.SUBAGENT)
+"""The default policy."""
+
+TRAINABLE_ROLES = frozenset({*TRAINED_ROLES, Role.RESAMPLE})
+"""The roles that a policy may name; no policy trains the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A path of a session, cut by the merge rule."""
+
+    kept: tuple[Turn, ...]
+    dropped: tuple[Turn, ...]
+    """The turns after the first one that is not COMPLETED."""
+
+
+ChooseBranches = Callable[[Sequence[Branch]], Collection[int]]
+"""A selection of one's own: the numbers of the branches to deliver."""
+
+
+class DeliveryPlan(NamedTuple):
+    """What of a session would reach the trainer, were it collected now."""
+
+    roles: Mapping[int, CallRole]
+    """By the index of a turn."""
+    trained_roles: Set[Role]
+    branches: Sequence[Branch]
+    """All that could be delivered."""
+    delivered: Sequence[Branch]
+
+    def is_trained(self, turn: Turn) -> bool:
+        """Return True if the role of `turn` is trained."""
+        return self.roles[turn.index].role in self.trained_roles
+
+
+def plan_delivery(
+    turns: Sequence[Turn], selection: str = Selection.ALL, trained_roles: Collection[Role] = TRAINED_ROLES
+) -> DeliveryPlan:
+    """Find the roles and the branches of `turns`, which come in order of admission, and choose among them.
+
+    Raises `MalformedRequest` for a selection that is not there or chooses what is not.
+    """
+    roles = find_roles(turns)
+    trained = [turn for turn in turns if _has_tokens(turn) and roles[turn.index].role in trained_roles]
+    branches = list(_merge_branches(turns, trained))
+    plan = DeliveryPlan(roles, frozenset(trained_roles), branches, branches)
+    selection = {**DEPRECATED_SELECTIONS, "turns": Selection.ALL}.get(selection, selection)  # "turns": in old stores
+    if selection == Selection.ALL:
+        return plan
+    if selection == Selection.ONE:
+        sizes = [sum(turn.masked_from for turn in each.kept if plan.is_trained(turn)) for each in branches]
+        best = max(range(len(sizes)), key=lambda number: (sizes[number], number), default=None)
+        return plan._replace(delivered=[] if best is None else [branches[best]])
+    try:
+        chosen = sorted(set(load_selection(selection)(branches)))
+        return plan._replace(delivered=[branches[number] for number in chosen])
+    except (IndexError, TypeError) as error:
+        raise MalformedRequest(
+            f"selection: expected {selection} to return numbers of its {len(branches)} branches: {error}",
+            param="selection",
+        ) from error
+
+
+def load_selection(path: str) -> ChooseBranches:
+    """Import the function at `package.module:function`. Raises `MalformedRequest`."""
+    module, separator, function = path.partition(":")
+    try:
+        found = getattr(import_module(module), function) if separator else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MalformedRequest(f"selection: cannot load {path!r}: {error}", param="selection") from error
+    if not callable(found):
+        raise MalformedRequest(
+            f"selection: expected {', '.join(Selection)}, or package.module:function; got {path[:64]!r}",
+            param="selection",
+        )
+    choose: ChooseBranches = found
+    return choose
+
+
+def _has_tokens(turn: Turn) -> bool:
+    return turn.is_usable and turn.output_ids.size > 0
+
+
+def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[Branch]:
+    """The branches that end with turns of `trained`; one that the merge rule makes a part of another is left out."""
+    by_index = {turn.index: turn for turn in turns}
+    inner: set[int] = set()
+    for turn in trained:
+        parent = turn.parent
+        while parent is not None and parent not in inner:
+            inner.add(parent)
+            parent = by_index[parent].parent
+    delivered: set[int] = set()
+    for leaf in trained:
+        if leaf.index in inner:
+            continue
+        path = [leaf]
+        while path[-1].parent is not None:
+            path.append(by_index[path[-1].parent])
+        path.reverse()
+        completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, path))
+        end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
+        branch = Branch(tuple(path[:end]), tuple(path[end:]))
+        is_new = branch.kept[-1].index not in delivered and any(turn.output_ids.size for turn in branch.kept)
+        if is_new:
+            delivered.update(turn.index for turn in branch.kept)
+            yield branch
+
+
+class SampleDelivery:
+    """Masks for those samples of one rollout that a consumer takes, one after the other.
+
+    Args:
+        samples: All samples of the rollout, as they were collected.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._trainable: dict[int, npt.NDArray[np.uint8]] = {}
+        self._taken: set[int] = set()
+        for sample in samples:
+            for turn, span in turn_spans(sample):
+                mask, known = sample.loss_mask[span], self._trainable.get(turn)
+                self._trainable[turn] = mask if known is None or not known.any() else known
+
+    def mask(self, sample: Sample) -> Sample:
+        """Return `sample` with mask 1 on the tokens to train that no sample taken so far has."""
+        mask = sample.loss_mask.copy()
+        for turn, span in turn_spans(sample):
+            mask[span] = 0 if turn in self._taken else self._trainable[turn][: mask[span].size]
+        return replace(sample, loss_mask=mask)
+
+    def take(self, sample: Sample) -> Sample:
+        """Return `sample` masked; its turns are delivered from now on."""
+        masked = self.mask(sample)
+        self._taken.update(turn for turn, _ in turn_spans(sample))
+        return masked
+
+
+def deliver(samples: Sequence[Sample], kept: Collection[int]) -> list[Sample]:
+    """Return those of a rollout's `samples` with the numbers `kept`, in order, masked and weighed anew."""
+    delivery = SampleDelivery(samples)
+    return weigh([delivery.take(sample) for number, sample in enumerate(samples) if number in kept])
+
+
+def weigh(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples of a rollout with their weights: shares of its tokens to train, which sum to 1."""
+    sizes = [int(sample.loss_mask.sum()) for sample in samples]
+    total = sum(sizes)
+    shares = [size / total if total else 1 / len(samples) for size in sizes]
+    return [replace(sample, weight=share) for sample, share in zip(samples, shares, strict=True)]
+
+
+class DeliveredTokens(NamedTuple):
+    """Sampled tokens that the samples of a rollout deliver, each counted once."""
+
+    trained: int
+    masked: int
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "DeliveredTokens":
+        """Those of `samples`; a turn counts in each by the tokens that it has there."""
+        trained = sum(int(((each.loss_mask == 1) & (each.behavior_versions != NOT_SAMPLED)).sum()) for each in samples)
+        sizes: dict[int, int] = {}
+        for sample in samples:
+            for turn, span in turn_spans(sample):
+                sizes[turn] = max(sizes.get(turn, 0), sample.loss_mask[span].size)
+        return cls(trained, sum(sizes.values()) - trained)
+
+
+def turn_spans(sample: Sample) -> Iterator[tuple[int, slice]]:
+    """The turns of `sample`, each with the place of its output in the columns of the response."""
+    metadata: Mapping[str, Any] = sample.metadata
+    for turn, (start, end) in zip(metadata.get("turns", ()), metadata.get("spans", ()), strict=False):
+        yield turn, slice(start, end)

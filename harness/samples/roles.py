@@ -1,0 +1,441 @@
+"""Roles of the calls of a session, decided from its record alone: the one table.
+
+A *context* is a root and everything that extends it: one system prompt and one set of tools. The main line is made of
+contexts with the same of both; how each other one relates to it in time, and what becomes of its text, is the evidence
+for its role. A turn that FAILED or has no token decides nothing about others.
+
+A call of another program is a stray: its process stands below the agent's and runs other code, or it says that it is
+another client. What `strays` cannot see: a program that copies the client, the system prompt and the tools of its
+agent, where the server cannot look at its process (docs/security.md).
+
+Nothing here knows agents, and nothing here decides what is trained: that is `samples.delivery`.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from harness.types import Json, Message, Turn
+
+TOOLS_NOTE, TOOLSET_NOTE = "tools", "toolset"
+"""Notes of a call: how many tools it offers, and of a root the digest of them."""
+
+_WORDS = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")
+"""A word; in scripts without spaces a character."""
+_WINDOW = 6  # words in a row that two texts do not share by chance
+_LEAST_SHARE = 1 / 3  # of a summary: agents cut a preamble off, or edit a line
+
+
+_Window = tuple[str, ...]
+
+
+class Role(StrEnum):
+    """What a call is to its session."""
+
+    MAIN = "main"
+    """The conversation that the rollout is about."""
+    RESAMPLE = "resample"
+    """An answer that the agent left for another one to the same prompt."""
+    COMPACTION = "compaction"
+    """Its text stands in the prompt of a later context that the agent went on with."""
+    REJECTED = "rejected"
+    """An attempt at a compaction that the agent did not use."""
+    SUBAGENT = "subagent"
+    """A conversation with its own system prompt, held while a call of another one waits for its result."""
+    SIDE = "side"
+    """A title, a topic, a probe: its text is used nowhere later."""
+    STRAY = "stray"
+    """A call of another program than the agent."""
+
+
+class CallRole(NamedTuple):
+    """The role of a call and why it has it."""
+
+    role: Role
+    evidence: str
+
+
+class _Caller(NamedTuple):
+    dialect: str
+    client: str
+
+
+class _Signature(NamedTuple):
+    system: tuple[str, ...]
+    toolset: object
+
+
+@dataclass(slots=True)
+class _Context:
+    root: Turn
+    signature: _Signature
+    caller: _Caller
+    turns: list[Turn] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    """Turns of other contexts whose replies its history has."""
+    waits: set[int] = field(default_factory=set)
+    """Turns of other contexts that waited for the results of their calls when it began."""
+
+    def is_alike(self, other: "_Context") -> bool:
+        return (self.signature, self.caller) == (other.signature, other.caller)
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.root.notes.get(TOOLS_NOTE))
+
+    @property
+    def sampled(self) -> int:
+        return sum(int(turn.output_ids.size) for turn in self.turns)
+
+
+def call_notes(tools: Sequence[Json], toolset: bytes) -> Json:
+    """What the record keeps of the tools of a root, whose digest is `toolset`."""
+    return {TOOLS_NOTE: len(tools), TOOLSET_NOTE: toolset.hex()}
+
+
+def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
+    """The role of each of `turns`, which come in order of admission, by index."""
+    live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
+    roles = _find_strays(live)
+    contexts = _gather([turn for turn in live if turn.index not in roles])
+    if contexts:
+        main = _find_main(contexts)
+        lines = _place_contexts(contexts, main)
+        _place_calls(lines, main, roles)
+    for turn in turns:
+        if turn.index not in roles:
+            before = None if turn.parent is None else roles.get(turn.parent)
+            roles[turn.index] = CallRole(Role.MAIN if before is None else before.role, "no output")
+    return {turn.index: roles[turn.index] for turn in turns}
+
+
+def find_stray(turns: Sequence[Turn], notes: Mapping[str, object], messages: Sequence[Message]) -> str:
+    """Why a call that has not been sampled comes from another program than the agent; empty when nothing says so.
+
+    `notes` are those that its turn would have, `messages` those that its session does not know.
+    """
+    live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
+    if not live:
+        return ""
+    if reason := _other_program(live, notes):
+        return reason
+    contexts = _gather([turn for turn in live if not _other_program(live, turn.notes)])
+    if not contexts or TOOLSET_NOTE not in notes:
+        return ""
+    main = _find_main(contexts)
+    waits = _open_waits(turn for context in contexts for turn in context.turns)
+    return _other_client(main, _caller(notes), _Signature(_system(messages), notes[TOOLSET_NOTE]), waits)
+
+
+def _find_strays(live: Sequence[Turn]) -> dict[int, CallRole]:
+    found = ((turn.index, _other_program(live, turn.notes)) for turn in live)
+    return {index: CallRole(Role.STRAY, reason) for index, reason in found if reason}
+
+
+def _other_program(live: Sequence[Turn], notes: Mapping[str, object]) -> str:
+    """Why the process of a call is not the agent's: it runs below the first caller, other code, and began later."""
+    process = _process(notes)
+    first = next((turn for turn in live if _process(turn.notes)), None)
+    if first is None or not process:
+        return ""
+    agent = _process(first.notes)
+    is_below = agent["id"] in process["ancestors"]
+    if not is_below or process["program"] == agent["program"] or process["began_at"] < first.asked_at:
+        return ""
+    return f"the program {process['program']}, which began below {agent['program']} after turn {first.index}"
+
+
+def _process(notes: Mapping[str, object]) -> Json:
+    client = notes.get("client")
+    return (client.get("process") or {}) if isinstance(client, Mapping) else {}
+
+
+def _gather(live: Sequence[Turn]) -> list[_Context]:
+    """The contexts of `live`, in order of their first turns, with what they hold and what waited when they began."""
+    by_root: dict[int, _Context] = {}
+    root_of: dict[int, int] = {}
+    replies: dict[object, int] = {}
+    waits: set[int] = set()
+    by_index = {turn.index: turn for turn in live}
+    for turn in live:
+        root = root_of[turn.index] = root_of.get(-1 if turn.parent is None else turn.parent, turn.index)
+        if root == turn.index:
+            context = by_root[root] = _Context(turn, _signature(turn), _caller(turn.notes))
+            given = [key for message in turn.messages_delta for key in _reply_keys(message)]
+            context.held = {replies[key] for key in given if key in replies}
+            waits -= context.held
+            context.waits = {index for index in waits if by_index[index].ended_at <= turn.asked_at}
+            waits -= {index for index in waits if by_root[root_of[index]].is_alike(context)}
+        by_root[root].turns.append(turn)
+        if turn.parent in waits:
+            taken = by_index[turn.parent]
+            waits -= {
+                index for index in waits if (by_index[index].parent, by_index[index].key) == (taken.parent, taken.key)
+            }
+        if turn.reply.get("tool_calls"):
+            waits.add(turn.index)
+        replies.update((key, turn.index) for key in _reply_keys(turn.reply))
+    return list(by_root.values())
+
+
+def _open_waits(turns: Iterable[Turn]) -> set[int]:
+    """Those of `turns` that wait for the results of their calls."""
+    known = list(turns)
+    extended = {turn.parent for turn in known}
+    return {turn.index for turn in known if turn.reply.get("tool_calls") and turn.index not in extended}
+
+
+def _reply_keys(message: Message) -> Iterator[object]:
+    """What an assistant message is known by when it comes back: the ids of its calls, or its text."""
+    if message.get("role") == "assistant":
+        calls = message.get("tool_calls") or ()
+        yield from (call["id"] for call in calls if call.get("id"))
+        if not calls and (content := str(message.get("content") or "").strip()):
+            yield ("content", content)
+
+
+def _signature(root: Turn) -> _Signature:
+    return _Signature(_system(root.messages_delta), root.notes.get(TOOLSET_NOTE, root.notes.get(TOOLS_NOTE)))
+
+
+def _system(messages: Sequence[Message]) -> tuple[str, ...]:
+    texts: list[str] = []
+    for message in messages:
+        if message["role"] not in ("system", "developer"):
+            break
+        texts.append(str(message.get("content") or ""))
+    return tuple(texts)
+
+
+def _caller(notes: Mapping[str, object]) -> _Caller:
+    client = notes.get("client")
+    agent = client.get("user_agent", "") if isinstance(client, Mapping) else ""
+    return _Caller(str(notes.get("dialect", "")), str(agent).lower().removeprefix("async"))
+
+
+def _find_main(contexts: Sequence[_Context]) -> _Context:
+    """The context that says what the main line is: the longest that no other one waited for."""
+    alike: defaultdict[_Signature, int] = defaultdict(int)
+    for context in contexts:
+        alike[context.signature] += 1
+    first = [context for context in contexts if not context.waits]
+    return max(
+        first or contexts,
+        key=lambda each: (len(each.turns), each.has_tools, alike[each.signature], each.sampled, -each.root.index),
+    )
+
+
+def _other_client(main: _Context, caller: _Caller, signature: _Signature, waits: Iterable[int]) -> str:
+    """Why a context is another client's: it says so, and nothing else speaks for the agent."""
+    if caller == main.caller:
+        return ""
+    is_other_in_all = signature.system != main.signature.system and signature.toolset != main.signature.toolset
+    waiting = min(waits, default=None)
+    if waiting is None and not is_other_in_all:
+        return ""
+    during = "" if waiting is None else f" while turn {waiting} waited for its results"
+    return f"the client {caller.client or caller.dialect!r}{during}, the agent's is {main.caller.client!r}"
+
+
+class _Candidate(NamedTuple):
+    """A call whose text may be used later: in a prompt of that signature, or in any."""
+
+    turn: Turn
+    signature: _Signature | None = None
+
+
+class _Place(NamedTuple):
+    """A text of the prompt of the turn `index`."""
+
+    index: int
+    signature: _Signature
+    text: str
+
+
+def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_Place]) -> dict[int, int]:
+    """The first later place, by call, that has a good part of the words in a row of its text.
+
+    Words of its own request do not count. Linear in the texts.
+    """
+    by_window: defaultdict[_Window, list[int]] = defaultdict(list)
+    sizes: list[int] = []
+    for number, candidate in enumerate(candidates):
+        own = {each for message in candidate.turn.messages_delta for each in _windows(message.get("content"))}
+        said = set(_windows(candidate.turn.reply.get("content"))) - own
+        sizes.append(len(said))
+        for window in said:
+            by_window[window].append(number)
+    found: dict[int, int] = {}
+    for place in places if by_window else ():
+        shared = Counter(number for window in set(_windows(place.text)) for number in by_window.get(window, ()))
+        for number, count in shared.items():
+            turn, signature = candidates[number]
+            fits = place.index > turn.index and signature in (None, place.signature)
+            if fits and count >= _LEAST_SHARE * sizes[number]:
+                found[turn.index] = min(place.index, found.get(turn.index, place.index))
+    return found
+
+
+def _windows(text: object) -> Iterator[_Window]:
+    words = _WORDS.findall(text) if isinstance(text, str) else ()
+    return (tuple(words[i : i + _WINDOW]) for i in range(len(words) - _WINDOW + 1))
+
+
+class _Line(NamedTuple):
+    """A context in its place."""
+
+    context: _Context
+    placed: CallRole
+
+    @property
+    def is_line(self) -> bool:
+        """The agent goes on in it: a prompt in which a summary is used."""
+        return self.placed.role in (Role.MAIN, Role.SUBAGENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What all contexts together say about each."""
+
+    held: set[int]
+    """Turns whose replies come back as history in another context."""
+    results: Mapping[int, int]
+    """Calls whose text is the result of a tool, with the turn that reads it."""
+    linked: set[int]
+    """Roots of the main line, or of single calls that are no line, whose prompts have the text of an earlier call."""
+    extends: bool
+    """The main line has a context of several turns."""
+    subagents: set[_Signature] = field(default_factory=set)
+    """Those found so far."""
+
+
+def _place_contexts(contexts: Sequence[_Context], main: _Context) -> list[_Line]:
+    """The role of each context, before its calls are looked at one by one."""
+    results = (
+        _Place(turn.index, context.signature, str(message.get("content") or ""))
+        for context in contexts
+        for turn in context.turns
+        for message in turn.messages_delta
+        if message["role"] == "tool"
+    )
+    alike = [context for context in contexts if context.signature == main.signature]
+    extends = any(len(context.turns) > 1 for context in alike)
+    lines = alike if extends else contexts
+    anything = [_Candidate(turn) for context in contexts for turn in context.turns if len(lines) > 1]
+    seen = _Seen(
+        held={index for context in contexts for index in context.held},
+        results=_find_uses([_Candidate(each.turns[-1]) for each in contexts if each.waits], results),
+        linked=set(_find_uses(anything, _prompts(lines)).values()),
+        extends=extends,
+    )
+    placed: list[_Line] = []
+    for context in contexts:
+        role = _place(context, main, seen)
+        if role.role is Role.SUBAGENT:
+            seen.subagents.add(context.signature)
+        placed.append(_Line(context, role))
+    return placed
+
+
+def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
+    """The role of one context, by the table: the first row that holds decides."""
+    waiting = min(context.waits, default=None)
+    last = context.turns[-1].index
+    has_several = len(context.turns) > 1
+    is_alike = context.signature == main.signature
+    has_own_system = context.signature.system != main.signature.system
+    comes_back = any(turn.index in seen.held for turn in context.turns)
+    is_linked = bool(context.held) or comes_back or has_several or context.root.index in seen.linked
+    says_nothing = not context.signature.system and not context.has_tools
+    is_beside = seen.extends and not is_linked and waiting is None and context is not main
+    other_client = "" if comes_back else _other_client(main, context.caller, context.signature, context.waits)
+    is_sub = waiting is not None and has_own_system
+    rows: tuple[tuple[object, Role, str], ...] = (
+        (
+            says_nothing and is_beside,
+            Role.SIDE,
+            "nothing of the main line is in it, and its text is used nowhere later",
+        ),
+        (
+            is_alike and not (other_client and waiting is not None),
+            Role.MAIN,
+            "system prompt and tools of the main line",
+        ),
+        (other_client, Role.STRAY, other_client),
+        (context.signature in seen.subagents, Role.SUBAGENT, "system prompt and tools of a subagent"),
+        (
+            context.held and context.has_tools == main.has_tools and (comes_back or has_several or not seen.extends),
+            Role.MAIN,
+            f"goes on from turn {max(context.held, default=0)} with another system prompt or other tools",
+        ),
+        (is_sub and context.has_tools, Role.SUBAGENT, f"its own system prompt and tools, while turn {waiting} waited"),
+        (is_sub and last in seen.results, Role.SUBAGENT, f"its text is a result that turn {waiting} waited for"),
+        (
+            has_several or (is_linked and not seen.extends),
+            Role.MAIN,
+            "a further conversation of the agent's client",
+        ),
+    )
+    found = (CallRole(role, evidence) for holds, role, evidence in rows if holds)
+    return next(found, CallRole(Role.SIDE, "its text is used nowhere later"))
+
+
+def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRole]) -> None:
+    """Write the role of every call: that of its context, unless its siblings or its text say another one."""
+    calls = [(line, turn) for line in lines for turn in line.context.turns]
+    extended = {turn.parent for _, turn in calls}
+    leaves = [(line, turn) for line, turn in calls if turn.index not in extended]
+    summaries = _find_summaries(leaves, [line.context for line in lines if line.is_line])
+    kinds = {_kind(line, turn, main): turn.index for line, turn in leaves if turn.index in summaries}
+    siblings: defaultdict[tuple[int | None, bytes], list[Turn]] = defaultdict(list)
+    for _, turn in calls:
+        siblings[turn.parent, turn.key].append(turn)
+    for line, turn in calls:
+        role = line.placed
+        if turn.index in summaries:
+            role = CallRole(Role.COMPACTION, f"its text stands in the prompt of turn {summaries[turn.index]}")
+        elif role.role is not Role.STRAY and turn.index not in extended:
+            accepted = kinds.get(_kind(line, turn, main))
+            taken = max(
+                siblings[turn.parent, turn.key], key=lambda each: (each.index in extended, each.delivered, each.index)
+            )
+            if accepted is not None:
+                role = CallRole(Role.REJECTED, f"asks what turn {accepted} was asked, and is not used")
+            elif taken is not turn and role.role is not Role.SIDE:
+                role = CallRole(Role.RESAMPLE, f"the agent took turn {taken.index}, an answer to the same prompt")
+        roles[turn.index] = role
+
+
+def _find_summaries(leaves: Sequence[tuple[_Line, Turn]], contexts: Sequence[_Context]) -> dict[int, int]:
+    """Calls whose text stands in the prompt of a later context of `contexts`; the first such, by call.
+
+    That of a call in a line counts in a context of the same line.
+    """
+    last = max((context.root.index for context in contexts), default=-1)
+    candidates = [
+        _Candidate(turn, line.context.signature if line.is_line else None)
+        for line, turn in leaves
+        if line.placed.role is not Role.STRAY and turn.index < last
+    ]
+    return _find_uses(candidates, _prompts(contexts))
+
+
+def _prompts(contexts: Sequence[_Context]) -> Iterator[_Place]:
+    """What an agent has written into the prompts that begin `contexts`; the same text of a line once."""
+    seen: set[tuple[_Signature, str]] = set()
+    for context in contexts:
+        for message in context.root.messages_delta:
+            text = str(message.get("content") or "")
+            if message["role"] not in ("assistant", "tool") and (context.signature, text) not in seen:
+                seen.add((context.signature, text))
+                yield _Place(context.root.index, context.signature, text)
+
+
+def _kind(line: _Line, turn: Turn, main: _Context) -> tuple[object, ...]:
+    """What two attempts at one thing share: the system prompt and the tools, and in a line the words of the request."""
+    has_own_system = line.context.signature.system not in ((), main.signature.system)
+    last = turn.messages_delta[-1].get("content") if turn.messages_delta else None
+    return line.context.signature, None if has_own_system and not line.is_line else last

@@ -11,6 +11,12 @@ from harness.rollouts.agents.programs import bundled_agent
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
+AGENT_RESULT = "agent_result"
+"""Key in a sample's metadata of what a program left as its result.
+
+The model can write that file, so it sets neither reward nor other metadata unless the trainer trusts it by name.
+"""
+
 LoadFunction = Callable[[Any], Any]
 """Finds what a dotted path names, as the framework does; None for none."""
 

@@ -7,7 +7,7 @@ is left of a loop that was closed is forgotten; nothing of it works any more.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, Train
 from harness.client.connections import SessionServerAddress
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
+from harness.samples.delivery import Selection
 from harness.samples.rollout import Rollout
 from harness.types import Json, Message
 
@@ -38,6 +39,8 @@ class EpisodeSettings:
     """None: that of the agent's profile."""
     workdir: Path | None = None
     """Where the directories of rollouts stay; None: they go with their rollouts."""
+    trust_agent_result: bool = False
+    """A program's result may state the reward, although the model can write it. A function's always may."""
 
     @classmethod
     def read(
@@ -49,15 +52,25 @@ class EpisodeSettings:
         deadline_s: float = DEADLINE_S,
         matching: Sequence[str] | None = None,
         workdir: str | None = None,
+        trust_agent_result: bool = False,
     ) -> Self:
         """These settings with the admin token of the environment; raises `AdapterError` for an agent not there."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
-        settings = cls(address, agent, env, deadline_s, None if matching is None else tuple(matching), keep)
+        names = None if matching is None else tuple(matching)
+        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result)
         if isinstance(settings.find_agent(), Path) or not env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
+
+    def require_trusted(self, instead: str) -> None:
+        """Raise `AdapterError` where the agent is a program whose result may not state the reward."""
+        if isinstance(self.find_agent(), Path) and not self.trust_agent_result:
+            raise AdapterError(
+                "agent: the model can write a program's result, so it states no reward;"
+                f" {instead}, or set trust_agent_result=True"
+            )
 
     def find_agent(self) -> Path | AgentFunction:
         """The script or the function. Raises `AdapterError` for one that is not there."""
@@ -83,14 +96,16 @@ class Episodes:
         metadata: Mapping[str, Any],
         sampling_params: Mapping[str, Any],
         most_tokens: int | None,
+        selection: Selection | None = Selection.ONE,
     ) -> Rollout:
-        """One rollout, to its end; of its samples the last one alone, since such a trainer takes one.
+        """Run one rollout to its end.
 
         Args:
             prompt: What the conversation begins with.
             metadata: The row of the data set. Functions get it whole, programs the items of the object `agent` in it.
             sampling_params: As for SGLang.
             most_tokens: Of the session's sequence, prompt included.
+            selection: Of samples; None: that of the agent's profile, for a trainer that takes several.
 
         Raises `AdapterError` for what cannot be kept, and what `TrainerSessions.open` raises.
         """
@@ -99,12 +114,14 @@ class Episodes:
         is_program = isinstance(agent, ProgramAgent)
         known = program_metadata(metadata, "data") if is_program else {}
         session: Json = {"sampling": sampling}
+        if selection is not None:
+            session["selection"] = str(selection)
         if self._settings.matching is not None:
             session["matching"] = list(self._settings.matching)
         if most_tokens is not None:
             session["limits"] = {"tokens_per_session": most_tokens}
         async with rollout_directory(self._settings.workdir, uuid4().hex) as workdir:
-            rollout = await manager.run(
+            return await manager.run(
                 AgentTask(
                     agent=agent if isinstance(agent, ProgramAgent) else _with_metadata(agent, metadata),
                     prompt=prompt,
@@ -115,7 +132,6 @@ class Episodes:
                     metadata=known,
                 )
             )
-        return replace(rollout, samples=rollout.samples[-1:])
 
     async def close(self) -> None:
         """End what was opened. Idempotent."""

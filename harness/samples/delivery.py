@@ -182,6 +182,34 @@ def deliver(samples: Sequence[Sample], kept: Collection[int]) -> list[Sample]:
     return weigh([delivery.take(sample) for number, sample in enumerate(samples) if number in kept])
 
 
+def take_one(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the sample of a rollout with the most tokens to train, of equals the last one, masked and weighed anew."""
+    sizes = [int(SampleDelivery(samples).mask(sample).loss_mask.sum()) for sample in samples]
+    best = max(range(len(samples)), key=lambda number: (sizes[number], number), default=-1)
+    return deliver(samples, {best})
+
+
+def cut_response(sample: Sample, length: int) -> Sample:
+    """Return `sample` with the first `length` tokens of its response, and the turns whose output begins there."""
+    if sample.response_length <= length:
+        return sample
+    prompt = sample.tokens.size - sample.response_length
+    kept = [(turn, [span.start, min(span.stop, length)]) for turn, span in turn_spans(sample) if span.start < length]
+    return replace(
+        sample,
+        tokens=sample.tokens[: prompt + length],
+        response_length=length,
+        loss_mask=sample.loss_mask[:length],
+        rollout_log_probs=sample.rollout_log_probs[:length],
+        behavior_versions=sample.behavior_versions[:length],
+        proximal_logprobs=sample.proximal_logprobs[:length],
+        proximal_versions=sample.proximal_versions[:length],
+        turn_rewards=sample.turn_rewards[: len(kept)],
+        returns=sample.returns[:length],
+        metadata={**sample.metadata, "turns": [turn for turn, _ in kept], "spans": [span for _, span in kept]},
+    )
+
+
 def weigh(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples of a rollout with their weights: shares of its tokens to train, which sum to 1."""
     sizes = [int(sample.loss_mask.sum()) for sample in samples]

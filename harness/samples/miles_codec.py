@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.samples.delivery import SampleDelivery, cut_response
 from harness.samples.tensor_blob import write_tensors
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample, SampleStatus, Turn
@@ -45,7 +46,8 @@ def encode_for_miles(
         metadata: What the agent returned: goes into every sample's metadata; a numeric `reward` in it is their reward.
     """
     given, by_index = dict(metadata or {}), {turn.index: turn for turn in turns}
-    kept = [cut for sample in samples if (cut := cut_sample(sample, max_seq_len)) is not None]
+    delivery = SampleDelivery(samples)
+    kept = [delivery.take(cut) for sample in samples if (cut := cut_sample(sample, max_seq_len)) is not None]
     tensors: dict[str, npt.NDArray[Any]] = {}
     described: list[Json] = []
     for number, sample in enumerate(kept):
@@ -68,18 +70,7 @@ def cut_sample(sample: Sample, most: int | None) -> Sample | None:
     sampled = np.flatnonzero(sample.behavior_versions[: max(0, most - start)] != NOT_SAMPLED)
     if not sampled.size:
         return None
-    length = int(sampled[-1]) + 1
-    return replace(
-        sample,
-        tokens=sample.tokens[: start + length],
-        response_length=length,
-        loss_mask=sample.loss_mask[:length],
-        rollout_log_probs=sample.rollout_log_probs[:length],
-        behavior_versions=sample.behavior_versions[:length],
-        proximal_logprobs=sample.proximal_logprobs[:length],
-        proximal_versions=sample.proximal_versions[:length],
-        status=SampleStatus.TRUNCATED,
-    )
+    return replace(cut_response(sample, int(sampled[-1]) + 1), status=SampleStatus.TRUNCATED)
 
 
 def _describe(sample: Sample, turns: Sequence[Turn], decode: Callable[[Sequence[int]], str], given: Json) -> Json:

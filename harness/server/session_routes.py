@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from harness.errors import MalformedRequest, TooMany
+from harness.samples.delivery import take_one
 from harness.samples.miles_codec import encode_for_miles
 from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
 from harness.server.http.access import for_operators, require_admin
@@ -209,6 +210,7 @@ class SessionRoutes:
 
             def encode() -> bytes:
                 samples = [] if session is None else samples_of(session, live_version)
+                samples = take_one(samples) if asked.metadata is None else samples
                 turns = [] if session is None else session.turns
                 decode = self._turns.chat_tokenizer.tokenizer.decode
                 return encode_for_miles(samples, turns, decode, max_seq_len=asked.max_seq_len, metadata=asked.metadata)

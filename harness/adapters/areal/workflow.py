@@ -31,13 +31,16 @@ class SessionWorkflow:
         agent: An async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, its dotted path, the name
             of a program that ships, or the path of a script.
         gconfig: AReaL's `GenerationHyperparameters`; None leaves sampling to the agent.
-        options: `agent_env`, `deadline_s`, `matching`, `workdir`, as in `EpisodeSettings.read`.
+        options: `agent_env`, `deadline_s`, `matching`, `workdir`, `trust_agent_result`, as in `EpisodeSettings.read`.
 
-    Raises `AdapterError` for an agent that is not there and for generation settings that cannot be kept.
+    Raises `AdapterError` for an agent that is not there, for generation settings that cannot be kept, and for a program
+    whose result is not trusted where `score` is not overridden.
     """
 
     def __init__(self, session_server: str, agent: AgentFunction | str, gconfig: Any = None, **options: Any) -> None:
         self._settings = EpisodeSettings.read(session_server, agent, **options)
+        if type(self).score is SessionWorkflow.score:
+            self._settings.require_trusted("override `score`")
         self._sampling_params = {} if gconfig is None else sglang_params(gconfig)
         self._most_tokens: int | None = None if gconfig is None else gconfig.max_tokens
 

@@ -5,6 +5,7 @@ since every one of them would be wrong.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -12,15 +13,17 @@ from uuid import uuid4
 from harness.adapters.agents import LoadFunction
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
-from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
-from harness.adapters.miles.settings import add_arguments, is_single
+from harness.adapters.miles.samples import STAMPS, aborted_sample, require_fields, samples_of
+from harness.adapters.miles.settings import MilesSettings, add_arguments
 from harness.adapters.trainer_sessions import rollout_directory
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
-from harness.samples.rollout import Rollout
+from harness.samples.delivery import Selection
+from harness.samples.roles import Role
 from harness.types import Json
 
 MILES_ROLLOUT_FAILED = "miles_rollout_failed"
+MILES_REWARD_FAILED = "miles_reward_failed"
 
 _log = get_logger(__name__)
 
@@ -35,38 +38,44 @@ class Generate:
     add_arguments = staticmethod(add_arguments)
 
     async def __call__(self, request: Any) -> Any:
-        """A `GenerateFnOutput` for this `GenerateFnInput`: a sample, or a list with a selection of several.
+        """Return a `GenerateFnOutput` for this `GenerateFnInput`: a list of samples, or one where miles needs that.
 
         Raises `AdapterError` for a setting that cannot be kept.
         """
         from miles.rollout.base_types import GenerateFnOutput
         from miles.utils.misc import load_function
 
-        samples = await run_sample(request.state, request.sample, request.sampling_params, load_function)
-        return GenerateFnOutput(samples=samples)
+        given = (request.state, request.sample, request.sampling_params, load_function, "miles.rollout.rm_hub.async_rm")
+        return GenerateFnOutput(samples=await run_sample(*given, is_one=request.evaluation))
 
 
-async def run_sample(state: Any, sample: Any, sampling_params: Json, load: LoadFunction) -> Any:
-    """What a rollout makes of `sample`: a sample, or a list of them with a selection of several.
+async def run_sample(
+    state: Any, sample: Any, sampling_params: Json, load: LoadFunction, scoring: str, *, is_one: bool
+) -> Any:
+    """Run the rollout of `sample` and return a list of samples; one sample where the framework needs that.
 
     Args:
         state: The framework's `GenerateState`: `args`, `tokenizer`, `aborted`.
         sample: One of the framework's.
         sampling_params: As for SGLang.
         load: Finds what a path names, as the framework does.
+        scoring: Path of the function that scores a sample; called once for several, which share a reward.
+        is_one: It is for an evaluation, which takes one sample.
 
     Raises `AdapterError` for a setting that cannot be kept.
     """
     require_fields(sample)
     rollouts = _rollouts_of(state, load)
+    settings = replace(rollouts.settings, selection=Selection.ONE) if is_one else rollouts.settings
     try:
-        samples = await _generate(rollouts, state, sample, sampling_params)
+        samples = await _generate(rollouts, settings, state, sample, sampling_params)
+        await _share_reward(samples, state.args, load, scoring)
     except AdapterError:
         raise
     except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
         _log.warning(MILES_ROLLOUT_FAILED, index=sample.index, error=repr(error), exc_info=True)
         samples = [aborted_sample(sample, f"{type(error).__name__}: {error}")]
-    return samples[0] if is_single(rollouts.settings.selection) else samples
+    return samples[0] if settings.selection == Selection.ONE else samples
 
 
 async def open_rollouts(state: Any, load: LoadFunction) -> None:
@@ -93,18 +102,35 @@ async def close(args: Any) -> None:
         del _of_state[state]
 
 
-async def _generate(rollouts: MilesRollouts, state: Any, sample: Any, sampling_params: Json) -> list[Any]:
+async def _generate(
+    rollouts: MilesRollouts, settings: MilesSettings, state: Any, sample: Any, sampling_params: Json
+) -> list[Any]:
     agent = await rollouts.open()
     name = f"{sample.group_index}-{sample.index}-{uuid4().hex[:8]}"
-    async with rollout_directory(rollouts.settings.workdir, name) as workdir:
-        task = make_task(rollouts.settings, agent, sample, sampling_params, workdir)
-        rollout: Rollout | None = await rollouts.run(task, state)
+    async with rollout_directory(settings.workdir, name) as workdir:
+        task = make_task(settings, agent, sample, sampling_params, workdir)
+        rollout = await rollouts.run(task, state)
     if rollout is None:
         return [aborted_sample(sample, "the step was aborted")]
-    if is_single(rollouts.settings.selection):
-        rollout = replace(rollout, samples=rollout.samples[-1:])
     # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
-    return samples_of(sample, rollout, state.tokenizer.decode)
+    return samples_of(sample, rollout, state.tokenizer.decode, trusts_agent=settings.trusts_agent)
+
+
+async def _share_reward(samples: Sequence[Any], args: Any, load: LoadFunction, scoring: str) -> None:
+    """Give several samples of a rollout without a reward the one of its last answer; ABORTED where there is none."""
+    is_aborted = any(sample.status is type(sample.status).ABORTED for sample in samples)
+    if len(samples) < 2 or is_aborted or samples[0].reward is not None:
+        return
+    main = [sample for sample in samples if sample.metadata[STAMPS].get("role") == Role.MAIN]
+    try:
+        reward = await load(scoring)(args, (main or samples)[-1])
+    except Exception as error:  # noqa: BLE001  # one rollout costs itself
+        _log.warning(MILES_REWARD_FAILED, index=samples[0].index, error=repr(error), exc_info=True)
+        for sample in samples:
+            sample.status = type(sample.status).ABORTED
+        return
+    for sample in samples:
+        sample.reward = reward
 
 
 def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:

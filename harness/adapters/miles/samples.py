@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from harness.adapters.agents import stated_number
+from harness.adapters.agents import AGENT_RESULT, stated_number
 from harness.adapters.miles.settings import COMMIT
 from harness.errors import AdapterError
-from harness.samples.rollout import ENDED_WELL, OutcomeKind, Rollout
+from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.types import Json, Sample, as_ids
 
 FIELDS = frozenset(
@@ -45,35 +45,35 @@ def aborted_sample(origin: Any, reason: str) -> Any:
     return sample
 
 
-def samples_of(origin: Any, rollout: Rollout, decode: Decode) -> list[Any]:
+def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> list[Any]:
     """The samples of `rollout`, which was made for `origin`; one at least.
 
-    Several share one reward, and a reward model would give each its own. Without the agent's they are ABORTED where a
-    limit ended the rollout; raises `AdapterError` where the agent ended it, since it never states one.
+    With `trusts_agent` the agent's result sets metadata and reward. Without, it is `AGENT_RESULT` in the metadata.
+    Several share a `rollout_id`, by which miles weighs their tokens and their reward as those of one rollout.
     """
     if not rollout.samples:
         sample = aborted_sample(origin, rollout.outcome.detail)
         sample.metadata[STAMPS] = _stamps(rollout)
         return [sample]
-    samples = [_sample_of(origin, ours, rollout, decode) for ours in rollout.samples]
+    samples = [_sample_of(origin, ours, rollout, decode, trusts_agent=trusts_agent) for ours in rollout.samples]
     if len(samples) > 1:
-        if samples[0].reward is None and rollout.outcome.kind is OutcomeKind.FINISHED:
-            raise AdapterError(
-                "--harness-selection: several samples of a rollout share one reward, which is the agent's; expected a"
-                f" number in `reward` of its result, got {(rollout.agent_result or {}).get('reward')!r}"
-            )
-        for sample in samples:  # counted as one rollout
+        for sample in samples:
             sample.rollout_id = origin.index if origin.rollout_id is None else origin.rollout_id
-            if sample.reward is None:
-                sample.status = type(origin.status).ABORTED
     return samples
 
 
-def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode) -> Any:
-    sample, result = _write_columns(deepcopy(origin), ours, decode), rollout.agent_result or {}
+def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> Any:
+    sample = _write_columns(deepcopy(origin), ours, decode)
+    result = (rollout.agent_result or {}) if trusts_agent else {}
+    untrusted = {} if trusts_agent else {AGENT_RESULT: rollout.agent_result}
     status = ours.status.value if rollout.outcome.kind in ENDED_WELL else "aborted"
     sample.status = type(origin.status)(status)
-    sample.metadata = {**origin.metadata, **result, STAMPS: {**ours.metadata, **_stamps(rollout)}}
+    sample.metadata = {
+        **untrusted,
+        **origin.metadata,
+        **result,
+        STAMPS: {**ours.metadata, "weight": ours.weight, **_stamps(rollout)},
+    }
     reward = stated_number(result.get("reward"))
     if reward is not None:
         sample.reward = reward

@@ -8,18 +8,24 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.adapters.sampling import FILTERED, is_filter
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
 from harness.errors import AdapterError
-from harness.samples.merge import Selection
+from harness.machine.log import get_logger
+from harness.samples.delivery import DEPRECATED_SELECTIONS, Selection
 
 COMMIT = "31f1ca96"
 """Of radixark/miles: the interface that everything here is written for."""
 
 DEADLINE_S = 1800.0
+
+SELECTION_DEPRECATED = "miles_selection_deprecated"
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,12 @@ class MilesSettings:
     """Tokens of a session's longest branch, prompt included."""
     matching: tuple[str, ...] | None
     """None: that of the agent's profile."""
-    selection: Selection | None
-    """None: that of the agent's profile, and of its samples the last one."""
+    selection: str | None
+    """A `Selection` or a path of the server's; None: that of the agent's profile, with lists."""
     workdir: Path | None
     """Where the directories of rollouts stay; None: they go with their rollouts."""
+    trusts_agent: bool
+    """The agent's result sets reward and metadata: that of a function, and of a program by option."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
     add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
     add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories that do not count.")
-    add(
-        "--harness-selection",
-        type=str,
-        choices=[str(each) for each in Selection],
-        default=None,
-        help="Which branches of a session become samples; another one than `last` returns a list for each rollout.",
-    )
+    add("--harness-selection", type=str, default=None, help="Which branches become samples: `all`, `one`, or a path.")
+    add("--harness-trust-agent-result", action="store_true", help="A program's result sets the reward and metadata.")
     add("--harness-workdir", type=Path, default=None, help="Keep the working directories of rollouts here.")
 
 
@@ -90,8 +93,9 @@ def read_settings(args: Any) -> MilesSettings:
         deadline_s=getattr(args, "harness_deadline", DEADLINE_S),
         max_seq_len=getattr(args, "max_seq_len", None),
         matching=None if matching is None else tuple(matching),
-        selection=_selection(args),
+        selection=_find_selection(args),
         workdir=None if workdir is None else Path(workdir),
+        trusts_agent=not agent or bool(getattr(args, "harness_trust_agent_result", False)),
     )
 
 
@@ -106,20 +110,6 @@ def read_variables(assignments: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def _selection(args: Any) -> Selection | None:
-    name = getattr(args, "harness_selection", None)
-    if name is None:
-        return None
-    if name not in list(Selection):
-        raise AdapterError(f"--harness-selection: expected one of {', '.join(Selection)}, got {name!r}")
-    return Selection(name)
-
-
-def is_single(selection: Selection | None) -> bool:
-    """Whether a rollout makes one sample of miles', and no list."""
-    return selection is None or selection is Selection.LAST
-
-
 class Refusal(NamedTuple):
     """An option of miles that cannot be kept."""
 
@@ -131,6 +121,10 @@ class Refusal(NamedTuple):
 
 def _set(name: str) -> Callable[[Any], object]:
     return lambda args: getattr(args, name, None)
+
+
+def _begins(name: str, prefix: str) -> Callable[[Any], bool]:
+    return lambda args: str(getattr(args, name, "")).startswith(prefix)
 
 
 def _needs_logprobs(args: Any) -> bool:
@@ -158,12 +152,37 @@ REFUSALS = (
         lambda args: _needs_logprobs(args) and is_filter("top_p", getattr(args, "rollout_top_p", None)),
         FILTERED,
     ),
+)
+
+NO_LISTS = (
+    Refusal("--group-rm", _set("group_rm"), "groups of single samples are scored"),
+    Refusal("--recompute-logprobs-via-prefill", _set("recompute_logprobs_via_prefill"), "single samples are scored"),
     Refusal(
-        "--group-rm",
-        lambda args: getattr(args, "group_rm", False) and not is_single(_selection(args)),
-        "miles scores groups of samples, and --harness-selection makes lists of them",
+        "--use-dynamic-batch-size",
+        lambda args: not getattr(args, "use_dynamic_batch_size", True),
+        "without it a step has a fixed number of samples",
+    ),
+    Refusal("--train-backend", _begins("train_backend", "fsdp"), "fsdp counts samples, not rollouts"),
+    Refusal(
+        "--dynamic-sampling-filter-path",
+        _begins("dynamic_sampling_filter_path", "slime.rollout.filter_hub."),
+        "the filters of slime read single samples",
+    ),
+    Refusal(
+        "--rollout-function-path",
+        _begins("rollout_function_path", "slime.rollout.fully_async"),
+        "it finds no ABORTED sample in a list",
+    ),
+    Refusal(
+        "--log-passrate",
+        lambda args: (
+            getattr(args, "log_passrate", False)
+            and _begins("custom_generate_function_path", "harness.adapters.slime")(args)
+        ),
+        "slime counts samples, not rollouts",
     ),
 )
+"""With these a rollout is one sample. Each is refused beside a `--harness-selection` of several."""
 
 
 def require_kept(args: Any) -> None:
@@ -171,3 +190,31 @@ def require_kept(args: Any) -> None:
     for refusal in REFUSALS:
         if refusal.is_set(args):
             raise AdapterError(f"{refusal.option} cannot be kept: {refusal.reason}")
+
+
+def _find_selection(args: Any) -> str | None:
+    """The stated selection, or `one` where the framework takes no lists; None leaves it to the agent's profile.
+
+    miles calls the function of `--custom-rm-path` with lists for lists, and most are made for single samples. Raises
+    `AdapterError` for a selection that is not there, or cannot be kept.
+    """
+    stated = getattr(args, "harness_selection", None)
+    refusal = next((each for each in NO_LISTS if each.is_set(args)), None)
+    if stated is None:
+        return Selection.ONE if refusal or getattr(args, "custom_rm_path", None) else None
+    selection = DEPRECATED_SELECTIONS.get(stated, stated)
+    if selection != stated:
+        _warn_deprecated(stated, selection)
+    elif selection not in list(Selection) and ":" not in selection:
+        raise AdapterError(
+            f"--harness-selection: expected {', '.join(Selection)}, or package.module:function; got {selection!r}"
+        )
+    if refusal and selection != Selection.ONE:
+        raise AdapterError(f"{refusal.option} cannot be kept: {refusal.reason}; set --harness-selection one")
+    return str(selection)
+
+
+@cache
+def _warn_deprecated(stated: str, instead: str) -> None:
+    """Log once that the name goes with the next release."""
+    _log.warning(SELECTION_DEPRECATED, stated=stated, instead=str(instead))

@@ -19,7 +19,7 @@ __all__ = ["abort", "check_no_aborted", "close", "convert", "generate"]
 
 
 async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:
-    """The sample, or the list of samples with a selection of several.
+    """Return a list of samples; one sample in an evaluation and where slime needs that.
 
     Raises `AdapterError` for what cannot be kept, and what keeps the first rollout from running (`open_rollouts`): with
     a filter, slime would make groups for ever.
@@ -31,7 +31,8 @@ async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bo
 
     state = GenerateState(args)
     await open_rollouts(state, load_function)
-    made = await run_sample(state, sample, sampling_params, load_function)
+    scoring = "slime.rollout.rm_hub.async_rm"
+    made = await run_sample(state, sample, sampling_params, load_function, scoring, is_one=evaluation)
     if evaluation:
         key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
         for each in _flatten([made]):

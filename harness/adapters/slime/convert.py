@@ -2,9 +2,14 @@
 
 slime hands samples to a convert function in the place of its own columns, and makes these in a method of the actor that
 calls it. So that method is called on an object which has what it reads (`READ`), and nothing else of an actor.
+
+Where rollouts have several samples, that method would take the whole batch for one group. Then the rewards are made
+here, as miles makes them: one per rollout, relative to those of its group.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from harness.adapters.miles.convert import proximal_columns
@@ -16,6 +21,8 @@ READ = frozenset(
     {"args", "custom_convert_samples_to_train_data_func", "custom_reward_post_process_func", "_post_process_rewards"}
 )
 """Attributes that `METHOD`, and what it calls, reads."""
+CENTERED, SCALED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"), ("grpo", "gspo", "cispo")
+"""Advantage estimators for which slime takes the mean of a group off its rewards, and divides by their deviation."""
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
@@ -34,6 +41,30 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
     manager.args = args
     manager.custom_convert_samples_to_train_data_func = None
     path = args.custom_reward_post_process_path
-    manager.custom_reward_post_process_func = None if path is None else load_function(path)
+    has_lists = any(sample.rollout_id is not None for sample in samples)
+    ours = normalize_by_rollout if has_lists else None
+    manager.custom_reward_post_process_func = ours if path is None else load_function(path)
     data: Json = getattr(manager, METHOD)(list(samples))
     return data | proximal_columns(samples)
+
+
+def normalize_by_rollout(args: Any, samples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the rewards of `samples`, raw and relative to their groups; a rollout counts once in its group.
+
+    Raises `AdapterError` for samples of one rollout with several rewards.
+    """
+    raw = [sample.get_reward_value(args) for sample in samples]
+    if args.advantage_estimator not in CENTERED or not args.rewards_normalization:
+        return raw, raw
+    groups: defaultdict[Hashable, dict[Hashable, float]] = defaultdict(dict)
+    keys = [sample.index if sample.rollout_id is None else sample.rollout_id for sample in samples]
+    for sample, key, reward in zip(samples, keys, raw, strict=True):
+        if (shared := groups[sample.group_index].setdefault(key, reward)) != reward:
+            raise AdapterError(f"rollout {key}: expected one reward for its samples, got {shared} and {reward}")
+    is_scaled = args.advantage_estimator in SCALED and args.grpo_std_normalization
+
+    def normalize(group: dict[Hashable, float], key: Hashable) -> float:
+        deviation = stdev(group.values()) if is_scaled and len(group) > 1 else 0.0
+        return (group[key] - fmean(group.values())) / (deviation + 1e-6 if deviation else 1.0)
+
+    return raw, [normalize(groups[sample.group_index], key) for sample, key in zip(samples, keys, strict=True)]

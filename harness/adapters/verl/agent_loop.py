@@ -10,10 +10,11 @@ from typing import Any
 from harness.adapters.agents import stated_reward
 from harness.adapters.episodes import DEADLINE_S, EpisodeSettings, episodes_of
 from harness.adapters.sampling import FILTERS, require_unfiltered
-from harness.adapters.verl.output import FIELDS, Room, output_fields
+from harness.adapters.verl.output import FIELDS, Room, fit, output_fields
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentFunction
+from harness.samples.delivery import Selection
 from harness.samples.rollout import ENDED_WELL, Rollout
 
 VERSION = "0.9.1"
@@ -41,6 +42,7 @@ class SessionAgentLoop:
         deadline_s: Seconds that an agent may take.
         matching: Differences in histories that do not count; None: those of the agent's profile.
         workdir: Keeps the directories of rollouts here.
+        trust_agent_result: A program may state the reward, although the model can write its result.
 
     Raises `AdapterError` for an agent that is not there and for settings that cannot be kept.
     """
@@ -64,6 +66,7 @@ class SessionAgentLoop:
         deadline_s: float = DEADLINE_S,
         matching: Sequence[str] | None = None,
         workdir: str | None = None,
+        trust_agent_result: bool = False,
     ) -> None:
         rollout = trainer_config.config.actor_rollout_ref.rollout
         if getattr(rollout, "enable_rollout_routing_replay", False):
@@ -73,15 +76,25 @@ class SessionAgentLoop:
         if _needs_logprobs(trainer_config.config):
             require_unfiltered({name: getattr(rollout, name, None) for name in FILTERS}, "rollout.")
         self._room = Room(rollout.prompt_length, rollout.response_length)
+        self._takes_lists = _takes_lists(trainer_config.config)
         self._tokenizer = tokenizer
         self._is_scored_by_agent = is_scored_by_agent
         self._settings = EpisodeSettings.read(
-            session_server, agent, agent_env=agent_env, deadline_s=deadline_s, matching=matching, workdir=workdir
+            session_server,
+            agent,
+            agent_env=agent_env,
+            deadline_s=deadline_s,
+            matching=matching,
+            workdir=workdir,
+            trust_agent_result=trust_agent_result,
         )
+        if is_scored_by_agent:
+            self._settings.require_trusted("set is_scored_by_agent=False")
 
     async def run(self, sampling_params: Mapping[str, Any], **fields: Any) -> Any:
-        """An `AgentLoopOutput` for the row `fields` of the data set; masked where the rollout was cut short.
+        """Return an `AgentLoopOutput` for the row `fields` of the data set; masked where the rollout was cut short.
 
+        verl's queue, which is known by the `session_id` in its rows, gets a list of a rollout with several samples.
         So it is, with a reward of 0, where a program states none. Raises `AdapterError` for what cannot be kept and
         for a function that states no reward where it has to, and what keeps every rollout from running:
         `SessionServerError`, `AgentError`.
@@ -93,21 +106,19 @@ class SessionAgentLoop:
         if sampling_params.get("repetition_penalty", 1.0) != 1.0:
             raise AdapterError("sampling parameter 'repetition_penalty' cannot be kept; expected 1.0")
         row = fields | dict(fields.get("extra_info") or {})
+        selection = None if self._takes_lists and "session_id" in fields else Selection.ONE
         rollout = await episodes_of(self._settings).run(
-            [dict(message) for message in fields["raw_prompt"]], row, sampling, sum(self._room)
+            [dict(message) for message in fields["raw_prompt"]], row, sampling, sum(self._room), selection
         )
         reward = self._read_reward(rollout) if self._is_scored_by_agent else None
         is_scored = reward is not None or not self._is_scored_by_agent
-        made = output_fields(
-            rollout,
-            self._room,
-            filler_id=self._tokenizer.eos_token_id,
-            global_steps=fields.get("global_steps"),
-            is_trained=is_scored and rollout.outcome.kind in ENDED_WELL,
-        )
+        rollout = fit(rollout, self._room, is_trained=is_scored and rollout.outcome.kind in ENDED_WELL)
         if self._is_scored_by_agent and reward is None:
             reward = 0.0  # verl would score this one by itself, and a batch has rewards from one place
-        return AgentLoopOutput(**made, reward_score=reward)
+        about = (self._room, self._tokenizer.eos_token_id, fields.get("global_steps"))
+        made = [output_fields(rollout, sample, *about) for sample in rollout.samples or (None,)]
+        outputs = [AgentLoopOutput(**each, reward_score=reward) for each in made]
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _read_reward(self, rollout: Rollout) -> float | None:
         try:
@@ -123,6 +134,16 @@ def _needs_logprobs(config: Any) -> bool:
     """The loss takes ratios to the logprobs of the rollout; otherwise verl computes logprobs of its own."""
     correction = getattr(getattr(config, "algorithm", None), "rollout_correction", None)
     return any(getattr(correction, name, None) for name in ("rollout_is", "rollout_rs", "bypass_mode"))
+
+
+def _takes_lists(config: Any) -> bool:
+    """True where verl counts a rollout once however many outputs it has: in its group, and by tokens in its loss."""
+    algorithm, actor = getattr(config, "algorithm", None), getattr(config.actor_rollout_ref, "actor", None)
+    return (
+        getattr(algorithm, "adv_estimator", "gae") in ("gae", "grpo", "reinforce_plus_plus")
+        and getattr(actor, "loss_agg_mode", "token-mean") != "seq-mean-token-mean"
+        and not getattr(getattr(config, "distillation", None), "enabled", False)
+    )
 
 
 def _require_fields(output: Any) -> None:

@@ -3,11 +3,13 @@
 verl rejects no rollout: it has to get tokens for every one of them. Those of one that was cut short are masked.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
 from harness.samples.rollout import Rollout
 from harness.samples.versions import NOT_SAMPLED, count_versions
 from harness.types import Json, Sample
@@ -23,6 +25,9 @@ FIELDS = frozenset(
 STAMPS = "harness"
 """Key in `extra_fields` of what the session says of the rollout."""
 
+TOO_LONG = "too_long"
+"""The reason in a ledger for tokens that verl has no room for."""
+
 
 class Room(NamedTuple):
     """Tokens that verl has room for."""
@@ -31,22 +36,46 @@ class Room(NamedTuple):
     response: int
 
 
-def output_fields(rollout: Rollout, room: Room, filler_id: int, global_steps: int | None, *, is_trained: bool) -> Json:
-    """The fields of `rollout`, all but its reward.
+def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
+    """Return `rollout` with the samples that verl has room for; its ledger counts these, the rest is `too_long`.
+
+    A longer response is cut at its end, as by verl's own loops. A sample with a longer prompt is left out: its response
+    was sampled behind the whole. Where there is no other one it stays, masked, for verl wants tokens.
 
     Args:
-        rollout: With one sample, or none.
-        room: A longer response is cut at its end, as by verl's own loops. A longer prompt is cut at its beginning, and
-            nothing after it is trained: it was sampled behind the whole.
-        filler_id: The one token of prompt and response where there is no sample.
-        global_steps: The step that asks, counted from 1; its weights are version `global_steps - 1` where the engines'
-            labels say nothing.
+        rollout: As it was collected.
+        room: Tokens of prompt and response.
         is_trained: False masks every token.
     """
+    delivery = SampleDelivery(rollout.samples)
+    fitting = [cut_response(each, room.response) for each in rollout.samples if _prompt_length(each) <= room.prompt]
+    taken = [delivery.take(each) if is_trained else _mask(each) for each in fitting]
+    taken.sort(key=lambda each: bool(each.loss_mask.any()))  # verl reads the advantage of all in a token of the last
+    before, after = DeliveredTokens.of(rollout.samples), DeliveredTokens.of(taken)
+    ledger = dict(rollout.session["ledger"])
+    ledger["trained"] += after.trained - before.trained
+    ledger["masked"] += after.masked - before.masked
+    if lost := sum(before) - sum(after):
+        ledger["dropped"] = {**ledger["dropped"], TOO_LONG: lost}
+    samples = weigh(taken or [_mask(cut_response(each, room.response)) for each in rollout.samples[-1:]])
+    return replace(rollout, samples=tuple(samples), session={**rollout.session, "ledger": ledger})
+
+
+def output_fields(
+    rollout: Rollout, sample: Sample | None, room: Room, filler_id: int, global_steps: int | None
+) -> Json:
+    """Make the fields of one output, all but its reward.
+
+    Args:
+        rollout: As `fit` returns it.
+        sample: One of its samples; None where it has none.
+        room: A longer prompt is cut at its beginning.
+        filler_id: The one token of prompt and response without a sample.
+        global_steps: The step that asks, counted from 1; its weights are version `global_steps - 1` where the engines'
+            labels say nothing.
+    """
     version = max(0, (global_steps or 0) - 1)
-    columns = _columns(rollout.samples[0], room, version) if rollout.samples else _filler(filler_id)
-    if not is_trained:
-        columns["response_mask"] = [0] * len(columns["response_ids"])
+    columns = _filler(filler_id) if sample is None else _columns(sample, room, version)
     versions = [each for each in columns.pop("behavior_versions") if each != NOT_SAMPLED] or [version]
     turns = rollout.session["turns"]
     generating = float(sum(turn["seconds"] for turn in turns))
@@ -54,10 +83,12 @@ def output_fields(rollout: Rollout, room: Room, filler_id: int, global_steps: in
         "outcome": str(rollout.outcome.kind),
         "outcome_detail": rollout.outcome.detail,
         "ledger": rollout.session["ledger"],
+        "weight": 1.0 if sample is None else sample.weight,
     }
     extra: Json = {
         "turn_scores": [],
         "tool_rewards": [],
+        "reward_extra_info": {},  # verl copies that of the last output of a list
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
         "proximal_log_probs": columns.pop("proximal_log_probs"),
@@ -68,21 +99,28 @@ def output_fields(rollout: Rollout, room: Room, filler_id: int, global_steps: in
     return {**columns, "num_turns": 2 * len(turns), "metrics": metrics, "extra_fields": extra}
 
 
+def _prompt_length(sample: Sample) -> int:
+    return len(sample.tokens) - sample.response_length
+
+
+def _mask(sample: Sample) -> Sample:
+    return replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
+
+
 def _columns(sample: Sample, room: Room, version: int) -> dict[str, Any]:
-    prompt_length = len(sample.tokens) - sample.response_length
+    prompt_length = _prompt_length(sample)
     prompt, response = sample.tokens[:prompt_length], sample.tokens[prompt_length:]
-    mask = sample.loss_mask if prompt_length <= room.prompt else np.zeros_like(sample.loss_mask)
     versions = count_versions(sample, version)
     columns: dict[str, npt.NDArray[Any]] = {
         "response_ids": response,
-        "response_mask": mask,
+        "response_mask": sample.loss_mask,
         "response_logprobs": sample.rollout_log_probs,
         "behavior_versions": versions.behavior,
         "proximal_log_probs": sample.proximal_logprobs,
         "proximal_versions": versions.proximal,
     }
-    cut = {name: column[: room.response].tolist() for name, column in columns.items()}
-    return {"prompt_ids": prompt[-room.prompt :].tolist(), **cut}
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return {"prompt_ids": prompt[-room.prompt :].tolist(), **lists}
 
 
 def _filler(filler_id: int) -> dict[str, Any]:

@@ -108,8 +108,8 @@ class CollectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_seq_len: _Count | None = None
     """Tokens of a sample, at most."""
-    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What the agent returned."""
+    metadata: dict[str, Any] | None = None
+    """What the agent returned; miles states none for session servers that answer one sample."""
 
 
 _sessions = msgspec.json.Decoder(_CreateSession)

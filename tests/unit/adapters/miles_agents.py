@@ -8,7 +8,7 @@ import httpx
 
 from harness.adapters.miles import abort
 
-__all__ = ["abort", "crash", "keeps", "run", "run_unscored"]
+__all__ = ["abort", "crash", "keeps", "run", "run_branches", "run_branches_unscored", "run_unscored"]
 
 ENDLESS = 9
 """Groups from here on never have enough."""
@@ -65,7 +65,33 @@ async def run(base_url, prompt, request_kwargs, metadata):
 
 def keeps(args, group) -> bool:
     """The filter: rewards differ."""
-    return len({sample.reward for sample in group}) > 1
+    return len({sample.reward for member in group for sample in (member if isinstance(member, list) else [member])}) > 1
+
+
+async def rate(args, sample):
+    """A reward model for one sample."""
+    return sample.metadata["index"] / 2
+
+
+async def run_branches(base_url, prompt, request_kwargs, metadata):
+    """Two conversations with the same system prompt; or more of the second until it gets no more."""
+    headers = {"authorization": f"Bearer {metadata.get('session_api_key', 'none')}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
+        messages = []
+        for question in ["First.", "Second."] + ["Go on."] * (100 if metadata["group"] >= ENDLESS else 0):
+            if question != "Go on.":
+                messages = list(prompt)
+            messages.append({"role": "user", "content": question})
+            answer = await client.post("/v1/chat/completions", json={"messages": messages, **request_kwargs})
+            if answer.status_code != 200:
+                return None
+            messages.append(answer.json()["choices"][0]["message"])
+    return {"reward": float(metadata["index"] % 2)}
+
+
+async def run_branches_unscored(base_url, prompt, request_kwargs, metadata):
+    """The same, and what it is worth is left to a reward model."""
+    await run_branches(base_url, prompt, request_kwargs, metadata)
 
 
 async def run_unscored(base_url, prompt, request_kwargs, metadata):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from harness.adapters.miles.settings import REFUSALS
+from harness.adapters.miles.settings import NO_LISTS, REFUSALS
 from harness.adapters.verl import close
 from harness.engines.scripted import ScriptStep
 from tests.checkout import ROOT
@@ -56,7 +56,7 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sample = Sample(
             index=0, group_index=0, prompt=[{"role": "user", "content": "6 x 7?"}], metadata={"answer": "42"}
         )
-        made = (await state.generate_function(GenerateFnInput(state, sample, state.sampling_params, False))).samples
+        [made] = (await state.generate_function(GenerateFnInput(state, sample, state.sampling_params, False))).samples
         columns = convert(run.args, [made])
 
     made.validate()
@@ -137,5 +137,5 @@ async def test_the_example_of_verl_runs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_every_option_is_on_the_page() -> None:
     """Those of the adapter, and those that it refuses."""
     ours = [name for name in vars(miles_args()) if name.startswith("harness_")]
-    options = [f"--{name.replace('_', '-')}" for name in ours] + [refusal.option for refusal in REFUSALS]
+    options = [f"--{name.replace('_', '-')}" for name in ours] + [refusal.option for refusal in (*REFUSALS, *NO_LISTS)]
     assert [option for option in options if f"`{option}`" not in PAGE] == []

@@ -41,7 +41,7 @@ async def samples_of(run: MilesRun, play: Play) -> list[Any]:
     given = [Sample(index=i, group_index=0, prompt=prompt, metadata={"index": i, "group": 1}) for i in (0, 1)]
     requests = [GenerateFnInput(state, sample, dict(state.sampling_params), False) for sample in given]
     *made, _ = await asyncio.gather(*(state.generate_function(request) for request in requests), update())
-    return [each.samples for each in made]
+    return [sample for each in made for sample in each.samples]
 
 
 def batch_of(columns: dict[str, list[Any]], advantages: list[float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.samples import FIELDS
-from harness.adapters.miles.settings import COMMIT, REFUSALS
+from harness.adapters.miles.settings import COMMIT, NO_LISTS, REFUSALS
 from harness.adapters.sampling import ABOUT_TEXT, NAMES
 from tests.unit.adapters.conftest import MILES_CHECKOUT, STAND_INS
 
@@ -86,6 +86,24 @@ PROTOCOL = {
 }
 """What miles' own generate function for agents says to a session server."""
 
+LISTS = {
+    "miles/ray/rollout/train_data_conversion.py": [
+        "def _compute_rollout_mask_sums(",
+        "_normalize_rewards_by_rollout(args, samples, raw_rewards, prompt_group_sizes)",
+    ],
+    "miles/backends/training_utils/loss.py": ['denominators=batch.get("rollout_mask_sums", None)'],
+    "miles/utils/dp_schedule.py": ["rollout_id_to_sample_index", "static path: micro-batch count"],
+    "miles/backends/fsdp_utils/actor.py": ['self.train_parallel_config = {\n            "dp_size"'],
+    "miles/rollout/inference_rollout/inference_rollout_eval.py": ["data.extend(sample)"],
+    "miles/rollout/inference_rollout/inference_rollout_train.py": ["[sample for group in data for sample in group]"],
+    "miles/rollout/inference_rollout/inference_rollout_common.py": [
+        "await batched_async_rm(args, samples_need_reward, inplace_set_reward_field=True)",
+        "await batched_async_rm(args, group, inplace_set_reward_field=True)",
+    ],
+    "miles/rollout/rm_hub/__init__.py": ["async def async_rm(args, sample: Sample, **kwargs):"],
+}
+"""What miles does with lists of samples: one weight for a rollout, and where it can only do with one sample."""
+
 STATUSES = {"pending", "completed", "truncated", "aborted", "failed"}
 
 
@@ -159,8 +177,8 @@ def test_samples_of_a_rollout_share_a_reward(source: Path) -> None:
 @pytest.mark.skipif(MILES_CHECKOUT is None, reason="HARNESS_MILES_SRC names no checkout; no stand-in has these lines")
 def test_a_checkout_has_the_options_that_are_refused_and_speaks_to_a_session_server_as_ours_understands() -> None:
     """An option that miles has renamed would never be refused; its generate function needs SGLang to be called."""
-    options = {"miles/utils/arguments.py": [f'"{each.option}"' for each in REFUSALS]}
-    for path, lines in {**PROTOCOL, **options}.items():
+    options = {"miles/utils/arguments.py": [f'"{each.option}"' for each in (*REFUSALS, *NO_LISTS)]}
+    for path, lines in {**PROTOCOL, **LISTS, **options}.items():
         text = (Path(str(MILES_CHECKOUT)) / path).read_text(encoding="utf-8")
         assert [line for line in lines if line not in text] == [], path
 

@@ -15,12 +15,13 @@ from harness import __version__
 from harness.adapters.miles import Generate, RolloutFn, abort, close, convert
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
-from harness.adapters.miles.settings import REFUSALS, read_settings
+from harness.adapters.miles.settings import NO_LISTS, REFUSALS, SELECTION_DEPRECATED, read_settings
 from harness.adapters.sampling import session_sampling
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
 from harness.rollouts.agents.task import ProgramAgent
 from harness.samples.rollout import OutcomeKind
+from tests.logged import capture_logs
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
@@ -71,14 +72,20 @@ def state_of(run: MilesRun) -> Any:
     return GenerateState(run.args)
 
 
-async def generate(state: Any, **sample: Any) -> Any:
+async def generate_all(state: Any, *, evaluation: bool = False, **sample: Any) -> Any:
     """What miles gets for one sample."""
     from miles.rollout.base_types import GenerateFnInput
     from miles.utils.types import Sample
 
     given = {"prompt": PROMPT, "index": 7, "group_index": 1, "metadata": {"index": 7, "group": 1}} | sample
-    request = GenerateFnInput(state, Sample(**given), dict(state.sampling_params), False)
+    request = GenerateFnInput(state, Sample(**given), dict(state.sampling_params), evaluation)
     return (await state.generate_function(request)).samples
+
+
+async def generate(state: Any, **sample: Any) -> Any:
+    """The one sample of a rollout."""
+    [made] = await generate_all(state, **sample)
+    return made
 
 
 async def test_an_agent_is_called_by_miles_contract(play: Play) -> None:
@@ -122,36 +129,74 @@ async def test_a_sample_has_every_column_and_everything_it_had(play: Play) -> No
 
 
 async def test_branches_become_a_list_that_counts_as_one_rollout(play: Play) -> None:
-    """With a selection of several; each turn is a sample, and all share the id of their rollout."""
-    async with miles_run(*SHORT, options=("--harness-selection", "turns")) as run:
-        samples = await generate(state_of(run))
+    """By default: they share the id of their rollout and its reward; miles weighs their tokens by that id."""
+    changes = {"custom_agent_function_path": f"{AGENTS}.run_branches", "rewards_normalization": True}
+    async with miles_run(*SHORT, **changes) as run:
+        state = state_of(run)
+        samples = await generate_all(state)
+        others = await generate_all(state, index=8, metadata={"index": 8, "group": 1})
 
     assert [sample.metadata["harness"]["turns"] for sample in samples] == [[0], [1]]
     assert {sample.rollout_id for sample in samples} == {7}
+    assert sum(sample.metadata["harness"]["weight"] for sample in samples) == 1
     for sample in samples:
         sample.validate()
-    assert convert(run.args, samples)["rewards"] == [1.0, 1.0]
+    columns = convert(run.args, [*samples, *others[:1]])
+    assert columns["rewards"] == pytest.approx([0.5, 0.5, -0.5])
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    assert columns["rollout_mask_sums"][:2] == [trained, trained]
 
 
-async def test_branches_without_a_reward_of_the_agents_are_refused(play: Play) -> None:
-    """A reward model gives each its own, and miles takes one for a rollout."""
-    changes = {"custom_agent_function_path": f"{AGENTS}.run_unscored"}
-    async with miles_run(*SHORT, options=("--harness-selection", "turns"), **changes) as run:
-        with pytest.raises(
-            AdapterError, match=r"^--harness-selection: .* a number in `reward` of its result, got None$"
-        ):
-            await generate(state_of(run))
+async def test_branches_without_a_reward_of_the_agents_are_scored_once(play: Play) -> None:
+    """A reward model would give each its own, and miles takes one for a rollout; where it fails they are ABORTED."""
+    changes = {"custom_agent_function_path": f"{AGENTS}.run_branches_unscored"}
+    async with miles_run(*SHORT, **changes) as run:
+        state = state_of(run)
+        samples = await generate_all(state)
+        run.args.custom_rm_path = "no_such_module.rm"
+        failed = await generate_all(state)
+
+    assert [sample.reward for sample in samples] == [float(len(samples[-1].tokens))] * 2
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert {(sample.status.value, sample.reward) for sample in failed} == {("aborted", None)}
 
 
-async def test_branches_that_a_limit_ended_before_a_reward_are_aborted(play: Play) -> None:
-    """The agent could not state one."""
-    options = ("--harness-selection", "turns", "--max-seq-len", "150")
-    async with miles_run(*SHORT, options=options) as run:
-        samples = await generate(state_of(run), metadata={"index": 7, "group": miles_agents.ENDLESS})
+async def test_branches_that_a_limit_ended_are_scored_like_others(play: Play) -> None:
+    """The agent could not state a reward."""
+    options = ("--max-seq-len", "300")
+    async with miles_run(*SHORT, options=options, custom_agent_function_path=f"{AGENTS}.run_branches") as run:
+        metadata, prompt = {"index": 7, "group": miles_agents.ENDLESS}, [{"role": "system", "content": "Be brief."}]
+        samples = await generate_all(state_of(run), metadata=metadata, prompt=prompt)
 
     assert len(samples) > 1
-    assert {(sample.status.value, sample.reward) for sample in samples} == {("aborted", None)}
     assert {sample.metadata["harness"]["outcome"] for sample in samples} == {"limited"}
+    assert len({sample.reward for sample in samples}) == 1
+    assert samples[0].reward
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_rm": True},
+        {"recompute_logprobs_via_prefill": True},
+        {"use_dynamic_batch_size": False},
+        {"train_backend": "fsdp"},
+        {"custom_rm_path": f"{AGENTS}.rate"},
+        {"harness_selection": "one"},
+        {"harness_selection": "last"},
+        {},
+    ],
+)
+async def test_a_rollout_is_one_sample_where_miles_takes_no_lists(play: Play, changes: dict[str, Any]) -> None:
+    """Its ledger says what became of the others. An evaluation takes one, whatever else is set."""
+    changes = {"custom_agent_function_path": f"{AGENTS}.run_branches", **changes}
+    async with miles_run(*SHORT, **changes) as run:
+        made = await generate_all(state_of(run), evaluation=len(changes) == 1)
+
+    ledger = made.metadata["harness"]["ledger"]
+    assert (made.rollout_id, sum(made.loss_mask)) == (None, ledger["trained"])
+    assert ledger["dropped"] == {"other_sample": ledger["generated"] - ledger["trained"]}
+    assert ledger["dropped"]["other_sample"] > 0
 
 
 async def test_an_agent_that_fails_is_an_aborted_sample(play: Play) -> None:
@@ -291,6 +336,7 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
     script = tmp_path / "agent.py"
     script.write_text(PROGRAM)
     options = ("--harness-agent", str(script), "--harness-agent-env", "GREETING=hi=ho", "EMPTY=")
+    options += ("--harness-trust-agent-result",)
     async with miles_run(*SHORT, options=options) as run:
         prompt = [{"role": "system", "content": "Be brief."}, *PROMPT]
         metadata = {"answer": "42", "tests": "x" * 200_000, "agent": {"game": {"rounds": 2}}}
@@ -316,14 +362,40 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
         ("--eval-num-gpus", {"eval_num_gpus": 8}),
         ("--rollout-top-k", {"rollout_top_k": 20, "use_tis": True}),
         ("--rollout-top-p", {"rollout_top_p": 0.9, "use_rollout_logprobs": True}),
-        ("--group-rm", {"group_rm": True, "harness_selection": "leaves"}),
+        ("--group-rm", {"group_rm": True, "harness_selection": "all"}),
+        ("--recompute-logprobs-via-prefill", {"recompute_logprobs_via_prefill": True, "harness_selection": "leaves"}),
+        ("--use-dynamic-batch-size", {"use_dynamic_batch_size": False, "harness_selection": "all"}),
+        ("--train-backend", {"train_backend": "fsdp", "harness_selection": "all"}),
+        (
+            "--dynamic-sampling-filter-path",
+            {
+                "dynamic_sampling_filter_path": "slime.rollout.filter_hub.dynamic_sampling_filters.check",
+                "harness_selection": "my_selections:choose",
+            },
+        ),
+        (
+            "--rollout-function-path",
+            {"rollout_function_path": "slime.rollout.fully_async_rollout.run", "harness_selection": "all"},
+        ),
+        (
+            "--log-passrate",
+            {
+                "log_passrate": True,
+                "custom_generate_function_path": "harness.adapters.slime.generate",
+                "harness_selection": "all",
+            },
+        ),
     ],
 )
 async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, changes: dict[str, Any]) -> None:
     """Raised, not turned into samples: every one of them would be wrong."""
-    async with miles_run(*SHORT, **changes) as run:
-        with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
-            await generate(state_of(run))
+    given = ("--harness-session-server", "http://s", "--custom-agent-function-path", f"{AGENTS}.run")
+    with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
+        read_settings(miles_args(*given, **changes))
+    if "harness_selection" not in changes:
+        async with miles_run(*SHORT, **changes) as run:
+            with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
+                await generate(state_of(run))
 
 
 @pytest.mark.parametrize(
@@ -378,19 +450,41 @@ async def test_our_rollout_function_is_miles_own(play: Play) -> None:
     async with miles_run(*SHORT, **sizes) as run:
         output = await RolloutFn(RolloutFnConstructorInput(run.args, OneGroup()))(RolloutFnTrainInput(0))
 
-    assert [[sample.reward for sample in group] for group in output.samples] == [[0.0, 1.0]]
+    assert [[sample.reward for [sample] in group] for group in output.samples] == [[0.0, 1.0]]
 
 
 def test_every_refusal_is_tested() -> None:
     """By the parameters above."""
     marks = test_what_cannot_be_kept_is_refused_by_name.pytestmark
     [tested] = [{each[0] for each in mark.args[1]} for mark in marks if mark.name == "parametrize"]
-    assert tested == {refusal.option for refusal in REFUSALS}
+    assert tested == {refusal.option for refusal in (*REFUSALS, *NO_LISTS)}
 
 
-@pytest.mark.parametrize("changes", [{"rollout_top_k": 20}, {"use_tis": True}, {"group_rm": True}])
+def test_an_old_name_of_a_selection_is_logged_once() -> None:
+    """And resolves; one that is not there is named."""
+    given = ("--harness-session-server", "http://s", "--harness-agent", "plain_chat")
+    with capture_logs() as logs:
+        found = [read_settings(miles_args(*given, harness_selection="main")).selection for _ in range(2)]
+    assert found == ["all", "all"]
+    warned = [log for log in logs if log["event"] == SELECTION_DEPRECATED and log["stated"] == "main"]
+    assert [log["instead"] for log in warned] == ["all"]
+    assert read_settings(miles_args(*given, harness_selection="my_selections:choose")).selection is not None
+    with pytest.raises(AdapterError, match=r"^--harness-selection: expected all, one, or package.*; got 'turns'$"):
+        read_settings(miles_args(*given, harness_selection="turns"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout_top_k": 20},
+        {"use_tis": True},
+        {"group_rm": True},
+        {"group_rm": True, "harness_selection": "one"},
+        {"custom_rm_path": "my.rm", "harness_selection": "all"},
+    ],
+)
 def test_what_can_be_kept_is_not_refused(changes: dict[str, Any]) -> None:
-    """A filter where no ratio is taken; ratios without a filter; groups of single samples."""
+    """A filter where no ratio is taken; ratios without a filter; groups of single samples; a function for lists."""
     args = miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat", **changes)
     assert read_settings(args).agent == "plain_chat"
 
@@ -438,7 +532,7 @@ def test_sampling_parameters_are_those_of_a_session() -> None:
 
 def test_a_sample_of_another_interface_is_refused() -> None:
     """What is missing is named, and what was expected."""
-    request = SimpleNamespace(state=None, sample=object(), sampling_params={})
+    request = SimpleNamespace(state=None, sample=object(), sampling_params={}, evaluation=False)
     with pytest.raises(AdapterError, match=r"no group_index, .*expected the interface of miles 31f1ca96"):
         asyncio.run(Generate()(request))
 

@@ -25,7 +25,6 @@ ADDRESS = "${OPENAI_BASE_URL}/chat/completions"
 
 [session]
 matching = ["trimmed"]
-side_calls = ["Write a title"]
 """
 PROGRAM = """
 import json, os, sys, urllib.request
@@ -76,7 +75,7 @@ async def test_a_profile_plays_for_a_trainer(profile: Path, tmp_path: Path) -> N
     assert rollout.agent_result["prefix"].startswith(str(tmp_path / "cache"))
     [sample] = rollout.samples
     assert sample.metadata["turns"] == [0, 1]  # one branch: the white space at the end did not count
-    assert rollout.session["side_calls"] == [2]
+    assert [turn["role"] for turn in rollout.session["turns"]] == ["main", "main", "side"]
     assert trajectory_columns(sample, 1.0, 0)["loss_mask"].sum() == sample.loss_mask.sum() > 0
 
 
@@ -85,7 +84,8 @@ async def test_a_profile_plays_for_a_trainer(profile: Path, tmp_path: Path) -> N
     [
         ((), {}),
         (("--harness-matching", "trimmed"), {"matching": ["trimmed"]}),
-        (("--harness-selection", "leaves"), {"selection": "leaves"}),
+        (("--harness-selection", "leaves"), {"selection": "all"}),
+        (("--harness-selection", "one"), {"selection": "one"}),
     ],
 )
 def test_a_session_says_of_itself_what_the_operator_has_said(

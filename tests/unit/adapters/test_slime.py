@@ -7,13 +7,18 @@ import argparse
 import ast
 import asyncio
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from harness.adapters.miles.convert import COLUMNS
 from harness.adapters.miles.samples import FIELDS
-from harness.adapters.slime import check_no_aborted, close
+from harness.adapters.slime import check_no_aborted, close, convert
 from harness.adapters.slime.convert import METHOD, READ
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
@@ -58,12 +63,12 @@ async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch)
         args = slime_args(run)
         try:
             whole = Sample(index=7, prompt=PROMPT, label="42", metadata={"index": 7, "group": 1})
-            whole = await generate_and_rm(args, whole, dict(PARAMS))
+            [whole] = await generate_and_rm(args, whole, dict(PARAMS))
             endless = Sample(index=8, prompt=PROMPT, metadata={"index": 8, "group": miles_agents.ENDLESS})
             going = asyncio.create_task(generate_and_rm(args, endless, dict(PARAMS)))
             await eventually(lambda: any(live.sampled for live in run.engine.live))
             GenerateState(args).aborted = True
-            cut = await going
+            [cut] = await going
             GenerateState(args).aborted = False
             with pytest.raises(AdapterError, match="'custom_params' cannot be kept"):
                 await generate_and_rm(args, whole, {**PARAMS, "custom_params": {"return_top_p_token_ids": True}})
@@ -100,7 +105,7 @@ async def test_a_group_with_an_agent_that_failed_is_filtered_out() -> None:
             with pytest.raises(SessionServerError, match=r"127\.0\.0\.1:9"):
                 await generate_and_rm(nowhere, Sample(index=7, prompt=PROMPT), dict(PARAMS))
             await close(nowhere)
-            failed, evaluated = [
+            [failed], evaluated = [
                 await generate_and_rm(args, Sample(index=7, prompt=PROMPT), dict(PARAMS), evaluation)
                 for evaluation in (False, True)
             ]
@@ -142,3 +147,79 @@ def test_slimes_columns_are_made_of_what_the_adapter_gives(source: Path) -> None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     }
     assert (len(methods), read) == (2, READ)
+
+
+@pytest.mark.usefixtures("trainers")
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_a_rollout_with_several_samples_counts_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the mean of its group and in the loss, by slime's own columns; alone, slime would take all for one group."""
+    monkeypatch.syspath_prepend(source)
+    from slime.utils.types import Sample
+
+    module = ModuleType("slime.ray.rollout")
+    module.__dict__.update(RolloutManager=columns_of(source, Sample))
+    monkeypatch.setitem(sys.modules, "slime.ray.rollout", module)
+    args = argparse.Namespace(
+        custom_reward_post_process_path=None,
+        advantage_estimator="grpo",
+        reward_key=None,
+        rewards_normalization=True,
+        grpo_std_normalization=False,
+        n_samples_per_prompt=2,
+        rollout_batch_size=2,
+    )
+    given = [(0, 0, 0, 1.0, 3), (0, 0, 0, 1.0, 1), (0, 0, 0, 1.0, 2), (0, 1, None, 0.0, 5)]
+    given += [(1, 2, None, 4.0, 2), (1, 3, 3, 8.0, 1), (1, 3, 3, 8.0, 1)]
+    samples = [Given(*each).make(Sample) for each in given]
+    columns = convert(args, samples)
+    assert columns["rewards"] == pytest.approx([0.5, 0.5, 0.5, -0.5, -2.0, 2.0, 2.0])
+    assert columns["raw_reward"] == [1.0, 1.0, 1.0, 0.0, 4.0, 8.0, 8.0]
+    args.grpo_std_normalization = True
+    assert convert(args, samples)["rewards"] == pytest.approx(
+        [2**-0.5] * 3 + [-(2**-0.5)] * 2 + [2**-0.5] * 2, rel=1e-4
+    )
+    if source is not STAND_INS:
+        assert columns["rollout_mask_sums"] == [6, 6, 6, 5, 2, 2, 2]
+    samples[1].reward = 0.0
+    with pytest.raises(AdapterError, match=r"^rollout 0: expected one reward for its samples, got 1\.0 and 0\.0$"):
+        convert(args, samples)
+
+
+class Given(NamedTuple):
+    """A sample with so many trained tokens."""
+
+    group: int
+    index: int
+    rollout: int | None
+    reward: float
+    size: int
+
+    def make(self, kind: Any) -> Any:
+        """The sample, as the adapter makes it."""
+        zeros = dict.fromkeys(COLUMNS, [0] * self.size)
+        return kind(
+            group_index=self.group,
+            index=self.index,
+            rollout_id=self.rollout,
+            reward=self.reward,
+            tokens=[1] * (self.size + 2),
+            response_length=self.size,
+            loss_mask=[1] * self.size,
+            rollout_log_probs=[0.0] * self.size,
+            train_metadata=zeros,
+        )
+
+
+def columns_of(source: Path, sample: Any) -> Any:
+    """A class with the methods that make columns, of that source; the rest of its module starts engines."""
+    tree = ast.parse((source / "slime/ray/rollout.py").read_text(encoding="utf-8"))
+    methods = [node for node in ast.walk(tree) if getattr(node, "name", None) in (METHOD, "_post_process_rewards")]
+    for method in methods:
+        method.decorator_list = []
+    names: dict[str, Any] = {"Sample": sample, "torch": torch}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("slime.utils."):
+            with suppress(ImportError):
+                exec(compile(ast.Module([node], []), str(source), "exec"), names)
+    exec(compile(ast.Module(methods, []), str(source), "exec"), names)
+    return type("RolloutManager", (), {method.name: names[method.name] for method in methods})

@@ -117,7 +117,7 @@ async def test_a_program_without_a_reward_costs_its_own_sample(tmp_path: Path, r
     script.write_text(PROGRAM.format(result=result))
     async with miles_run(*STEPS) as run:
         with capture_logs() as logs:
-            made = await output(run, str(script))
+            made = await output(run, str(script), trust_agent_result=True)
 
     assert (made.extra_fields["harness"]["outcome"], made.reward_score) == ("finished", 0.0)
     assert (set(made.response_mask), len(made.response_ids) > 1) == ({0}, True)

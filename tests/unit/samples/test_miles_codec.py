@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.samples.miles_codec import cut_sample, encode_for_miles
-from harness.types import Sample, SampleStatus, as_ids, as_logprobs
+from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import says, serving
 
@@ -91,6 +91,26 @@ async def test_miles_collects_a_session() -> None:
     assert read(cut.content)[1] == {"samples": [], "session_metadata": {}, "empty_reason": "all_truncated"}
     assert read(unknown.content)[1]["empty_reason"] == "no_records"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_seq_len")
+
+
+async def test_miles_gets_one_sample_unless_it_says_what_the_agent_returned() -> None:
+    """Its first version states no metadata and takes one: that with the most tokens to train, whole."""
+    async with serving(*says("one", "two", "three")) as client:
+        session = await client.create()
+        system = {"role": "system", "content": "Be brief."}
+        first = await client.say(session, [system, user("hi")])
+        await client.say(session, [system, user("hi"), first, user("and?")])
+        await client.say(session, [system, user("hi"), first, user("or?")])
+        expected = await client.samples(session)
+        url = f"/sessions/{session.session_id}/samples"
+        bodies: list[Json] = [{"max_seq_len": None}, {"max_seq_len": None, "metadata": {}}]
+        one, both = [read((await client.http.post(url, json=body)).content) for body in bodies]
+
+    masks = [each["loss_mask"] for each in expected]
+    assert [both[0][f"loss_mask.{number}"].tolist() for number in range(2)] == masks
+    [described] = one[1]["samples"]
+    spans = described["metadata"]["harness"]["spans"]
+    assert (len(spans), one[0]["loss_mask.0"].sum()) == (2, sum(end - start for start, end in spans))
 
 
 def test_the_librarys_own_reader_takes_it() -> None:

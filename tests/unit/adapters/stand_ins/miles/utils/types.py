@@ -67,3 +67,7 @@ class Sample:
         for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs", "opd_reverse_kl"):
             column = getattr(self, name)
             assert column is None or len(column) == self.response_length, name
+
+    def get_reward_value(self, args):
+        """The reward; of several the one that the arguments name."""
+        return self.reward[args.reward_key] if args.reward_key else self.reward

@@ -14,8 +14,14 @@ class _RolloutManager:
     def _post_process_rewards(self, samples):
         if self.custom_reward_post_process_func is not None:
             return self.custom_reward_post_process_func(self.args, samples)
-        rewards = [sample.reward for sample in samples]
-        return rewards, rewards
+        raw = [sample.get_reward_value(self.args) for sample in samples]
+        if not self.args.rewards_normalization:
+            return raw, raw
+        size = self.args.n_samples_per_prompt
+        if len(raw) != size * self.args.rollout_batch_size:
+            size = len(raw)  # whatever group they are of
+        means = [sum(raw[i : i + size]) / size for i in range(0, len(raw), size)]
+        return raw, [reward - means[number // size] for number, reward in enumerate(raw)]
 
     def _convert_samples_to_train_data(self, samples):
         if self.custom_convert_samples_to_train_data_func is not None:

@@ -41,3 +41,7 @@ class Sample:
         total_prompt_tokens: int = 0
 
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+    def get_reward_value(self, args):
+        """The reward; of several the one that the arguments name."""
+        return self.reward[args.reward_key] if args.reward_key else self.reward

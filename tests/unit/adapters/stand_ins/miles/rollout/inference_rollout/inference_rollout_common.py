@@ -5,6 +5,7 @@ import inspect
 from copy import deepcopy
 
 from miles.rollout.base_types import GenerateFnInput
+from miles.rollout.rm_hub import async_rm, batched_async_rm
 from miles.utils.misc import load_function
 from miles.utils.types import Sample
 
@@ -54,11 +55,14 @@ async def generate_and_rm(state, sample, sampling_params, evaluation=False):
             return sample
         given = GenerateFnInput(state, sample, deepcopy(sampling_params), evaluation)
         sample = (await state.generate_function(given)).samples
-    many = sample if isinstance(sample, list) else [sample]
-    if not any(each.status is Sample.Status.ABORTED for each in many):
-        for each in many:
-            if each.reward is None:
-                each.reward = float(len(each.tokens))  # of a reward model, which scores them one by one
+    if isinstance(sample, list):
+        if any(each.status is Sample.Status.ABORTED for each in sample):
+            return sample
+        unscored = [each for each in sample if each.reward is None]
+        for each, reward in zip(unscored, await batched_async_rm(state.args, unscored), strict=True):
+            each.reward = reward
+    elif sample.status is not Sample.Status.ABORTED and sample.reward is None:
+        sample.reward = await async_rm(state.args, sample)
     return sample
 
 

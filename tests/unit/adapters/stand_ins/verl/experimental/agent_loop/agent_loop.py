@@ -50,9 +50,11 @@ async def run_agent_loop(loop_config, config, tokenizer, sampling_params, **fiel
     )
     output = await loop.run(sampling_params, **fields)
     rollout = config.actor_rollout_ref.rollout
-    assert isinstance(output, AgentLoopOutput)
-    assert 1 <= len(output.prompt_ids) <= rollout.prompt_length
-    assert 1 <= len(output.response_ids) <= rollout.response_length
-    assert len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids)
-    int(output.extra_fields["min_global_steps"]), int(output.extra_fields["max_global_steps"])
+    assert isinstance(output, AgentLoopOutput) or ("session_id" in fields and len(output) > 1)  # a list for the queue
+    for each in output if isinstance(output, list) else [output]:
+        assert 1 <= len(each.prompt_ids) <= rollout.prompt_length
+        assert 1 <= len(each.response_ids) <= rollout.response_length
+        assert len(each.response_mask) == len(each.response_logprobs) == len(each.response_ids)
+        int(each.extra_fields["min_global_steps"]), int(each.extra_fields["max_global_steps"])
+        assert each.extra_fields["reward_extra_info"] == {}  # that of the last one becomes that of all
     return output

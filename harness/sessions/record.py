@@ -5,12 +5,14 @@ session is. Prompts that are written out make it as long as turns times length: 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from heapq import nsmallest
 from typing import NamedTuple
 
 from harness.samples.delivery import DeliveryPlan
+from harness.samples.roles import Role
+from harness.sessions.divergence import explain_roots
 from harness.sessions.ledger import DropReason, Ledger, find_dispositions
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
@@ -50,7 +52,19 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: i
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
+        "remarks": list(_remarks(session, plan)),
     }
+
+
+def _remarks(session: Session, plan: DeliveryPlan) -> Iterator[str]:
+    """What the owner of a session should know of its samples, a line each."""
+    main = {index for index, call in plan.roles.items() if call.role is Role.MAIN}
+    if split := explain_roots(session.turns, main):
+        yield split
+    strays = [turn for turn in session.turns if plan.roles[turn.index].role is Role.STRAY]
+    if strays:
+        tokens = sum(turn.output_ids.size for turn in strays)
+        yield f"{len(strays)} stray calls, {tokens} tokens, never trained: {plan.roles[strays[0].index].evidence}"
 
 
 def session_facts(session: Session) -> Json:
@@ -160,6 +174,7 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
         "turns_in_flight": 0,
         "refusals": {},
         "ledger": Ledger().to_json(),
+        "remarks": [],
     }
 
 

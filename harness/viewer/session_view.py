@@ -73,6 +73,9 @@ class TurnView:
     output_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     masked_from: int = 0
+    role: str = "main"
+    """What the call is to its session, and the evidence for it (`samples.roles`)."""
+    evidence: str = ""
 
     @classmethod
     def of(cls, turn: Json) -> Self:
@@ -114,6 +117,8 @@ class TurnView:
             output_ids=turn.get("output_ids", ()),
             logprobs=turn.get("logprobs", ()),
             masked_from=masked_from,
+            role=turn.get("role", "main"),
+            evidence=turn.get("evidence", ""),
         )
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:
@@ -147,6 +152,8 @@ class SessionView:
     turns_in_flight: int
     refusals: Mapping[str, int]
     """Model calls that were answered with an error, by its code."""
+    remarks: Sequence[str]
+    """What its owner should know of its samples."""
     ledger: Json
     metadata: Json = field(default_factory=dict)
 
@@ -159,6 +166,7 @@ class SessionView:
             turns=[TurnView.of(turn) for turn in record["turns"]],
             turns_in_flight=int(record.get("turns_in_flight", 0)),
             refusals=record.get("refusals") or {},
+            remarks=record.get("remarks") or (),
             ledger=record.get("ledger") or {},
             metadata=record.get("metadata") or {},
         )

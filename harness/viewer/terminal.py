@@ -85,6 +85,8 @@ def session_overview(
                 facts.add_row("in flight", Text(f"{session.turns_in_flight} turns without an outcome"))
             if session.refusals:
                 facts.add_row("refused", Text(printable(_counts(session.refusals))))
+            for remark in session.remarks:
+                facts.add_row("remark", Text(printable(remark), style="yellow"))
             if session.ledger:
                 facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
     yield facts
@@ -219,7 +221,7 @@ def _branches(session: SessionView) -> RenderableType:
             f"{turn.prompt_length:,}",
             f"{turn.output_length:,}",
             f"{turn.seconds:.2f}",
-            Text(printable(_counts(turn.fates) + unknown)),
+            Text(printable(_counts(turn.fates) + unknown + ("" if turn.role == "main" else f"; {turn.evidence}"))),
         )
     return table
 

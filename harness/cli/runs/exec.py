@@ -231,3 +231,5 @@ def _print(rollout: "Rollout", folder: Path) -> None:
     ledger = rollout.session["ledger"]
     dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
     output.print_text(f"ledger: {ledger['generated']} generated, {ledger['trained']} trained, dropped: {dropped}")
+    for remark in rollout.session["remarks"]:
+        output.print_text(remark)

@@ -20,6 +20,7 @@ from harness.types import Message
 from harness.viewer.terminal import ledger_words, message_text, show
 
 _MAX_LINE = 100
+_MOST_REMARKS = 3  # of a scenario; `show` has those of each session
 _MAX_TURNS = 4
 """Turns of the dialogue that is shown."""
 _PLAIN_WIDTH = 100
@@ -81,6 +82,9 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
     for scenario in report.scenarios:
         if scenario.faults:
             yield Padding(_faults(scenario), (1, 0, 0, 0))
+    for scenario in report.scenarios:
+        for remark, count in scenario.remarks.most_common(_MOST_REMARKS):
+            yield Text(f"{scenario.name}, {count} of {scenario.planned} sessions: {printable(remark)}", style="yellow")
     yield Padding(_facts(report), (1, 0))
     yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
 

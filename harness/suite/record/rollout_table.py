@@ -72,6 +72,8 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger = Ledger()
     refusals: dict[str, int] | None = None
     """Model calls that were answered with an error, by its code; None in runs of earlier versions."""
+    remarks: tuple[str, ...] = ()
+    """What its owner should know of its samples."""
 
     @classmethod
     def of(cls, session: Json) -> Self:
@@ -85,6 +87,7 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
             turns_in_flight=session["turns_in_flight"],
             ledger=msgspec.convert(session["ledger"], Ledger),
             refusals=session.get("refusals"),
+            remarks=tuple(session.get("remarks", ())),
         )
 
 

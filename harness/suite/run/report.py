@@ -111,6 +111,11 @@ class ScenarioReport:
         return count_dropped_turns(self.records)
 
     @property
+    def remarks(self) -> Counter[str]:
+        """What the servers remarked on the samples of sessions, with the number of sessions."""
+        return Counter(remark for record in self.records for remark in record.session.remarks)
+
+    @property
     def reward(self) -> float | None:
         """Mean reward."""
         return mean_reward(self.records)
@@ -132,6 +137,7 @@ class ScenarioReport:
             "repeat_terminated_turns": self.repeat_terminated_turns,
             "tool_calls": self.tool_calls,
             "dropped_trailing_turns": self.dropped_trailing_turns,
+            "remarks": dict(self.remarks),
             "tokens": self.ledger.generated,
             "reward_mean": self.reward,
             "ledger": ledger_json(self.ledger),

@@ -108,10 +108,11 @@ async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
 
 
 def _write_package(profile: AgentProfile, built: Path) -> None:
-    """A package that wants the agent and nothing else, with the lock file that says the versions of everything."""
+    """Write a package that depends on what the lock file was made for, with the lock file itself."""
     built.mkdir()
-    wanted = {"private": True, "dependencies": {profile.spec.install.package: profile.version}}
-    (built / "package.json").write_text(json.dumps(wanted), encoding="utf-8")
+    locked = json.loads(profile.lock_file.read_bytes())["packages"]
+    versions = {name: locked[f"node_modules/{name}"]["version"] for name in locked[""]["dependencies"]}
+    (built / "package.json").write_text(json.dumps({"private": True, "dependencies": versions}), encoding="utf-8")
     (built / profile.lock_file.name).write_bytes(profile.lock_file.read_bytes())
 
 

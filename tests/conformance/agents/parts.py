@@ -102,14 +102,21 @@ def long_part_of(name: str) -> Part:
     return Part([*map(TOOLS[name].call, [COMMANDS[0], *further]), ScriptStep(text=ANSWER)])
 
 
-def part_of(name: str, *, interrupted: bool = False) -> Part:
-    """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued."""
+def part_of(name: str, *, interrupted: bool = False, thinks: bool = False) -> Part:
+    """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued.
+
+    A model that `thinks` does so before every call; where a call is forced it has no room to.
+    """
     steps = [*EDITED]
     if name not in TOOLLESS:
         tool = TOOLS[name]
         steps = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
         if not tool.forced:
             steps[1] = with_fields(steps[1], text=f"Let me look.\n\n{steps[1].text}")
+    if thinks and not (name in TOOLS and TOOLS[name].forced):
+        steps = [
+            with_fields(step, text=f"<think>\nTurn {turn}.\n</think>\n\n{step.text}") for turn, step in enumerate(steps)
+        ]
     if interrupted:
         steps[1] = with_fields(steps[1], fault=ScriptedFault.HANG, fault_after=SAMPLED_BEFORE_HANGING)
     return Part(steps, has_tools=False) if name in TOOLLESS else Part(steps)

@@ -23,7 +23,7 @@ from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.templates.chat_template import ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from tests.builders import toy_template
 from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS
 from tests.conformance.agents.staged_engine import Heard, Part, StagedEngine
@@ -199,12 +199,12 @@ async def staged(
     part: Part,
     *,
     settings: ServerSettings,
-    chat_tokenizer: ChatTemplateTokenizer | None = None,
+    chat_tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Stage]:
     """A server whose model plays `part` to `agent`, by its own template when there is no other."""
     agent = replace(agent, env={**agent.env, **TOOLLESS.get(agent.name, {})})
-    engine = StagedEngine(part)
     template = chat_tokenizer or toy_template()
+    engine = StagedEngine(part, template.tokenizer)
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(serve(engine, template, MemoryStore(), settings))

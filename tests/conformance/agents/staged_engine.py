@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult
-from tests.builders import toy_tokenizer
 
 REPLY = "<|im_start|>assistant\n"
 SIDE_ANSWER = ScriptStep(text="A title")
@@ -48,8 +48,8 @@ class Heard(NamedTuple):
 class StagedEngine(ScriptedEngine):
     """Plays a part."""
 
-    def __init__(self, part: Part) -> None:
-        super().__init__(toy_tokenizer(), Script((SIDE_ANSWER, *part.steps)))
+    def __init__(self, part: Part, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer, Script((SIDE_ANSWER, *part.steps)))
         self._part = part
         self.heard: list[Heard] = []
         self._asked = 0

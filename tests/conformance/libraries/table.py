@@ -1,0 +1,117 @@
+"""Writes the table of docs/agents.md that says which client libraries keep one branch.
+
+    python -m tests.conformance.libraries.table [NAME ...]
+
+Rows of libraries that are not named stay as they are. A test compares the table.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.conformance.agents.offline import run_offline
+from tests.conformance.agents.table import PAGE
+from tests.conformance.clients.table import table_in
+from tests.conformance.families.packages import fetch_tokenizer
+from tests.conformance.libraries.casts import LIBRARIES, QWEN2_5, QWEN3, Library
+from tests.conformance.libraries.scene import Conversation, Findings, Played, prepare_cast
+
+BEGIN, END = "<!-- libraries: begin -->", "<!-- libraries: end -->"
+WAYS = ("whole", "streamed")
+COLUMNS = (
+    "library",
+    "dialect",
+    "answers",
+    "a model that does not think",
+    "a model that thinks before every call",
+    "comes back otherwise, and is recognized",
+    "side calls",
+)
+
+
+def play_offline(libraries: Sequence[Library]) -> Findings:
+    """Every conversation of every program, whose environments are made first."""
+    for family in (QWEN2_5, QWEN3):
+        fetch_tokenizer(family)
+    cast = asyncio.run(prepare_cast(libraries))
+    with tempfile.TemporaryDirectory(prefix="libraries-") as folder:
+        prepared, found = Path(folder) / "cast.json", Path(folder) / "findings.json"
+        prepared.write_bytes(msgspec.json.encode(cast))
+        run_offline("tests.conformance.libraries.scene", str(prepared), str(found))
+        return msgspec.json.decode(found.read_bytes(), type=Findings)
+
+
+def table_of(findings: Findings) -> list[str]:
+    """The lines of the table."""
+    rows = [
+        _row(library, dialect, findings[library.name])
+        for library in LIBRARIES
+        if library.name in findings
+        for dialect in library.dialects
+    ]
+    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *rows]
+
+
+def is_one_branch(played: Played) -> bool:
+    """Whether the conversation is one branch and one sample, which is the engine's log."""
+    is_whole = played.is_exact and played.is_one_sample and not played.unaccounted
+    return is_whole and played.roots == played.leaves == 1
+
+
+def _row(library: Library, dialect: str, played: dict[str, Played]) -> str:
+    of = {
+        family: [played[Conversation(dialect, way, family).name] for way in library.streams]
+        for family in (QWEN2_5, QWEN3)
+    }
+    respelled = sorted({field for each in of.values() for one in each for field in one.respelled})
+    side_calls = max(one.side_calls for each in of.values() for one in each)
+    return _line(
+        [
+            f"{library.package} {library.version}",
+            dialect,
+            ", ".join(WAYS[way] for way in library.streams),
+            *(_branches(library, each) for each in of.values()),
+            ", ".join(f"`{field}`" for field in respelled) or "nothing",
+            str(side_calls),
+        ]
+    )
+
+
+def _branches(library: Library, played: Sequence[Played]) -> str:
+    ways = ["one branch" if is_one_branch(each) else f"**{each.leaves} branches**" for each in played]
+    if len({*ways}) > 1:
+        ways = [f"{WAYS[way]} {told}" for way, told in zip(library.streams, ways, strict=True)]
+    told = ", ".join(dict.fromkeys(ways))
+    return f"{told}: {library.rewrites}" if "branches" in told and library.rewrites else told
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def rows_of(libraries: Sequence[Library], lines: Sequence[str]) -> list[str]:
+    """Those of the table's `lines` that are about `libraries`."""
+    return [line for line in lines if line.startswith(tuple(f"| {library.package} " for library in libraries))]
+
+
+def write(findings: Findings) -> None:
+    """Put the rows of `findings` where the page has its marks, those of other libraries between them."""
+    page = PAGE.read_text(encoding="utf-8")
+    head, *new = table_of(findings)
+    before = table_in(page, BEGIN, END)
+    rows = [row for library in LIBRARIES for row in rows_of([library], new if library.name in findings else before)]
+    lines = "\n".join([BEGIN, "", head, new[0], *rows, "", END])
+    PAGE.write_text(f"{page.partition(BEGIN)[0]}{lines}{page.partition(END)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Play and write."""
+    write(play_offline([library for library in LIBRARIES if not sys.argv[1:] or library.name in sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()

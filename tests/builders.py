@@ -26,7 +26,6 @@ from harness.sessions.turn_outcome import Reply, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.tokens.matching import chain_keys
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -96,7 +95,7 @@ def admit(
     context_length: int = CONTEXT,
 ) -> Admission:
     """Admit a turn; its context ids are the plain bytes of the new messages."""
-    point = session.attach(chain_keys(messages, tools))
+    point = session.attach(session.history.read(messages, tuple(tools)), messages)
     delta = tuple(messages[point.matched :])
     context = toy_tokenizer().encode_plain("".join(f"[{message['role']}]{message['content']}" for message in delta))
     request = TurnRequest(delta, as_ids(context), asked or SamplingWishes(), "digest")

@@ -184,7 +184,7 @@ class TurnService:
 
         Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
         """
-        point = call.session.attach(call.read.keys)
+        point = call.session.attach(call.read.prefixes, call.request.messages)
         point, context_ids = await self.prompts.encode(call.session, point, call.read)
         parent = None if point.parent is None else call.session.turn(point.parent)
         before = 0 if parent is None else parent.prompt_length + int(parent.output_ids.size)
@@ -227,7 +227,7 @@ class TurnService:
         if session.config.strict:
             require_served(asked.ignored)
         await self.live.wait_for_weights(call.client, lambda: session.is_open)
-        point = session.attach(call.read.keys)
+        point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
@@ -240,6 +240,8 @@ class TurnService:
         notes = {**asked.notes, **kind, **about}
         if loosely := session.loose_matches(point, asked.messages, asked.recall.known):
             notes["matched_loosely"] = [each.to_json() for each in loosely]
+        if point.others:
+            notes["ambiguous"] = sorted(point.others)
         if point.parent is None and call.read.noise:
             notes["noise"] = call.read.noise
         if call.client.held_s:

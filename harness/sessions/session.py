@@ -10,7 +10,6 @@ shell needs no lock; another thread reads a `snapshot`.
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from copy import copy
-from dataclasses import replace
 from typing import NamedTuple, Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
@@ -27,7 +26,7 @@ from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.weights.waiting import WaitingTurns
-from harness.tokens.history import History
+from harness.tokens.history import History, Prefix
 from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn, VersionSpan
@@ -139,13 +138,13 @@ class Session:
             turn.status is not TurnStatus.ABORTED or self.config.after_incomplete is AfterIncomplete.SERVE
         )
 
-    def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
-        """Where a request with the prefix digests `keys` continues.
+    def attach(self, prefixes: Sequence[Prefix], messages: Sequence[Message]) -> AttachPoint:
+        """Where a request with these `prefixes` and `messages` continues.
 
         Raises `TurnRefused` when the session is not open or the branch may not be extended.
         """
         self._require_open()
-        point = self._tree.attach(keys)
+        point = self._tree.attach(prefixes, messages)
         if point.parent is not None and self.config.after_incomplete is not AfterIncomplete.SERVE:
             status = self._tree.turn(point.parent).status
             if status is not TurnStatus.COMPLETED:
@@ -160,11 +159,7 @@ class Session:
 
     def branch(self, index: int | None) -> list[Turn]:
         """The turns from the root to the one with that index; none for None."""
-        turns: list[Turn] = []
-        while index is not None:
-            turns.append(self._tree.turn(index))
-            index = turns[-1].parent
-        return turns[::-1]
+        return list(self._tree.ancestry(index))[::-1]
 
     def require_fresh(self, parent: int | None, live: int | None, output: Sequence[VersionSpan] = ()) -> None:
         """Raises `LimitReached` when a turn is too old to go on under the version `live`.
@@ -186,26 +181,31 @@ class Session:
     ) -> Divergence | None:
         """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not.
 
-        With other `tools` than the request before had it can go on from nowhere.
+        Of several earlier ones it is the one that it follows longest. With other `tools` than the request before had it
+        can go on from nowhere.
         """
         if point.parent is None and self._tools is not None and (found := find_other_tools(self._tools, tools)):
             return found
-        earlier = self._tree.latest_child(point.parent)
-        if earlier is None:
-            return None
-        recorded, sent = earlier.messages_delta, messages[point.matched :]
-        if len(sent) > len(recorded):
-            recorded = (*recorded, earlier.reply)
-        return find_divergence(recorded, sent, point.matched, self.normal_form)
+        children = self._tree.latest_children(point.parent)
+        sent = messages[point.matched :] if children else ()
+        longest: Divergence | None = None
+        for earlier in children:
+            recorded = earlier.messages_delta
+            if len(sent) > len(recorded):
+                recorded = (*recorded, earlier.reply)
+            each = find_divergence(recorded, sent, point.matched, self.normal_form)
+            if each is None:
+                return None
+            longest = each if longest is None or each.message > longest.message else longest
+        return longest
 
     def loose_matches(self, point: AttachPoint, messages: Sequence[Message], known: int) -> list[Divergence]:
-        """What the session's matching has overlooked in a request with `messages` at `point`.
+        """How a request with `messages` at `point` spells otherwise what it continues.
 
         In the answer that it goes on from, and in what else of the branch comes behind the first `known` messages.
         """
-        if point.parent is None or not self.config.matching:
-            return []
-        return find_overlooked(self.branch(point.parent), messages, range(min(known, point.matched - 1), point.matched))
+        numbers = range(min(known, point.matched - 1), point.matched)
+        return find_overlooked(self._tree.ancestry(point.parent), messages, numbers)
 
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
         """Start a turn on an engine whose context holds `context_length` tokens.
@@ -305,9 +305,7 @@ class Session:
 
     def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
         """Note that the answer of a turn has been handed over completely, or that it turned out not to be."""
-        turn = replace(self._tree.turn(index), delivered=delivered)
-        self._tree.replace(turn)
-        return turn
+        return self._tree.mark_delivered(index, delivered=delivered)
 
     def refuse(self, error: HarnessError) -> None:
         """Count a model call that was answered with `error`; once the agent has ended, it says nothing of why."""

@@ -35,9 +35,10 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
             " have ended",
             param="resumes",
         )
-    if previous.config.matching != config.matching:
+    if config.matching not in ((), previous.config.matching):
         raise MalformedRequest(
-            f"matching: expected that of the resumed session, {list(previous.config.matching)}", param="matching"
+            f"matching: expected none, which keeps that of the resumed session, or {list(previous.config.matching)}",
+            param="matching",
         )
     if config.script not in (None, previous.config.script):
         raise MalformedRequest("script: expected that of the resumed session, or none, which keeps it", param="script")
@@ -45,6 +46,7 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
     return replace(
         config,
         metadata={**previous.config.metadata, **config.metadata},
+        matching=previous.config.matching,
         script=previous.config.script,
         left_behind=ledger.generated - sum(turn.sampled_tokens for turn in taken),
         unknown_left_behind=ledger.unknown - Unknown.of(each for turn in taken for each in turn.unknown),

@@ -113,6 +113,13 @@ CREATE TRIGGER note_dropped_hold AFTER DELETE ON holds BEGIN
 END;
 """
 
+# Until then a key covered all of a message: turns that are recorded have the keys of exact matching, to which their
+# sessions keep. Closed ones take no more turns.
+_EXACT_KEYS = """
+UPDATE sessions SET config = json_insert(json_insert(config, '$.matching', json('[]')), '$.matching[#]', 'exact')
+WHERE phase != 'closed' AND json_valid(config);
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -122,6 +129,7 @@ STEPS: tuple[str, ...] = (
     _UNKNOWN_OUTPUT,
     _WORK_OF_HOLDS,
     _HOLD_TIMES,
+    _EXACT_KEYS,
 )
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from harness.tokens.fitting import texts_of
-from harness.tokens.matching import STRICT, ChainKey, NormalForm, chain_keys, next_key
+from harness.tokens.matching import EXACT, ChainKey, NormalForm, chain_keys, next_key
 from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message
 
@@ -38,6 +38,8 @@ class Prefix(NamedTuple):
 
     key: ChainKey
     """What it is recognized by, in whatever spelling (`tokens.matching`)."""
+    exact: ChainKey
+    """Digest of it to the letter; the key itself in an exact session."""
     size: int = 0
     """The cost of rendering it, in characters."""
     told: int = 0
@@ -54,14 +56,17 @@ class Prefix(NamedTuple):
     def of_tools(cls, tools: Sequence[Json]) -> Self:
         """That of a conversation before its first message."""
         encoded = msgspec.json.encode(tools) if tools else b""
-        return cls(chain_keys((), tools)[0], len(encoded), len(encoded.decode()))
+        [key] = chain_keys((), tools)
+        return cls(key, key, len(encoded), len(encoded.decode()))
 
     def extend(self, message: Message, form: NormalForm, *, is_first: bool) -> "Prefix":
         """This one with `message` behind it."""
         told, said = (sum(map(len, texts)) for texts in texts_of([message], ()))
         calls = len(message.get("tool_calls") or ())
+        key = next_key(self.key, message, form)
         return Prefix(
-            next_key(self.key, message, form),
+            key,
+            key if form.is_exact else next_key(self.exact, message),
             self.size + _PER_MESSAGE * (1 + calls) + told + said,
             self.told + told,
             self.said + said,
@@ -111,7 +116,7 @@ class _Beginning(NamedTuple):
 class History:
     """The histories that one session was sent, keyed by what counts of a message (`form`)."""
 
-    def __init__(self, form: NormalForm = STRICT) -> None:
+    def __init__(self, form: NormalForm = EXACT) -> None:
         self._form = form
         self._prefixes: dict[bytes, tuple[Prefix, ...]] = {}
         self._held = 0

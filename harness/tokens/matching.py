@@ -1,9 +1,12 @@
 """Recognizing a history that a client sends back: one key per message, chained.
 
 `chain_keys` gives for each prefix of a conversation a digest that depends on every message (and the tools) in it, so
-the deepest stored turn that a request extends is found by looking up digests, not by comparing messages. Two messages
-are the same exactly when their normal forms are equal. Differences that every client makes (None against an empty text,
-unknown extra fields) never count; what else does not is the session's choice: `normal_form`.
+the deepest stored turn that a request extends is found by looking up digests, not by comparing messages.
+
+A client that leaves something out of a reply does not contradict the record, and no digest of what it sent can say
+that. So the digest of an assistant message covers only what every client sends back: its calls by name and arguments,
+or its content. Turns with the same digest are candidates; `NormalForm.contradiction` compares them with the request,
+message by message. Under `exact` a digest covers everything, and decides alone.
 
 On a match the stored tokens stay, whatever spelling the client sent: only the decision is made here.
 """
@@ -16,6 +19,7 @@ from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from math import isinf
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,9 +29,7 @@ from harness.types import Json, Message, refuse_constant
 ChainKey = bytes
 """blake2b-128 over a conversation prefix."""
 
-NormalForm = Callable[[Message], Json]
-"""The part of a message that counts when histories are compared; must be JSON."""
-
+_Step = Callable[[Message], Json]
 _TEXTS = frozenset({"content", "reasoning_content"})
 _OUR_ID = re.compile(r"call_[0-9a-f]{12}[0-9]+_[0-9]+")
 _TOLD_CALL = re.compile(
@@ -37,49 +39,97 @@ _TOLD_CALL = re.compile(
 _PIECE = re.compile(r"""[\[{]|[\]}]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^\[\]{}'"]++""", re.DOTALL)
 """A bracket, a string, or what stands between them, of JSON and of Python alike."""
 
+_DEEPEST = 100  # levels of arguments; deeper ones are compared as text, at whatever depth of the stack that happens
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Matching(StrEnum):
-    """Differences between a stored message and the one a client sends back that do not count."""
+    """Ways to compare a history that a client sends back, beside the default (`NormalForm`)."""
 
-    STRICT = "strict"
-    """Nothing."""
-    LOOSE_TOOL_CALLS = "loose_tool_calls"
-    """The spelling of tool arguments: equal JSON is equal, types told apart (`1`, `1.0`, `true`)."""
-    JSON_NUMBERS = "json_numbers"
-    """The same, and the spelling of numbers in them: `1` is `1.0`, `1e3` is `1000`, as in JavaScript."""
-    IGNORE_REASONING = "ignore_reasoning"
-    """`reasoning_content`, which many clients drop."""
+    EXACT = "exact"
+    """Everything counts, to the letter; a value that says nothing (None, an empty text or list) is no value."""
     TRIMMED = "trimmed"
-    """White space at the ends of texts."""
+    """White space at the ends of texts does not count."""
     CALL_IDS = "call_ids"
-    """Everything of an assistant message with tool calls but their ids, where all are ours: unique in a session.
+    """Of an assistant message with tool calls only their ids count, where all are ours: unique in a session.
 
     A client that tells the calls as text, in a list of objects that is the last line, is known by the same ids.
     """
+    STRICT = "strict"
+    """Deprecated: the same as EXACT."""
+    LOOSE_TOOL_CALLS = "loose_tool_calls"
+    """Deprecated, the default covers it: equal JSON arguments are equal, types told apart (`1`, `1.0`, `true`)."""
+    JSON_NUMBERS = "json_numbers"
+    """Deprecated, the default covers it: the same, where `1` is `1.0`, and `1e3` is `1000`."""
+    IGNORE_REASONING = "ignore_reasoning"
+    """Deprecated, the default covers a client that drops `reasoning_content`; with this, other words match, too."""
 
 
-def normal_form(matching: Sequence[str]) -> NormalForm:
-    """The normal form for a combination of `Matching` values and `package.module:function` paths, applied in order.
+OFFERED = (Matching.EXACT, Matching.TRIMMED, Matching.CALL_IDS)
+"""Those that are not deprecated."""
 
-    A function takes a message and returns what of it counts, as JSON. Raises `MalformedRequest` when a name is neither.
+
+class Contradiction(NamedTuple):
+    """A field in which a message says something else than the recorded one."""
+
+    field: str
+    recorded: object
+    sent: object
+
+
+class NormalForm:
+    """What counts of a message when histories are compared.
+
+    By default, of an assistant message: functions and JSON arguments of its calls, their ids where they are ours, its
+    content but for line breaks at the end, and its reasoning. Reasoning, and content beside calls, need not be sent. Of
+    other messages everything counts. `steps` take away more, before that.
     """
-    steps = [_step(name) for name in matching]
 
-    def apply(message: Message) -> Json:
+    def __init__(self, steps: Sequence[_Step] = (), *, is_exact: bool = False) -> None:
+        self._steps = steps
+        self.is_exact = is_exact
+        """Everything that `steps` leave counts, and equal digests are equal messages."""
+
+    def __call__(self, message: Message) -> Json:
+        """Return the part of `message` that its digest covers. Raises `MalformedRequest` if a custom function fails."""
+        form = self._prepare(message)
+        return form if self.is_exact or form.get("role") != "assistant" else _form_reply(form)
+
+    def contradiction(self, recorded: Message, sent: Message) -> Contradiction | None:
+        """Return the first field in which `sent` says something else than `recorded`; messages without have one digest.
+
+        Raises `MalformedRequest` if a custom function fails.
+        """
+        ours, theirs = self._prepare(recorded), self._prepare(sent)
+        if ours == theirs and not self._steps:  # texts all of them; to Python, 1 and true are equal
+            return None
+        are_replies = not self.is_exact and ours.get("role") == theirs.get("role") == "assistant"
+        differs = _contradicts if are_replies else _differs
+        field = next((name for name in dict.fromkeys((*ours, *theirs)) if differs(name, ours, theirs)), None)
+        return None if field is None else Contradiction(field, ours.get(field), theirs.get(field))
+
+    def _prepare(self, message: Message) -> Json:
         form = {name: value for name, value in message.items() if value not in (None, "", [])}
-        for step in steps:
+        for step in self._steps:
             form = step(form)
         return form
 
-    return apply
+
+EXACT = NormalForm(is_exact=True)
 
 
-STRICT = normal_form(())
+def normal_form(matching: Sequence[str]) -> NormalForm:
+    """Return the form for `Matching` values and `package.module:function` paths, applied in order.
+
+    A function takes a message without values that say nothing, and returns what of it counts, as JSON; how that is
+    compared is left to the default, or to EXACT beside it. Raises `MalformedRequest` when a name is neither.
+    """
+    others = [name for name in matching if name not in (Matching.EXACT, Matching.STRICT)]
+    return NormalForm(list(map(_step, others)), is_exact=len(others) < len(matching))
 
 
-def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalForm = STRICT) -> list[ChainKey]:
+def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalForm = EXACT) -> list[ChainKey]:
     """Digests of all prefixes: element i covers the tools and the first i messages; length is `len(messages) + 1`."""
     keys = [_digest(b"", tools)]
     for message in messages:
@@ -87,7 +137,7 @@ def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalF
     return keys
 
 
-def next_key(key: ChainKey, message: Message, form: NormalForm = STRICT) -> ChainKey:
+def next_key(key: ChainKey, message: Message, form: NormalForm = EXACT) -> ChainKey:
     """The digest of the prefix `key` stands for with `message` appended."""
     return _digest(key, form(message))
 
@@ -97,7 +147,7 @@ def same_arguments(left: str, right: str) -> bool:
     return left == right or _encoder.encode(_number_value(left)) == _encoder.encode(_number_value(right))
 
 
-def _step(name: str) -> NormalForm:
+def _step(name: str) -> _Step:
     """The step called `name`; of a function whatever it does wrong is an error of the session's matching."""
     if name in _STEPS:
         return _STEPS[Matching(name)]
@@ -107,7 +157,7 @@ def _step(name: str) -> NormalForm:
     except (ImportError, AttributeError, ValueError) as error:
         raise MalformedRequest(f"matching: cannot load {name!r}: {error}", param="matching") from error
     if not callable(found):
-        known = ", ".join(Matching)
+        known = ", ".join(OFFERED)
         raise MalformedRequest(
             f"matching: expected one of {known}, or package.module:function; got {name!r}", param="matching"
         )
@@ -166,30 +216,88 @@ def _told_ids(text: str) -> list[str]:
     return ids if not depth and end == len(line) else []
 
 
-def _argument_value(text: object) -> object:
-    """The value of JSON arguments, the text itself when it is not plain JSON.
+def _form_reply(form: Json) -> Json:
+    """The part of a prepared assistant message that every client sends back."""
+    reply = {name: value for name, value in form.items() if name not in ("content", "reasoning_content", "tool_calls")}
+    if calls := form.get("tool_calls"):
+        reply["tool_calls"] = _form_calls(calls)
+    elif content := _without_end(form.get("content")):
+        reply["content"] = content
+    return reply
+
+
+def _differs(name: str, ours: Json, theirs: Json) -> bool:
+    return _encoder.encode(ours.get(name)) != _encoder.encode(theirs.get(name))
+
+
+def _contradicts(name: str, ours: Json, theirs: Json) -> bool:
+    """Whether that field of a prepared reply says something else than the recorded one."""
+    was, said = ours.get(name), theirs.get(name)
+    match name:
+        case "reasoning_content":
+            return _trimmed(said) not in ("", _trimmed(was))
+        case "content":
+            return _without_end(said) != _without_end(was) and not (theirs.get("tool_calls") and not _without_end(said))
+        case "tool_calls":
+            if not _differs(name, ours, theirs):
+                return False
+            are_same = _encoder.encode(_form_calls(was)) == _encoder.encode(_form_calls(said))
+            return not are_same or not all(map(_may_be, _ids(was), _ids(said)))
+        case _:
+            return _differs(name, ours, theirs)
+
+
+def _may_be(recorded_id: str, sent_id: str) -> bool:
+    """Whether an id that a client sent can stand for the recorded one: each of ours is only itself."""
+    return sent_id == recorded_id or not _OUR_ID.fullmatch(sent_id)
+
+
+def _form_calls(calls: object) -> object:
+    return [_form_call(call) for call in calls] if isinstance(calls, list | tuple) else calls
+
+
+def _form_call(call: object) -> object:
+    """Function and arguments of a call; what a custom function has made of it counts as it is."""
+    match call:
+        case {"function": {"name": name, "arguments": arguments}}:
+            return [name, _number_value(arguments)]
+        case _:
+            return call
+
+
+def _ids(calls: object) -> list[str]:
+    each = calls if isinstance(calls, list | tuple) else ()
+    return [str(call.get("id")) if isinstance(call, dict) else "" for call in each]
+
+
+def _without_end(text: object) -> object:
+    return text.rstrip("\n") if isinstance(text, str) else text or ""
+
+
+def _trimmed(text: object) -> object:
+    return text.strip() if isinstance(text, str) else text or ""
+
+
+def _argument_value(text: object, number: Callable[[float], float] = lambda value: value) -> object:
+    """The value of JSON arguments with each `number` in it, or the text itself when it is not plain JSON.
 
     Repeated keys, NaN, numbers beyond all floats, half a surrogate pair: what parsers differ on, or cannot write.
     """
-    if not isinstance(text, str):  # the value already
-        return text
-    try:
-        value: object = json.loads(
-            text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_float=_finite
-        )
+    try:  # of one that is the value already, only the numbers
+        value = _argument_decoder.decode(text.strip() or "{}") if isinstance(text, str) else text
+        value = _convert(value, number, _DEEPEST)
         _encoder.encode(value)
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         return text
     return value
 
 
 def _number_value(text: object) -> object:
-    """The same with all numbers as floats: `1` and `1.0` are one number to JavaScript, `1e3` is `1000`."""
-    value = _argument_value(text)
-    try:
-        return text if isinstance(value, str) else _as_floats(value)
-    except (OverflowError, RecursionError):
-        return text
+    """The same with all numbers as floats (`1` and `1.0` are one number to JavaScript), and no arguments as `{}`."""
+    value = _argument_value(text, _as_float)
+    if value is None:
+        return {}
+    return text if isinstance(value, str) else value
 
 
 def _finite(text: str) -> float:
@@ -199,12 +307,18 @@ def _finite(text: str) -> float:
     return value
 
 
-def _as_floats(value: object) -> object:
+def _as_float(value: float) -> float:
+    return float(value) + 0.0  # -0.0 comes back as 0
+
+
+def _convert(value: object, number: Callable[[float], float], levels: int) -> object:
+    if not levels:
+        raise ValueError("nested too deeply")
     if isinstance(value, dict):
-        return {key: _as_floats(each) for key, each in value.items()}
+        return {key: _convert(each, number, levels - 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [_as_floats(each) for each in value]
-    return float(value) if type(value) is int else value
+        return [_convert(each, number, levels - 1) for each in value]
+    return number(value) if type(value) is int or type(value) is float else value  # true is no number
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
@@ -213,8 +327,11 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
     return dict(pairs)
 
 
-_STEPS: Mapping[Matching, NormalForm] = {
-    Matching.STRICT: dict,
+_argument_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_float=_finite
+)
+
+_STEPS: Mapping[Matching, _Step] = {
     Matching.LOOSE_TOOL_CALLS: partial(_loosen_tool_calls, value_of=_argument_value),
     Matching.JSON_NUMBERS: partial(_loosen_tool_calls, value_of=_number_value),
     Matching.IGNORE_REASONING: lambda message: {

@@ -4,7 +4,6 @@ import pytest
 
 from harness.dialects.model_request import PartlyRead
 from harness.server.settings import ServerSettings
-from harness.tokens.matching import chain_keys
 from harness.types import Message
 from tests.builders import new_session, take_turn, tool, user
 from tests.session_servers.served import says, serving
@@ -14,10 +13,10 @@ ADD = [tool("add", properties={"a": {"type": "integer"}})]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def respelled(message):
+def respelled(message, arguments='{"a":1}'):
     """The message with its tool arguments serialized in another way."""
     [call] = message["tool_calls"]
-    return {**message, "tool_calls": [{**call, "function": {**call["function"], "arguments": '{"a":1}'}}]}
+    return {**message, "tool_calls": [{**call, "function": {**call["function"], "arguments": arguments}}]}
 
 
 def result_of(message):
@@ -25,10 +24,10 @@ def result_of(message):
     return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
 
 
-async def test_a_loose_session_keeps_the_stored_tokens_of_a_respelled_call():
+async def test_the_stored_tokens_of_a_respelled_call_stay():
     """The branch goes on, and its tokens are those that were sampled, not those of the client's spelling (I1)."""
     async with serving(*says(CALL, "done")) as client:
-        session = await client.create(matching=["loose_tool_calls"])
+        session = await client.create()
         first = await client.say(session, HI, tools=ADD)
         await client.say(session, [*HI, respelled(first), result_of(first)], tools=ADD)
         before, after = (await client.record(session))["turns"]
@@ -39,22 +38,23 @@ async def test_a_loose_session_keeps_the_stored_tokens_of_a_respelled_call():
     assert "diverged" not in after["notes"]
 
 
-@pytest.mark.parametrize("matching", ["loose_tool_calls", "json_numbers"])
+@pytest.mark.parametrize("matching", [[], ["exact"], ["loose_tool_calls"], ["json_numbers"]])
 async def test_arguments_that_nobody_can_write_again_are_no_error_of_the_server(matching):
     """Half a surrogate pair is valid JSON, and no text."""
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": "\\ud83d"}'}}
     history = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
     async with serving(*says("done")) as client:
-        session = await client.create(matching=[matching])
+        session = await client.create(matching=matching)
         answer = await client.chat(session, [*history, result_of(history[-1])], tools=ADD)
 
     assert answer.status_code == 200
 
 
-async def test_a_strict_session_branches_and_says_where():
+@pytest.mark.parametrize("matching", ["exact", "strict"])
+async def test_an_exact_session_branches_and_says_where(matching):
     """Message index, field and both values."""
     async with serving(*says(CALL, "done")) as client:
-        session = await client.create()
+        session = await client.create(matching=[matching])
         first = await client.say(session, HI, tools=ADD)
         await client.say(session, [*HI, respelled(first), result_of(first)], tools=ADD)
         _, after = (await client.record(session))["turns"]
@@ -70,7 +70,7 @@ async def test_calls_under_ids_of_a_client_s_own_are_told_apart_by_what_they_say
     """The model reads the call that the client sent, not that of another branch under the same id."""
     client_s = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     one = [*HI, {"role": "assistant", "content": "", "tool_calls": [client_s]}]
-    other = [HI[0], respelled(one[1])]
+    other = [HI[0], respelled(one[1], '{"a":2}')]
     async with serving(*says("one", "two")) as client:
         session = await client.create(matching=["call_ids"])
         reply = await client.say(session, [*one, result_of(one[1])], tools=ADD)
@@ -78,7 +78,7 @@ async def test_calls_under_ids_of_a_client_s_own_are_told_apart_by_what_they_say
         _, after = (await client.record(session))["turns"]
 
     assert after["parent"] is None
-    assert after["messages_delta"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    assert after["messages_delta"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
 
 
 async def test_every_message_that_is_matched_loosely_is_noted():
@@ -115,10 +115,24 @@ def test_of_many_messages_that_are_matched_loosely_the_last_are_told(known, firs
     read: list[int] = []
     messages = PartlyRead(known, tuple(sent[known:]), lambda number: read.append(number) or sent[number])
 
-    found = session.loose_matches(session.attach(chain_keys(history, ())), messages, known)
+    point = session.attach(session.history.read(sent, ()), sent)
+    found = session.loose_matches(point, messages, known)
 
     assert [each.message for each in found] == list(range(first, 40))
     assert read == [39] * (known == 40)
+
+
+@pytest.mark.parametrize(("matching", "ambiguous"), [([], [0]), (["exact"], None)])
+async def test_two_answers_that_a_message_fits_are_noted(matching, ambiguous):
+    """It is that of the one delivered last; the turn names the other."""
+    async with serving(*says("yes", "yes", "done")) as client:
+        session = await client.create(matching=matching)
+        await client.say(session, HI)
+        again = await client.say(session, HI)
+        await client.say(session, [*HI, again, user("so?")])
+        *_, turn = (await client.record(session))["turns"]
+
+    assert (turn["parent"], turn["notes"].get("ambiguous")) == (1, ambiguous)
 
 
 async def test_a_resample_is_a_sibling_and_no_divergence():

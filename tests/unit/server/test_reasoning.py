@@ -47,6 +47,8 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
 
     assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     assert second.turn.parent == parent
+    left_out = {"message": 1, "field": "reasoning_content", "recorded": "hm", "sent": ""}
+    assert second.turn.notes.get("matched_loosely", []) == ([] if keeps_reasoning or parent is None else [left_out])
 
 
 @pytest.mark.parametrize(("text", "parent"), [("hm", 0), ("", 0), ("rewritten", None)])

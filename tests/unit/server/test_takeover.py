@@ -86,7 +86,7 @@ async def test_only_a_session_that_was_drained_can_be_taken_over():
         refused = await client.http.post("/sessions", json={"resumes": session.session_id})
         await client.http.post("/sessions/drain")
         await client.http.post("/sessions/resume")
-        other = {"resumes": session.session_id, "matching": ["ignore_reasoning"]}
+        other = {"resumes": session.session_id, "matching": ["exact"]}
         differs = await client.http.post("/sessions", json=other)
         unknown = await client.http.post("/sessions", json={"resumes": "0" * 32})
 
@@ -94,6 +94,22 @@ async def test_only_a_session_that_was_drained_can_be_taken_over():
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "resumes")
     assert (differs.status_code, differs.json()["error"]["param"]) == (400, "matching")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_a_takeover_keeps_how_histories_are_compared():
+    """Its turns are known by keys of that kind: a successor that states nothing compares as they were recorded."""
+    async with serving(*says("one", "two")) as client:
+        old = await client.create(matching=["exact"])
+        reply = await client.say(old, [user("go")])
+        await client.http.post("/sessions/drain")
+        await client.http.post("/sessions/resume")
+        new = await client.create(resumes=old.session_id)
+        await client.say(new, [user("go"), reply | {"content": "one\n"}, user("more")])
+        again = await client.http.post("/sessions", json={"matching": ["exact"], "resumes": new.session_id})
+        turns = (await client.record(new))["turns"]
+
+    assert [turn["parent"] for turn in turns] == [None, None]
+    assert again.json()["error"]["param"] == "resumes"
 
 
 async def test_turns_behind_an_incomplete_one_are_not_taken_over():

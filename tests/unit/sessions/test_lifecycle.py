@@ -89,7 +89,7 @@ def test_a_drain_between_attach_and_admit_is_seen():
     """A place found in an open session is worth nothing once it is drained."""
     session = new_session()
     admission = admit(session, [user("a")])
-    point = session.attach([b"x", b"y"])
+    point = session.attach(session.history.read([user("b")], ()), [user("b")])
     session.drain()
 
     with pytest.raises(SessionClosing):

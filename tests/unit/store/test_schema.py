@@ -12,7 +12,7 @@ from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.ledger import Unknown
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.schema import _UNKNOWN_OUTPUT, _WORK_OF_HOLDS, FIRST_VERSION, SCHEMA_VERSION, STEPS
+from harness.store.schema import _EXACT_KEYS, _UNKNOWN_OUTPUT, _WORK_OF_HOLDS, FIRST_VERSION, SCHEMA_VERSION, STEPS
 from harness.store.sqlite import SQLiteStore, count_unknown, read_sessions
 from harness.types import UnknownOutput
 
@@ -101,6 +101,38 @@ async def test_a_hold_from_before_holds_said_their_work_has_none(old_store: Path
         await store.keep_hold(new)
     async with SQLiteStore(old_store) as store:
         assert await store.load_holds() == [new, Hold("old", HoldKind.PAUSE, 9.0, engines=True)]
+
+
+async def test_open_sessions_from_when_keys_covered_all_of_a_message_stay_exact(old_store: Path) -> None:
+    """Beside what they were created with; closed ones stay as they are, and so does a damaged row."""
+    old_configs = {"none": '{"metadata":{"a":1.50}}', "loose": '{"matching":["json_numbers"]}', "damaged": "{"}
+    with closing(sqlite3.connect(old_store)) as connection:
+        for version, step in enumerate(STEPS[: STEPS.index(_EXACT_KEYS)], start=FIRST_VERSION + 1):
+            connection.executescript(f"{step} PRAGMA user_version = {version};")
+        for name, config in old_configs.items():
+            row = (name, f"sk-{name}", "closing", config)
+            connection.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, 4.0, NULL, NULL)", row)
+        connection.commit()
+    async with SQLiteStore(old_store) as store:
+        await store.create(Session("c", "sk-c", SessionConfig(), 3.0))
+        with closing(sqlite3.connect(old_store)) as connection:
+            configs = dict(connection.execute("SELECT session_id, config FROM sessions WHERE session_id != 'c'"))
+        loaded = await store.load()
+
+    assert configs == {
+        "a": '{"matching":["exact"]}',
+        "b": "{}",
+        "none": '{"metadata":{"a":1.50},"matching":["exact"]}',
+        "loose": '{"matching":["json_numbers","exact"]}',
+        "damaged": "{",
+    }
+    assert {session.session_id: session.config.matching for session in loaded.sessions} == {
+        "a": ("exact",),
+        "none": ("exact",),
+        "loose": ("json_numbers", "exact"),
+        "c": (),
+    }
+    assert [each.session_id for each in loaded.damaged] == ["damaged"]
 
 
 async def test_a_store_of_a_later_version_is_refused_by_name(old_store: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
-from harness.tokens.matching import STRICT, Matching, next_key, normal_form, same_arguments
+from harness.tokens.matching import EXACT, Matching, chain_keys, next_key, normal_form, same_arguments
 
 
 def call(arguments: str, **extra: Any) -> dict[str, Any]:
@@ -33,9 +33,183 @@ def calls(*ids: str, arguments: str = "{}", **extra: Any) -> dict[str, Any]:
 
 
 def same(left: dict[str, Any], right: dict[str, Any], *matching: str) -> bool:
-    """Whether the two messages have the same key under that matching."""
+    """Whether the second message means what the first one does under that matching; then both have the same key."""
     form = normal_form(matching)
-    return next_key(b"", left, form) == next_key(b"", right, form)
+    means_it = form.contradiction(left, right) is None
+    have_one_key = next_key(b"", left, form) == next_key(b"", right, form)
+    assert have_one_key or not means_it
+    return means_it
+
+
+BEFORE = (
+    {"role": "user", "content": "hi"},
+    call('{"a": 1, "b": 1.5}', reasoning_content="hm")
+    | {"tool_calls": [{"id": OURS, "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": 1.5}'}}]},
+    {"role": "tool", "tool_call_id": OURS, "content": "two "},
+    {"role": "assistant", "content": "yes\n", "reasoning_content": "so"},
+)
+"""What sessions were sent when a key covered all of a message."""
+
+
+@pytest.mark.parametrize(
+    ("matching", "key"),
+    [
+        ((), "90b215330b5e3eaa413f43a6a00131d6"),
+        (("loose_tool_calls",), "82cf23974893f5f310b06fcc7bb7784c"),
+        (("json_numbers",), "aecbb0a8a46f3d27b7f3d8b9552eec40"),
+        (("ignore_reasoning",), "00181529404f32a802354b267fd4c3b7"),
+        (("trimmed",), "212482600345689c741261d1424a1883"),
+        (("call_ids",), "904b371072e41588caf967a93cc5c310"),
+        (("json_numbers", "trimmed"), "8fb9684db6198afb0d7bac212dc9641f"),
+    ],
+)
+def test_exact_keys_are_those_of_stores_from_before(matching: tuple[str, ...], key: str) -> None:
+    """The digests in them were computed without `exact`; they are never edited."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for exact in ("exact", "strict"):
+        assert chain_keys(BEFORE, tools, normal_form((*matching, exact)))[-1].hex() == key
+
+
+def said(content: str | None = "x", **extra: Any) -> dict[str, Any]:
+    """An assistant message without calls."""
+    return {"role": "assistant", "content": content, **extra}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        said(reasoning_content="hm"),
+        said(),
+        said(reasoning_content=None),
+        said(reasoning_content=""),
+        said(reasoning_content=" hm\n"),
+        said("x\n\n"),
+        said(tool_calls=None, refusal=None),
+    ],
+)
+def test_what_a_client_does_not_say_does_not_contradict(sent: dict[str, Any]) -> None:
+    """Reasoning that was left out, in whatever way, and line breaks at the end."""
+    assert same(said(reasoning_content="hm"), sent)
+    assert same(said("x\n", reasoning_content="hm"), sent)
+    assert same(said(reasoning_content="hm"), sent, "exact") is (sent == said(reasoning_content="hm"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        (said(reasoning_content="hm hm"), "reasoning_content"),
+        (said("y", reasoning_content="hm"), "content"),
+        (said(" x"), "content"),
+        (said(""), "content"),
+        (said(None), "content"),
+        (said(name="somebody"), "name"),
+        (said(redacted_thinking=["data"]), "redacted_thinking"),
+        (call("{}"), "tool_calls"),
+        ({"role": "user", "content": "x"}, "role"),
+    ],
+)
+def test_what_a_client_says_has_to_mean_the_same(sent: dict[str, Any], field: str) -> None:
+    """Other words, words that were not there, fields beyond ours; an answer without calls needs its content."""
+    found = normal_form(()).contradiction(said(reasoning_content="hm"), sent)
+    assert found is not None
+    assert found.field == field
+    assert not same(said(reasoning_content="hm"), sent)
+
+
+def test_reasoning_that_was_never_said_is_an_edit() -> None:
+    """The record has none."""
+    assert not same(said(), said(reasoning_content="hm"))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sent", "is_same"),
+    [
+        ("I look.", "I look.", True),
+        ("I look.", "", True),
+        ("I look.", None, True),
+        ("I look.", "\n", True),
+        ("I look.", "I look.\n", True),
+        ("I look.", "I looked.", False),
+        ("I look.", " ", False),
+        (None, "", True),
+        (None, "I look.", False),
+    ],
+)
+def test_content_beside_calls_may_be_dropped_and_not_edited(
+    recorded: str | None, sent: str | None, is_same: bool
+) -> None:
+    """Whoever made the ids."""
+    for ids in ((OURS,), ("c",)):
+        assert same(calls(*ids, content=recorded), calls(*ids, content=sent)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sent", "is_same"),
+    [
+        ((OURS, OTHER), (OURS, OTHER), True),
+        ((OURS,), ("call_1",), True),
+        ((OURS,), ("",), True),
+        ((OURS,), (OTHER,), False),
+        ((OURS, OTHER), (OTHER, OURS), False),
+        ((OURS, OTHER), ("c", OTHER), True),
+        ((OURS, OTHER), ("c", THIRD), False),
+        ((OURS, OTHER), (OURS,), False),
+        (("c",), ("d",), True),
+        (("c",), (OURS,), False),
+        (("c", "c"), ("c", "c"), True),
+    ],
+)
+def test_ids_of_ours_are_told_apart_and_those_of_clients_are_not(
+    recorded: tuple[str, ...], sent: tuple[str, ...], is_same: bool
+) -> None:
+    """One of ours was handed out for one call; a client's may be used again, or made anew each time."""
+    assert same(calls(*recorded), calls(*sent)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_same"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
+        ('{"a": 1, "b": 1000}', '{"b": 1e3, "a": 1.0}', True),
+        ('{"a": -0}', '{"a": 0}', True),
+        ('{"a": -0.0}', '{"a": 0}', True),
+        ('{"a": 1}', '{"a": true}', False),
+        ('{"a": 0}', '{"a": false}', False),
+        ('{"a": 0}', '{"a": null}', False),
+        ('{"a": null}', "{}", False),
+        ('{"a": "1"}', '{"a": 1}', False),
+        ('{"a": "x"}', '{"a": "x "}', False),
+        ('{"a": [1, 2]}', '{"a": [2, 1]}', False),
+        ('{"a": "é"}', '{"a": "\\u00e9"}', True),
+        ("{}", "", True),
+        ("{}", " \n", True),
+        ("{}", "null", True),
+        ("", "null", True),
+        ("{}", "[]", False),
+        ("{}", '""', False),
+        ('"x"', "x", False),
+        ("not json", "not json", True),
+        ("not json", "not  json", False),
+        ('{"a": 1, "a": 2}', '{"a": 1, "a": 2}', True),
+        ('{"a": 1, "a": 2}', '{"a": 2}', False),
+        ('{"a": NaN}', '{"a": NaN}', True),
+        ('{"a": NaN}', '{"a":NaN}', False),
+        ('{"a": 1e999}', '{"a": null}', False),
+        ('{"a": 1e999}', '{"a": -1e999}', False),
+        (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}', True),
+        (r'{"a": "\ud83d"}', r'{"a":"\ud83d"}', False),
+        ('{"a": %s}' % ("1" * 5_000), '{"a": %s}' % ("1" * 5_000), True),
+        ("[" * 99 + "]" * 99, "[" * 98 + "[ ]" + "]" * 98, True),
+        ("[" * 101 + "]" * 101, "[" * 100 + "[ ]" + "]" * 100, False),
+        ("[" * 9_000 + "]" * 9_000, "[" * 9_000 + "]" * 9_000, True),
+        ('{"a": "%s"}' % ("x" * 1_000_000), '{"a":"%s"}' % ("x" * 1_000_000), True),
+    ],
+)
+def test_arguments_are_compared_as_json_values(ours: str, theirs: str, is_same: bool) -> None:
+    """Key order, white space, escapes and the spelling of numbers do not count; what parsers differ on is a text."""
+    assert same(call(ours), call(theirs)) is is_same
+    assert same_arguments(ours, theirs) is is_same
+    assert not same(call(ours), call(theirs), "exact") or ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -47,52 +221,27 @@ def same(left: dict[str, Any], right: dict[str, Any], *matching: str) -> bool:
         ('{"a": 1}', '{"a": 1.0}', False),
         ('{"a": "1"}', '{"a": 1}', False),
         ('{"a": 1, "a": 2}', '{"a": 2}', False),
-        ('{"a": NaN}', '{"a":NaN}', False),
-        ('{"a": 1e999}', '{"a": null}', False),
-        ('{"a": 1e999}', '{"a": -1e999}', False),
-        (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}', True),
-        (r'{"a": "\ud83d"}', r'{"a":"\ud83d"}', False),
-        ("not json", "not json", True),
         ("not json", "not  json", False),
     ],
 )
-def test_loose_tool_calls_compares_arguments_as_typed_json(ours: str, theirs: str, is_same: bool) -> None:
-    """Key order and white space do not count; types and repeated keys do, and so does what no other parser reads."""
-    assert same(call(ours), call(theirs), Matching.LOOSE_TOOL_CALLS) is is_same
+def test_sessions_of_old_stores_compare_arguments_as_typed_json(ours: str, theirs: str, is_same: bool) -> None:
+    """Those that were created with `loose_tool_calls`, whose keys are exact but for that."""
+    assert same(call(ours), call(theirs), "exact", "loose_tool_calls") is is_same
 
 
-@pytest.mark.parametrize("matching", [Matching.LOOSE_TOOL_CALLS, Matching.JSON_NUMBERS])
+@pytest.mark.parametrize("matching", [(), *((each,) for each in Matching)], ids=str)
 @pytest.mark.parametrize("value", ['"\\ud83d"', "1e999", '{"\\ud83d": 1}', "1" * 400])
-def test_arguments_that_cannot_be_written_again_are_compared_as_text(matching: Matching, value: str) -> None:
+def test_arguments_that_cannot_be_written_again_are_compared_as_text(matching: tuple[str, ...], value: str) -> None:
     """Half a surrogate pair, and numbers beyond those of other parsers."""
-    assert same(call(f'{{"a": {value}}}'), call(f'{{"a": {value}}}'), matching)
-    assert not same(call(f'{{"a": {value}}}'), call('{"a": null}'), matching)
-    assert same_arguments(f'{{"a": {value}}}', f'{{"a": {value}}}')
-    assert not same_arguments(f'{{"a": {value}}}', '{"a": null}')
+    assert same(call(f'{{"a": {value}}}'), call(f'{{"a": {value}}}'), *matching)
+    assert not same(call(f'{{"a": {value}}}'), call('{"a": null}'), *matching)
 
 
-def test_strict_compares_arguments_as_text() -> None:
-    """A client that re-serializes arguments branches unless its session is loose."""
-    assert not same(call('{"a": 1}'), call('{"a":1}'))
-    assert same(call('{"a": 1}'), call('{"a": 1}'))
-
-
-def test_ignore_reasoning_lets_a_client_drop_it() -> None:
-    """Clients that never learned `reasoning_content` stay on their branch."""
-    thought = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
-    assert same(thought, {"role": "assistant", "content": "x"}, Matching.IGNORE_REASONING)
-    assert not same(thought, {"role": "assistant", "content": "x"})
-    assert not same(thought, {"role": "assistant", "content": "y"}, Matching.IGNORE_REASONING)
-
-
-@pytest.mark.parametrize("sent", ['{"a": 1, "b": 1000}', '{"b": 1e3, "a": 1.0}', '{"a":1.0,"b":1000.0}'])
-def test_numbers_may_be_spelled_as_in_javascript(sent: str) -> None:
-    """Which knows one kind of them; `true` is none."""
-    ours = call('{"a": 1, "b": 1000}')
-    assert same(ours, call(sent), Matching.JSON_NUMBERS)
-    assert same(ours, call(sent), Matching.LOOSE_TOOL_CALLS, Matching.JSON_NUMBERS)
-    assert not same(call('{"a": 1}'), call('{"a": true}'), Matching.JSON_NUMBERS)
-    assert not same(call('{"a": 1}'), call('{"a": "1"}'), Matching.JSON_NUMBERS)
+def test_ignore_reasoning_lets_a_client_say_anything_there() -> None:
+    """Beyond leaving it out."""
+    thought = said(reasoning_content="hm")
+    assert same(thought, said(reasoning_content="other"), Matching.IGNORE_REASONING)
+    assert not same(thought, said("y"), Matching.IGNORE_REASONING)
 
 
 def test_white_space_at_the_ends_of_texts_may_be_lost() -> None:
@@ -199,9 +348,11 @@ def test_the_first_tool_that_differs_is_told() -> None:
 
 def test_matchings_combine() -> None:
     """A client that does both needs both."""
-    ours, theirs = call('{"a": 1}', reasoning_content="hm"), call('{"a":1}')
-    assert same(ours, theirs, Matching.LOOSE_TOOL_CALLS, Matching.IGNORE_REASONING)
-    assert not same(ours, theirs, Matching.LOOSE_TOOL_CALLS)
+    ours, theirs = calls(OURS, content="a "), calls(OURS, content="b")
+    assert same(ours, theirs, Matching.TRIMMED, Matching.CALL_IDS)
+    assert not same(ours, theirs, Matching.TRIMMED)
+    assert same(ours, calls(OURS, content=" a"), Matching.EXACT, Matching.TRIMMED)
+    assert not same(ours, calls(OURS, arguments="{ }", content=" a"), Matching.EXACT, Matching.TRIMMED)
 
 
 def test_a_function_by_path_decides_what_counts() -> None:
@@ -213,10 +364,18 @@ def test_a_function_by_path_decides_what_counts() -> None:
 
 @pytest.mark.parametrize("name", ["loose", "no.such.module:function", "json:no_such_function", "json", ""])
 def test_a_name_that_is_no_matching_is_refused_by_name(name: str) -> None:
-    """A typing error does not silently mean strict."""
+    """A typing error does not silently mean the default."""
     with pytest.raises(MalformedRequest) as refused:
         normal_form([name])
     assert refused.value.param == "matching"
+
+
+@pytest.mark.parametrize("function", ["calls_as_text", "half_calls"])
+def test_a_function_may_make_anything_of_a_message(function: str) -> None:
+    """What it returns counts; that of an assistant message as the default has it."""
+    path = f"tests.custom_matching:{function}"
+    assert same(said("x"), said("y"), path)
+    assert not same(said("x"), call("{}"), path)
 
 
 def test_a_function_that_fails_is_told_as_such() -> None:
@@ -227,36 +386,36 @@ def test_a_function_that_fails_is_told_as_such() -> None:
 
 
 @given(arguments=st.text())
-def test_no_arguments_break_the_loose_form(arguments: str) -> None:
+def test_no_arguments_break_the_default(arguments: str) -> None:
     """Whatever a model wrote as arguments, its history can be matched."""
-    assert same(call(arguments), call(arguments), Matching.LOOSE_TOOL_CALLS)
+    assert same(call(arguments), call(arguments))
 
 
 @given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
 def test_any_spelling_of_the_same_arguments_matches(value: object) -> None:
     """Indentation and escapes are spelling."""
     ours, theirs = json.dumps({"a": value}), json.dumps({"a": value}, indent=2, ensure_ascii=False)
-    assert same(call(ours), call(theirs), Matching.LOOSE_TOOL_CALLS)
+    assert same(call(ours), call(theirs))
 
 
 def test_a_divergence_names_message_field_and_both_values() -> None:
     """The reader sees what the client rewrote."""
     recorded = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
     sent = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi you"}]
-    assert find_divergence(recorded, sent, 3, STRICT) == Divergence(4, "content", "hi there", "hi you")
+    assert find_divergence(recorded, sent, 3, EXACT) == Divergence(4, "content", "hi there", "hi you")
 
 
 def test_a_longer_history_and_an_equal_one_do_not_diverge() -> None:
     """Going on, or asking again, is not a rewrite."""
     recorded = [{"role": "user", "content": "hello"}]
-    assert find_divergence(recorded, [*recorded, {"role": "user", "content": "more"}], 0, STRICT) is None
-    assert find_divergence(recorded, recorded, 0, STRICT) is None
+    assert find_divergence(recorded, [*recorded, {"role": "user", "content": "more"}], 0, EXACT) is None
+    assert find_divergence(recorded, recorded, 0, EXACT) is None
 
 
 def test_a_message_that_was_left_out_is_told() -> None:
     """A shortened history diverges where it ends."""
     recorded = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    found = find_divergence(recorded, recorded[:1], 0, STRICT)
+    found = find_divergence(recorded, recorded[:1], 0, EXACT)
     assert found is not None
     assert (found.message, found.field, found.sent) == (1, "message", "")
 
@@ -267,7 +426,7 @@ def test_long_values_are_shortened_around_the_difference() -> None:
         [{"role": "user", "content": "x" * 500 + "A" + "x" * 500}],
         [{"role": "user", "content": "x" * 1001}],
     )
-    found = find_divergence(recorded, sent, 0, STRICT)
+    found = find_divergence(recorded, sent, 0, EXACT)
     assert found is not None
     assert "A" in found.recorded
     assert len(found.recorded) <= 82

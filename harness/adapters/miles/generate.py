@@ -45,6 +45,7 @@ class Generate:
         from miles.rollout.base_types import GenerateFnOutput
         from miles.utils.misc import load_function
 
+        require_fields(request.sample)
         given = (request.state, request.sample, request.sampling_params, load_function, "miles.rollout.rm_hub.async_rm")
         return GenerateFnOutput(samples=await run_sample(*given, is_one=request.evaluation))
 
@@ -64,7 +65,6 @@ async def run_sample(
 
     Raises `AdapterError` for a setting that cannot be kept.
     """
-    require_fields(sample)
     rollouts = _rollouts_of(state, load)
     settings = replace(rollouts.settings, selection=Selection.ONE) if is_one else rollouts.settings
     try:

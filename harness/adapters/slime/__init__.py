@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.adapters.miles.generate import abort, close, open_rollouts, run_sample
+from harness.adapters.miles.samples import require_fields
 from harness.adapters.slime.convert import convert
 from harness.types import Json
 
@@ -29,6 +30,7 @@ async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bo
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import load_function
 
+    require_fields(sample)
     state = GenerateState(args)
     await open_rollouts(state, load_function)
     scoring = "slime.rollout.rm_hub.async_rm"

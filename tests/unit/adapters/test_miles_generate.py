@@ -532,7 +532,7 @@ def test_sampling_parameters_are_those_of_a_session() -> None:
 
 def test_a_sample_of_another_interface_is_refused() -> None:
     """What is missing is named, and what was expected."""
-    request = SimpleNamespace(state=None, sample=object(), sampling_params={}, evaluation=False)
+    request = SimpleNamespace(state=None, sample=object(), sampling_params={})
     with pytest.raises(AdapterError, match=r"no group_index, .*expected the interface of miles 31f1ca96"):
         asyncio.run(Generate()(request))
 

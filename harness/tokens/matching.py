@@ -31,6 +31,7 @@ ChainKey = bytes
 
 _Step = Callable[[Message], Json]
 _TEXTS = frozenset({"content", "reasoning_content"})
+_COMPARED = _TEXTS | {"tool_calls", "name"}  # in replies, field by field; the digest covers less of them
 _OUR_ID = re.compile(r"call_[0-9a-f]{12}[0-9]+_[0-9]+")
 _TOLD_CALL = re.compile(
     rf"""\{{["']id["']: *["']({_OUR_ID.pattern})["'], *["']type["']: *["']function["'], *["']function["']: *\{{"""
@@ -82,8 +83,8 @@ class NormalForm:
     """What counts of a message when histories are compared.
 
     By default, of an assistant message: functions and JSON arguments of its calls, their ids where they are ours, its
-    content but for line breaks at the end, and its reasoning. Reasoning, and content beside calls, need not be sent. Of
-    other messages everything counts. `steps` take away more, before that.
+    content but for line breaks at the end, its reasoning, and its name. Reasoning, and content beside calls, need not be
+    sent, and a name may be on one side alone. Of other messages everything counts. `steps` take away more, before that.
     """
 
     def __init__(self, steps: Sequence[_Step] = (), *, is_exact: bool = False) -> None:
@@ -218,7 +219,7 @@ def _told_ids(text: str) -> list[str]:
 
 def _form_reply(form: Json) -> Json:
     """The part of a prepared assistant message that every client sends back."""
-    reply = {name: value for name, value in form.items() if name not in ("content", "reasoning_content", "tool_calls")}
+    reply = {name: value for name, value in form.items() if name not in _COMPARED}
     if calls := form.get("tool_calls"):
         reply["tool_calls"] = _form_calls(calls)
     elif content := _without_end(form.get("content")):
@@ -243,6 +244,8 @@ def _contradicts(name: str, ours: Json, theirs: Json) -> bool:
                 return False
             are_same = _encoder.encode(_form_calls(was)) == _encoder.encode(_form_calls(said))
             return not are_same or not all(map(_may_be, _ids(was), _ids(said)))
+        case "name":  # agent frameworks name the speaker of words that the model sampled without a name
+            return None not in (was, said) and was != said
         case _:
             return _differs(name, ours, theirs)
 

@@ -83,8 +83,8 @@ class NormalForm:
     """What counts of a message when histories are compared.
 
     By default, of an assistant message: functions and JSON arguments of its calls, their ids where they are ours, its
-    content but for line breaks at the end, its reasoning, and its name. Reasoning, and content beside calls, need not be
-    sent, and a name may be on one side alone. Of other messages everything counts. `steps` take away more, before that.
+    content but for line breaks at the end, its reasoning, and its name. Reasoning, and content beside calls, need not
+    be sent, and a name may be on one side alone. Of other messages everything counts. `steps` take away more, before.
     """
 
     def __init__(self, steps: Sequence[_Step] = (), *, is_exact: bool = False) -> None:

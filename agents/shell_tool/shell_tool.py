@@ -12,6 +12,10 @@ from typing import Any
 TIMEOUT_S = 120
 LONGEST_OUTPUT = 10_000
 
+_SESSION = {os.environ.get("OPENAI_API_KEY"), os.environ.get("ANTHROPIC_API_KEY"), os.environ.get("HARNESS_SESSION_ID")}
+_KEPT = {name: value for name, value in os.environ.items() if value not in _SESSION and not name.endswith("_BASE_URL")}
+"""The environment of commands: a program that the model writes does not find the agent's session in it."""
+
 MAX_TURNS = int(os.environ.get("HARNESS_MAX_TURNS", "50"))
 MODEL = os.environ["OPENAI_MODEL"]
 
@@ -30,6 +34,7 @@ def run_shell(command: str) -> str:
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command],
+            env=_KEPT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

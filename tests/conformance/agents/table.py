@@ -23,6 +23,7 @@ COLUMNS = (
     "answers",
     "turns, side calls",
     "token-exact, one sample",
+    "on a model that thinks",
     "`matching` it needs",
     "drained in a tool call: further requests, stopped after",
     "drained in a turn",
@@ -57,13 +58,18 @@ def _row(name: str, findings: Findings) -> str:
             profile.spec.dialect,
             "streamed" if alone.streamed else "whole",
             f"{alone.main_turns}, {alone.side_calls}",
-            "**no**" if not is_whole(alone) else "yes" if alone.is_one_sample else "a sample a turn",
+            _kept(alone),
+            _kept(findings.thinks[name]),
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
             *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
             "goes on" if is_whole(findings.paused[name]) else "**fails**",
             "asks again, goes on" if is_whole(findings.refused_for_a_while[name]) else "**fails**",
         ]
     )
+
+
+def _kept(played: Played) -> str:
+    return "**no**" if not is_whole(played) else "yes" if played.is_one_sample else "a sample a turn"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -48,6 +48,16 @@ def test_a_tool_task_is_token_exact(findings: Findings, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
+def test_a_model_that_thinks_before_every_call_is_token_exact(findings: Findings, name: str) -> None:
+    """Agents drop the thoughts, or send them back under another name; all turns are one sample nevertheless."""
+    played = findings.thinks[name]
+
+    assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
+    assert (played.main_turns, is_kept(name, played)) == (turns_of(name), True), played
+    assert played.unaccounted == 0
+
+
+@pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("scene", ["drained_between_turns", "drained_in_flight"])
 def test_a_drain_stops_every_agent(findings: Findings, scene: str, name: str) -> None:
     """It asks no more, or a few times, and what was sampled is one sample."""

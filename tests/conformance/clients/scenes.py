@@ -15,7 +15,6 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.matching import Matching
 from tests.builders import toy_template
 from tests.conformance.clients.players import (
     LIBRARIES,
@@ -148,7 +147,7 @@ async def drained_in_flight(cast: Cast) -> Outcome:
 
 async def paused(cast: Cast) -> Outcome:
     """The gate is shut for `PAUSE_S` and the engine told to abort while every client waits for its second turn."""
-    async with scene(cast, INTERRUPTED, matching=[*Matching]) as stage:
+    async with scene(cast, INTERRUPTED) as stage:
         await stage.reach_tool()
         stage.leave_tool(times=len(SCRIPT))
         await stage.become("turns_in_flight", len(cast))
@@ -161,10 +160,7 @@ async def paused(cast: Cast) -> Outcome:
 
 
 async def refused_for_a_while(cast: Cast) -> Outcome:
-    """The second turn is answered 503 with Retry-After until all have been told, for the gate holds nothing for long.
-
-    The sessions take a history only as it was.
-    """
+    """The second turn is answered 503 with Retry-After until all have been told: the gate holds nothing."""
     async with scene(cast, settings=replace(TALKATIVE, pause_timeout_s=0.05)) as stage:
         await stage.reach_tool()
         await stage.turn_gate("pause")
@@ -179,7 +175,6 @@ async def scene(
     cast: Cast,
     script: Sequence[ScriptStep] = SCRIPT,
     settings: ServerSettings = TALKATIVE,
-    matching: Sequence[str] = (),
 ) -> AsyncIterator[Scene]:
     """A server whose model says `script` to each client of `cast`."""
     chat_tokenizer = toy_template()
@@ -190,7 +185,7 @@ async def scene(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         players = {}
         for library, command in cast.items():
-            session = SessionHandle(**(await http.post("/sessions", json={"matching": matching})).json())
+            session = SessionHandle(**(await http.post("/sessions", json={})).json())
             players[library] = await stack.enter_async_context(playing(library, command, session, witness.url))
         yield Scene(engine, http, witness, players)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.telemetry.logging import configure_logging
 from tests.checkout import ROOT
-from tests.conformance.clients.players import ANSWERS, LIBRARIES, SCRIPT, ClientLibrary
+from tests.conformance.clients.players import ANSWERS, LIBRARIES, ClientLibrary
 from tests.conformance.clients.scenes import Findings, Played, play_all
 
 PAGE = ROOT / "docs" / "abort.md"
@@ -24,7 +24,6 @@ COLUMNS = (
     "drained in a turn: further requests, stopped after",
     "pause of 20 s",
     "503 + `retry-after`",
-    "`matching` it needs",
 )
 ASKED_BEFORE = 1
 """Turns that every client has had when something happens in the second one."""
@@ -63,11 +62,6 @@ def survived(played: Played) -> bool:
     return played.ending.answers == ANSWERS
 
 
-def keeps_history(played: Played) -> bool:
-    """Whether the client sends its history back as it was, so that its session is one sample."""
-    return played.sample_turns == [[*range(len(SCRIPT))]]
-
-
 def _row(library: ClientLibrary, findings: Findings) -> str:
     between, in_flight = findings.drained_between_turns[library], findings.drained_in_flight[library]
     return _line(
@@ -77,7 +71,6 @@ def _row(library: ClientLibrary, findings: Findings) -> str:
             *(f"{further_requests(drained)}, {drained.seconds:.1f} s" for drained in (between, in_flight)),
             "goes on" if survived(findings.paused[library]) else "**fails**",
             "asks again, goes on" if survived(findings.refused_for_a_while[library]) else "**fails**",
-            "none" if keeps_history(findings.refused_for_a_while[library]) else "`loose_tool_calls`",
         ]
     )
 

@@ -48,10 +48,11 @@ def test_clients_that_are_meant_to_stream_do(findings):
 
 
 def test_every_client_comes_again_when_it_is_asked_to(findings):
-    """One more request for each 503 with Retry-After, and the conversation goes on."""
+    """One more request for each 503 with Retry-After, and the conversation goes on as one sample."""
     outcome = findings.refused_for_a_while
 
     assert {library: played.ending.answers for library, played in outcome.items()} == dict.fromkeys(outcome, ANSWERS)
+    assert [library for library, played in outcome.items() if played.sample_turns != [[*range(len(SCRIPT))]]] == []
     assert {library: played.refusals.keys() for library, played in outcome.items()} == {
         library: {"gate_closed"} for library in outcome
     }

@@ -108,8 +108,7 @@ def _scripted(step: Step) -> ScriptStep:
 
 
 async def _converse(http: httpx.AsyncClient, plan: Plan, made: Conversation) -> None:
-    matching = [] if plan.keeps_reasoning else ["ignore_reasoning"]
-    session = (await http.post("/sessions", json={"after_incomplete": "serve", "matching": matching})).json()
+    session = (await http.post("/sessions", json={"after_incomplete": "serve"})).json()
     path = f"/sessions/{session['session_id']}"
     for number, step in enumerate(plan.steps):
         continues = number - 1 - step.back if number > step.back else None

@@ -58,11 +58,11 @@ def test_a_rewritten_history_branches_off_where_it_differs():
     [
         [user("A"), assistant("1"), user("b")],
         [assistant("1"), user("a"), user("b")],
-        [user("a"), {**assistant("1"), "name": "somebody"}, user("b")],
+        [user("a"), {**assistant("1"), "redacted_thinking": ["data"]}, user("b")],
         [user("a"), assistant("1 "), user("b")],
         [{"role": "system", "content": "s"}, user("a"), assistant("1"), user("b")],
     ],
-    ids=["first message", "order", "name", "whitespace", "system message"],
+    ids=["first message", "order", "another field", "whitespace", "system message"],
 )
 def test_a_conversation_that_begins_differently_is_a_new_root(messages):
     """Whatever precedes the known answer has to be the same, to the letter."""

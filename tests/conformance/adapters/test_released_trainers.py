@@ -104,7 +104,24 @@ RELEASED: dict[tuple[str, str], list[str]] = {
         "logprobs=config.calculate_log_probs,",
         "await agent_loop.run(sampling_params, **kwargs)",
     ],
-    (VERL, "verl/trainer/ppo/v1/agent_loop_tq.py"): ['.get("min_global_steps")', '.get("max_global_steps")'],
+    # A fixed number of rows is one prompt's: several rows of one rollout would shift them.
+    (AREAL, "areal/utils/data.py"): ["s = slice(i * self.group_size, (i + 1) * self.group_size)"],
+    (VERL, "verl/trainer/ppo/v1/agent_loop_tq.py"): [
+        '.get("min_global_steps")',
+        '.get("max_global_steps")',
+        "session_id=i, **prompt",
+        "self, output: AgentLoopOutput | list[AgentLoopOutput], validate, **kwargs",
+        'output.extra_fields["reward_extra_info"] = final_output.extra_fields["reward_extra_info"]',
+    ],
+    # The last output of a session is in its group, and its advantage is that of the others, in a token that is trained.
+    (VERL, "verl/trainer/ppo/v1/utils.py"): [
+        "if adv_estimator != core_algos.AdvantageEstimator.GRPO:",
+        'first_nnz_indices = final_data.batch["response_mask"].argmax(dim=1)',
+    ],
+    (VERL, "verl/trainer/ppo/core_algos.py"): [
+        *(f'= "{name}"' for name in ("gae", "grpo", "reinforce_plus_plus")),
+        'elif loss_agg_mode == "seq-mean-token-mean":',
+    ],
     (VERL, "verl/trainer/ppo/v1/trainer_base.py"): ["(global_steps - 1) - max_global_steps"],
     (VERL, "verl/workers/config/rollout.py"): ["enable_rollout_routing_replay: bool = False"],
     (VERL, "verl/trainer/config/rollout/rollout.yaml"): ["agent_loop_config_path:", "default_agent_loop:"],

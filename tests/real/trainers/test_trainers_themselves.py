@@ -27,6 +27,25 @@ QUESTIONS = {"6 x 7?": "42", "How many are six times seven?": "42", "7 x 6?": "4
 PROMPT_ROOM = 64
 """Tokens of a prompt in verl's batch."""
 
+BRANCHES = """
+import httpx
+
+
+async def run(base_url, prompt, request_kwargs, metadata, api_key, **_more):
+    'Ask twice, and in all sessions of a group but its first one once more in a new context.'
+    headers = {"authorization": f"Bearer {api_key}"}
+    session = metadata.get("session_id", 1)
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=600, trust_env=False) as client:
+        for branch in range(1 + min(1, session)):
+            messages = list(prompt) if branch == 0 else [prompt[0], {"role": "user", "content": "Anew."}]
+            for _ in range(2 - branch):
+                answer = await client.post("/chat/completions", json={"messages": messages, **request_kwargs})
+                messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+    return {"reward": float(session == 0)}
+"""
+SEVERAL = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "All?"}]
+"""The prompt of the row whose agent has branches."""
+
 UNLABELED = "default"
 """What engines say whom nobody tells a version, as neither trainer does."""
 
@@ -42,6 +61,7 @@ def python_with(trainer: str) -> str:
 async def ask(python: str, program: str, work: Path, **question: Any) -> Any:
     """The answer of a program beside this file, which can import the agent of docs/embedding.md."""
     (work / "sure_agent.py").write_text(blocks("AReaL", "python")[0])
+    (work / "branching_agent.py").write_text(BRANCHES)
     process = await asyncio.create_subprocess_exec(
         *(python, str(Path(__file__).with_name(program)), str(work)),
         stdin=asyncio.subprocess.PIPE,
@@ -108,11 +128,21 @@ async def test_verl_itself(tmp_path: Path) -> None:
         {"prompt": [{"role": "user", "content": each}], "uid": str(index), "extra_info": {"answer": right}}
         for index, (each, right) in enumerate(QUESTIONS.items())
     ]
+    rows = [row | {"agent_name": "session_agent"} for row in rows]
+    for uid in ("several", "others"):  # verl divides an even number among its two workers
+        rows.append({"prompt": SEVERAL, "uid": uid, "extra_info": {"answer": ""}, "agent_name": "branching"})
     async with miles_run(*STEPS) as run:
         run.engine.relabel(UNLABELED)
-        loop.write_text(blocks("verl", "yaml")[0].replace("http://10.0.0.2:8000", run.server.url))
+        shown = blocks("verl", "yaml")[0].replace("http://10.0.0.2:8000", run.server.url)
+        loop.write_text(
+            shown + shown.replace("sure_agent", "branching_agent").replace(": session_agent", ": branching")
+        )
         answer = await ask(python, "verl_program.py", tmp_path, rows=rows, options=options)
 
+    branching = {part: [each for each in answer[part] if each["raw_prompt"] == SEVERAL] for part in answer}
+    answer = {part: [each for each in answer[part] if each["raw_prompt"] != SEVERAL] for part in answer}
+    for made, uid in zip(branching["manager"], ("several", "others"), strict=True):
+        check_branches(made | unpad(made), [each for each in branching["queue"] if each["key"].startswith(uid)])
     assert [len(answer[part]) for part in ("manager", "queue")] == [len(QUESTIONS), 2 * len(QUESTIONS)]
     for made in answer["manager"]:
         assert made["position_ids"] == [max(0, each) for each in (np.cumsum(made["attention_mask"]) - 1).tolist()]
@@ -121,6 +151,21 @@ async def test_verl_itself(tmp_path: Path) -> None:
         assert (made["tags"]["status"], made["position_ids"]) == ("success", list(range(len(made["input_ids"]))))
         assert made["loss_mask"] == made["response_mask"]
         check_sample(made | made["extra_fields"], made, step=4)  # the weights of step 5
+
+
+def check_branches(one: Json, queued: list[Json]) -> None:
+    """One output, or one for each branch; a rollout counts once in its group and has the weight 1."""
+    assert [each["key"].partition("_")[2] for each in queued] == ["0_0", "1_0", "1_1"]
+    assert one["harness"]["ledger"]["dropped"] == {"other_sample": sum(queued[2]["response_mask"])}
+    assert [sum(each["response_mask"]) for each in (one, queued[1])] == [one["harness"]["ledger"]["trained"]] * 2
+    stamps = [each["extra_fields"]["harness"] for each in queued]
+    assert [each["ledger"]["dropped"] for each in stamps] == [{}] * 3
+    assert sum(sum(each["response_mask"]) for each in queued[1:]) == stamps[1]["ledger"]["trained"]
+    assert [stamps[0]["weight"], stamps[1]["weight"] + stamps[2]["weight"]] == pytest.approx([1.0, 1.0])
+    assert [each["rm_scores"][-1] for each in queued] == [1.0, 0.0, 0.0]
+    assert [each["advantages"] for each in queued] == [
+        pytest.approx([each], rel=1e-4) for each in (2**-0.5, -(2**-0.5), -(2**-0.5))
+    ]
 
 
 def unpad(made: Json) -> Json:

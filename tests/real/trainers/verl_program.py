@@ -49,6 +49,27 @@ def run_manager(config: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def find_advantages(made: list[dict[str, Any]]) -> None:
+    """Write into each item the advantage that verl's GRPO gives its trained tokens."""
+    import numpy as np
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from verl import DataProto
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    def pad(name: str) -> Any:
+        return pad_sequence([torch.tensor(each[name]) for each in made], batch_first=True)
+
+    uids = np.array([each["key"].rsplit("_", 2)[0] for each in made], dtype=object)
+    batch = {"response_mask": pad("response_mask"), "token_level_rewards": pad("rm_scores")}
+    data = DataProto.from_dict(tensors=batch, non_tensors={"uid": uids})
+    estimator = AdvantageEstimator.GRPO
+    found = compute_advantage_for_multi_trajectories(data, [each["key"] for each in made], estimator)
+    for each, advantages, mask in zip(made, found.batch["advantages"], batch["response_mask"], strict=True):
+        each["advantages"] = sorted(set(advantages[mask == 1].tolist()))
+
+
 def run_queue(config: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     """What `AgentLoopManagerTQ` puts into the queue for a batch, one item for each sample, with its tags."""
     import transfer_queue
@@ -79,6 +100,7 @@ def run_queue(config: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
             made.append(
                 {"key": key, "tags": found[key]} | {name: plain(fields[name]) for name in sorted(fields.keys())}
             )
+        find_advantages(made)
         return made
     finally:
         transfer_queue.close()

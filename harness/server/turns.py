@@ -30,10 +30,11 @@ from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, W
 from harness.dialects.noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import MalformedRequest, TurnAborted
+from harness.errors import MalformedRequest, StrayRefused, TurnAborted
 from harness.machine.clock import Clock
 from harness.machine.log import bound
-from harness.samples.side_calls import call_notes
+from harness.machine.peer_processes import PeerProcesses
+from harness.samples.roles import call_notes, find_stray
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
@@ -48,7 +49,7 @@ from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import KnownAnswer, Session
-from harness.sessions.session_config import StreamingMode
+from harness.sessions.session_config import Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -124,6 +125,7 @@ class TurnService:
     """Of requests to engines, and of answers that begin."""
     admitted: AdmittedTurns = field(init=False)
     callers: Callers = field(default_factory=Callers)
+    processes: PeerProcesses = field(default_factory=PeerProcesses)
 
     def __post_init__(self) -> None:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock, self.tracer)
@@ -141,9 +143,15 @@ class TurnService:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
+    async def close(self) -> None:
+        """Begin nothing more beside the event loop."""
+        self.heavy_work.close()
+        await self.processes.close()
+
     async def read(self, session: Session, dialect: Dialect, wire: WireCall, client: ClientConnection) -> ModelCall:
         """The call that `wire` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
+        client.look_up(self.processes, session)
         read = await self.prompts.read(dialect, wire, session, client.idempotency_key)
         digest = session.known_digest(read.digest, read.older_digest)
         asked, able = read.request.sampling, self.engine.capabilities
@@ -231,13 +239,17 @@ class TurnService:
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
+        if session.config.strays is Strays.REFUSE:
+            await call.client.know_process()
         call.client.require_there()
         if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
         about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
-        kind = call_notes(delta, len(asked.tools), session.config.side_calls)
+        kind = call_notes(asked.tools, call.read.prefixes[0].key) if point.parent is None else {}
         notes = {**asked.notes, **kind, **about}
+        if session.config.strays is Strays.REFUSE and (reason := find_stray(session.turns, notes, delta)):
+            raise StrayRefused(f"a call of another program than the session's agent: {reason}")
         if loosely := session.loose_matches(point, asked.messages, asked.recall.known):
             notes["matched_loosely"] = [each.to_json() for each in loosely]
         if point.others:
@@ -280,6 +292,7 @@ class TurnService:
                 changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
                 if changed:
                     await self.store.keep_scores(session.session_id, changed)
+            await call.client.know_process()
             turn.outcome = outcome = self._end(call, generation, turn.held_s)
         if generation.limit is not None:
             raise generation.limit
@@ -332,11 +345,14 @@ class TurnService:
         if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; of a call it may be the end
             parsed = self.chat_tokenizer.parse(sampled._replace(ids=sampled.ids[:-1]), tools)
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
+        notes: Json = {"client": call.client.notes()}  # its process may have been unknown at admission
+        notes |= {"malformed_tool_call": True} if parsed.malformed else {}
+        notes |= {"matched_stop": stop} if stop else {}
         reply = Reply(
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
             reply_message(parsed, f"call_{admission.key.hex()[:12]}{admission.ordinal}_"),
             end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
-            ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
+            notes,
         )
         error = generation.limit or generation.failure
         return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)

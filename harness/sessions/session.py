@@ -13,6 +13,7 @@ from copy import copy
 from typing import NamedTuple, Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
+from harness.samples.delivery import DeliveryPlan, plan_delivery
 from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
@@ -71,6 +72,7 @@ class Session:
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
         self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
+        self._plan: DeliveryPlan | None = None  # of the turns as they are; None when one has changed since
 
     @property
     def is_open(self) -> bool:
@@ -275,6 +277,7 @@ class Session:
         )
         self._generated += new.sampled
         self._tree.add(turn, admission.path.extend(turn.output_ids))
+        self._plan = None
         self._waiting.note(turn)
         return new
 
@@ -298,6 +301,7 @@ class Session:
         """
         version = version_of(scoring)
         changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
+        self._plan = None
         for turn in changed:
             self._tree.replace(turn)
             self._waiting.forget_met(turn, version)
@@ -305,6 +309,7 @@ class Session:
 
     def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
         """Note that the answer of a turn has been handed over completely, or that it turned out not to be."""
+        self._plan = None
         return self._tree.mark_delivered(index, delivered=delivered)
 
     def refuse(self, error: HarnessError) -> None:
@@ -332,6 +337,7 @@ class Session:
         self.has_older_digests |= is_older_digest(turn.request_digest)
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
+        self._plan = None
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))
 
     def doubt_deliveries(self) -> list[int]:
@@ -359,15 +365,21 @@ class Session:
         """Tokens sampled for its recorded turns, wherever they went: what its ledger calls generated."""
         return self._generated
 
+    def plan(self) -> DeliveryPlan:
+        """What would reach the trainer, were the samples collected now."""
+        if self._plan is None:
+            self._plan = plan_delivery(self.turns, self.config.selection, self.config.trained_roles)
+        return self._plan
+
     def ledger(self) -> Ledger:
         """Where the tokens sampled so far would go, were the samples collected now."""
         config = self.config
-        return account(self.turns, self._generated, config.selection, config.left_behind, config.unknown_left_behind)
+        return account(self.turns, self._generated, self.plan(), config.left_behind, config.unknown_left_behind)
 
     def samples(self, live_version: int | None = None) -> list[Sample]:
         """The samples that a trainer would get, were they collected now, under `live_version` where that is known."""
         metadata = {**self.config.metadata, "session_id": self.session_id}
-        return build_samples(self.turns, self.config.selection, metadata, live_version)
+        return build_samples(self.plan(), metadata, live_version)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
         """The whole prompt of a recorded turn."""

@@ -152,10 +152,10 @@ class SessionView:
     turns_in_flight: int
     refusals: Mapping[str, int]
     """Model calls that were answered with an error, by its code."""
-    remarks: Sequence[str]
-    """What its owner should know of its samples."""
     ledger: Json
     metadata: Json = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+    """What its owner should know of its samples."""
 
     @classmethod
     def of(cls, record: Json) -> Self:

@@ -39,6 +39,7 @@ class StoredTurn:
     discarded: list[dict[str, Any]]
     forced: int
     unknown: list[dict[str, Any]]
+    key: bytes
 
     @property
     def is_usable(self) -> bool:
@@ -106,6 +107,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         json.loads(row["discarded"]),
         len(output) if "script_step" in json.loads(row["notes"]) else row["forced_tokens"],
         json.loads(row["unknown"]),
+        row["chain_key"],
     )
 
 
@@ -117,15 +119,26 @@ def numbers(kind: str, blob: bytes) -> list[Any]:
 
 
 def ledger_of(session: StoredSession) -> dict[str, Any]:
-    """The ledger of the branch of the last turn, counted from the rows (I3, I4)."""
+    """The ledger of a session without side calls, counted from the rows (I3, I4).
+
+    Each turn with an output is trained unless it stands behind an incomplete one, or its agent left it for another
+    answer to the same prompt.
+    """
     usable = {index: turn for index, turn in session.turns.items() if turn.is_usable}
-    branch: list[StoredTurn] = []
-    index = max(usable, default=None)
-    while index is not None:
-        branch.insert(0, usable[index])
-        index = usable[index].parent
-    end = next((n for n, turn in enumerate(branch, start=1) if turn.status != "completed"), len(branch))
-    kept, trailing = {turn.index for turn in branch[:end]}, {turn.index for turn in branch[end:]}
+    live = {index: turn for index, turn in usable.items() if turn.output}
+    extended = {turn.parent for turn in live.values()}
+    trailing: set[int] = set()
+    left: set[int] = set()
+    for index, turn in live.items():
+        before = turn.parent
+        if before is not None and (usable[before].status != "completed" or before in trailing):
+            trailing.add(index)
+        alike = [each for each in live.values() if (each.parent, each.key) == (turn.parent, turn.key)]
+        if index not in extended and turn is not max(
+            alike, key=lambda each: (each.index in extended, each.delivered, each.index)
+        ):
+            left.add(index)
+    kept = live.keys() - trailing - left
     ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}, "unknown": dict(NONE_UNKNOWN)}
     for turn in session.turns.values():
         ledger["generated"] += len(turn.output) + sum(each["tokens"] for each in turn.discarded)
@@ -133,7 +146,7 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
             ledger["trained"] += len(turn.output) - turn.forced
             ledger["masked"] += turn.forced
         elif turn.output:
-            drop(ledger, "after_incomplete" if turn.index in trailing else reason_of(turn), len(turn.output))
+            drop(ledger, "after_incomplete" if turn.index in trailing - left else reason_of(turn), len(turn.output))
         for each in turn.discarded:
             drop(ledger, each["reason"], each["tokens"])
         ledger["unknown"]["requests"] += len(turn.unknown)
@@ -144,7 +157,7 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
 def reason_of(turn: StoredTurn) -> str:
     if turn.status == "failed":
         return "failed_turn"
-    return "undelivered" if turn.end in WAITING else "other_branch"
+    return "undelivered" if turn.end in WAITING else "resample"
 
 
 def drop(ledger: dict[str, Any], reason: str, tokens: int) -> None:

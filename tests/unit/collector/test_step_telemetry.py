@@ -28,8 +28,9 @@ rollout/version_lag_max rollout/proximal_share train/samples_total train/micro_s
 train/loss train/gradient_norm train/learning_rate train/trained_tokens train/ratio_mean train/kl
 train/clipped_share train/weight_mean train/capped_share train/pack_waits_s time/step_s time/rollout_generate_s
 time/forward_s time/finish_s time/overlap_share ledger/generated ledger/trained ledger/masked
-ledger/unknown_requests ledger/unknown_tokens ledger/difference dropped/after_incomplete dropped/other_branch
-dropped/side_call dropped/failed_turn dropped/undelivered dropped/after_stop dropped/restarted dropped/unversioned
+ledger/unknown_requests ledger/unknown_tokens ledger/difference dropped/after_incomplete dropped/other_sample
+dropped/main dropped/resample dropped/compaction dropped/rejected dropped/subagent dropped/side dropped/stray
+dropped/failed_turn dropped/undelivered dropped/after_stop dropped/restarted dropped/unversioned
 dropped/invalid_reply dropped/left_behind dropped/filtered dropped/over_sampled dropped/stale dropped/too_long
 dropped/failed_rollout dropped/cut_by_encoder dropped/interrupted parse_truncated parse_dropped_invalid
 drop_poly fn_count

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from harness.samples.delivery import Selection
 from harness.sessions.record import session_record
 from harness.types import Json
 from harness.viewer.damage import DAMAGE
@@ -27,7 +28,7 @@ def told(seen: SeenRecord, version: int) -> Any:
 
 def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
     """It is told again, without the tokens that are known; one that nothing has happened to is not."""
-    session, table = new_session(), TokenTable()
+    session, table = new_session(selection=Selection.ONE), TokenTable()
     first = take_turn(session, LEFT, "One.")
     seen = SeenRecord(session.session_id)
     assert take(seen, session_record(session), seen.unread_since, 1, table)
@@ -36,21 +37,20 @@ def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
     since = seen.unread_since
     assert take(seen, session_record(session, since=since), since, 2, table)
     longer = told(seen, 1)
-    take_turn(session, RIGHT, "Three.")
+    take_turn(session, [*LEFT, first.reply, user("Other.")], "Three, and more.")
     assert take(seen, session_record(session, since=2), 2, 3, table)
     forked = told(seen, 2)
 
     assert since == 1
     assert [turn["index"] for turn in longer["turns"]] == [1]
     assert [(turn["index"], turn["fate"]) for turn in forked["turns"]] == [
-        (0, "other_branch"),
-        (1, "other_branch"),
+        (1, "other_sample"),
         (2, "trained"),
     ]
-    assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2] * 2 + [(True,) * 2]
-    assert forked["turns"][0]["words"] == before["turns"][0]["words"]
+    assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2, (True,) * 2]
+    assert forked["turns"][0]["words"] == longer["turns"][0]["words"]
     assert told(seen, 0)["turns"][0]["tokens"] == before["turns"][0]["tokens"]
-    assert forked["order"] == [(0, 1), (1, 1), (2, 1)]
+    assert forked["order"] == [(0, 1), (1, 2), (2, 2)]
     assert seen.since(3) is None
 
 

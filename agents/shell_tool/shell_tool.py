@@ -12,8 +12,8 @@ from typing import Any
 TIMEOUT_S = 120
 LONGEST_OUTPUT = 10_000
 
-_SESSION = {os.environ.get("OPENAI_API_KEY"), os.environ.get("ANTHROPIC_API_KEY"), os.environ.get("HARNESS_SESSION_ID")}
-_KEPT = {name: value for name, value in os.environ.items() if value not in _SESSION and not name.endswith("_BASE_URL")}
+_FINDS_MODEL = ("_API_KEY", "_API_BASE", "_BASE_URL", "_SESSION_ID")
+_TOOL_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.endswith(_FINDS_MODEL)}
 """The environment of commands: a program that the model writes does not find the agent's session in it."""
 
 MAX_TURNS = int(os.environ.get("HARNESS_MAX_TURNS", "50"))
@@ -34,7 +34,7 @@ def run_shell(command: str) -> str:
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command],
-            env=_KEPT,
+            env=_TOOL_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

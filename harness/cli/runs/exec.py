@@ -107,7 +107,7 @@ def env(
 ) -> None:
     """Create a session and print the variables of its client, for `eval`. The session stays until somebody ends it.
 
-    Examples: `eval "$(harness env)"`, `harness env --agent mini_swe_agent --json`
+    Examples: `eval "$(harness env)"`, `harness env --agent langgraph --json`
     """
     import asyncio
     import os
@@ -167,7 +167,7 @@ async def _play(
     program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
     if command:
         words = with_own_program(profile, [literal(word) for word in command]) if profile is not None else command
-        program = replace(program, command=tuple(words))
+        program = replace(program, command=tuple(words), key_in_environment=True)
     url = server_url(server)
     model = await _model(url, admin_token)
     folder = _new_folder()

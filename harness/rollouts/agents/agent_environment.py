@@ -84,6 +84,12 @@ def client_variables(session: SessionHandle, model: str, dialects: Sequence[Dial
     return {**found, "HARNESS_MODEL": model, "HARNESS_SESSION_ID": session.session_id}
 
 
+def without_session(variables: Mapping[str, str], session: SessionHandle) -> dict[str, str]:
+    """`variables` without those by which a program finds `session`, under whatever name."""
+    told = {session.session_id, session.api_key}
+    return {name: value for name, value in variables.items() if value not in told and session.base_url not in value}
+
+
 def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """`variables` and `more`, whose values may use those and, in order, each other. Raises `ValueError`."""
     result = dict(variables)

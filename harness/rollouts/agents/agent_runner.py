@@ -24,6 +24,7 @@ from harness.rollouts.agents.agent_environment import (
     home_of,
     prepare_home,
     prepare_workdir,
+    without_session,
 )
 from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
@@ -156,6 +157,8 @@ class AgentRunner:
         if agent.home is not None:
             prepare_home(agent.home, task, env)
             command = tuple(expand(word, env) for word in command)
+        if not agent.key_in_environment:
+            env = without_session(env, session)
         command = resolve_command(command, env.get("PATH"))
         return await AgentProcess.start(
             command, env=env, workdir=task.cwd or task.workdir, log=log, watchdog=self._watchdog

@@ -20,7 +20,7 @@ import msgspec
 
 from harness.dialects.dialect import DIALECTS
 from harness.errors import ScenarioError
-from harness.samples.merge import Selection
+from harness.samples.delivery import Selection
 from harness.types import Json
 
 PROFILE_FILE = "profile.toml"
@@ -58,14 +58,11 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matching: tuple[str, ...] = ()
     """See `tokens.matching`: the differences that the agent makes when it sends its history back."""
-    selection: Selection = Selection.MAIN
-    side_calls: tuple[str, ...] = ()
-    """Texts that only the agent's side calls have among their messages; those without tools are known anyway."""
+    selection: Selection = Selection.ALL
 
     def to_json(self) -> Json:
         """The part of the body of `POST /sessions`."""
-        rules = list(self.side_calls)
-        return {"matching": list(self.matching), "selection": str(self.selection), "side_calls": rules}
+        return {"matching": list(self.matching), "selection": str(self.selection)}
 
 
 class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +95,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Variables of the agent, over those that every agent gets."""
     files: dict[str, str] = msgspec.field(default_factory=dict)
     """Files in the home directory that each rollout has of its own, by their paths in it."""
+    key_in_environment: bool = True
+    """False: its files have the key and the address of its session, and no program that it runs inherits them."""
     session: SessionSpec = SessionSpec()
     client: ClientFacts = ClientFacts()
 

@@ -61,6 +61,7 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         variables_of(profile, os.environ),
         profile.spec.files,
         profile.spec.session.to_json(),
+        profile.spec.key_in_environment,
     )
 
 

@@ -13,7 +13,8 @@ AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
 """`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`.
 
 `prompt` is that of the `AgentTask`; `request_kwargs` carries the model's name; `kwargs` are `session_id`, `api_key` and
-those of the `FunctionAgent`.
+those of the `FunctionAgent`. The function is the trainer's own code: where adapters take a reward from the agent's
+result, they trust that of a function, and not that of a program.
 """
 
 
@@ -39,6 +40,8 @@ class ProgramAgent:
     directory is the user's, and everything is taken as it is."""
     session: Json = field(default_factory=dict)
     """What its sessions are created with, unless the task says otherwise (`AgentTask.session`)."""
+    key_in_environment: bool = True
+    """False: variables that hold the key or the address of its session are for its files and its command alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from tests.conformance.agents.staged_engine import Part
 
 INSTRUCTION = "- Keep notes in the file notes.txt, please."
 """It begins as an option does."""
-IN_TOOL, GO = "in_tool", "go"
+IN_TOOL, GO, ENVIRONMENT = "in_tool", "go", "environment"
 COMMANDS = (
-    f"touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; echo one > notes.txt",
+    f"env > {ENVIRONMENT}; touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; echo one > notes.txt",
     "cat notes.txt",
     "echo two >> notes.txt",
     "cat notes.txt",
@@ -67,7 +67,7 @@ TOOLS = {
 
 
 EDITED = tuple(ScriptStep(text=f"notes.txt\n```\n{text}\n```\n") for text in ("one", "two", "three", "one\ntwo"))
-TEST = f"touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; test $(wc -l < notes.txt) = 2"
+TEST = f"env > {ENVIRONMENT}; touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; test $(wc -l < notes.txt) = 2"
 TOOLLESS = {"aider": {"AIDER_AUTO_TEST": "true", "AIDER_TEST_CMD": TEST}}
 """Agents that edit by their answers, and what has them try again until the file is right: three times, at most."""
 AGENTS = sorted([*TOOLS, *TOOLLESS])

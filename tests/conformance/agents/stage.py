@@ -20,12 +20,13 @@ import msgspec
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
+from harness.server.registry import API_KEY_PREFIX
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from tests.builders import toy_template
-from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS
+from tests.conformance.agents.parts import ENVIRONMENT, GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS
 from tests.conformance.agents.staged_engine import Heard, Part, StagedEngine
 from tests.conformance.clients.witness import Witness
 
@@ -66,6 +67,8 @@ class Played(msgspec.Struct, frozen=True):
     """The model got the instruction, word for word."""
     notes: str
     """What the agent wrote by its tool."""
+    hides_session: bool
+    """A program that the agent ran had neither the key nor the address of the session in its environment."""
 
 
 Incident = Callable[["Stage"], Awaitable[None]]
@@ -143,7 +146,8 @@ class Stage:
         main = [each for each in heard if each.step is not None]
         ledger = rollout.session["ledger"]
         gone = ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())
-        notes = self.folder / "notes.txt"
+        notes, environment = self.folder / "notes.txt", self.folder / ENVIRONMENT
+        found = environment.read_text() if environment.exists() else self.session_id
         return Played(
             outcome=rollout.outcome.kind,
             detail=rollout.outcome.detail,
@@ -162,6 +166,7 @@ class Stage:
             unaccounted=ledger["generated"] - gone,
             is_told=INSTRUCTION in json.dumps(rollout.session["turns"]),
             notes=notes.read_text() if notes.exists() else "",
+            hides_session=self.session_id not in found and API_KEY_PREFIX not in found,
         )
 
 

@@ -58,6 +58,12 @@ def test_a_model_that_thinks_before_every_call_is_token_exact(findings: Findings
 
 
 @pytest.mark.parametrize("name", AGENTS)
+def test_a_program_of_the_model_finds_no_session_in_its_environment(findings: Findings, name: str) -> None:
+    """The agent has key and address from its files, or takes them out of the environment of its tool."""
+    assert findings.alone[name].hides_session
+
+
+@pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("scene", ["drained_between_turns", "drained_in_flight"])
 def test_a_drain_stops_every_agent(findings: Findings, scene: str, name: str) -> None:
     """It asks no more, or a few times, and what was sampled is one sample."""

@@ -12,6 +12,7 @@ from harness.rollouts.agents.agent_environment import (
     agent_environment,
     prepare_home,
     prepare_workdir,
+    without_session,
 )
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
@@ -176,6 +177,19 @@ def test_an_agent_with_a_home_of_its_own_sees_none_of_the_users() -> None:
     assert env["HOME"] == "/run/0/.home"
     assert "XDG_CONFIG_HOME" not in env
     assert (env["A"], env["B"]) == ("/run/0/.home/a", "/run/0/.home/ab sk-session")
+
+
+def test_the_session_is_taken_out_under_every_name() -> None:
+    """What else the agent has stays."""
+    agent = ProgramAgent("probe", ("probe",), {"MY_URL": "${OPENAI_BASE_URL}", "MY_KEY": "${OPENAI_API_KEY}"}, home={})
+    env = agent_environment(agent, task_of(), SESSION, {"PATH": "/bin"})
+    left = without_session(env, SESSION)
+
+    assert (env["MY_URL"], env["MY_KEY"]) == ("http://gpu-host:8000/sessions/a1b2/v1", "sk-session")
+    assert env.keys() - left.keys() == {
+        *("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"),
+        *("HARNESS_SESSION_ID", "MY_URL", "MY_KEY"),
+    }
 
 
 def test_files_of_a_home_are_for_nobody_else(tmp_path: Path) -> None:

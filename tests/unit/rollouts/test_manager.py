@@ -99,6 +99,25 @@ leave(json.dumps({"heard": answer}))
     assert rollout.samples[0].tokens.size == turn["prompt_length"] + turn["output_length"]
 
 
+async def test_a_program_has_its_key_from_a_file_and_what_it_runs_finds_none(tmp_path: Path):
+    """Neither the key nor the address stand in the environment that its tools inherit."""
+    source = """
+import subprocess
+told = json.load(open(os.environ["HOME"] + "/session.json"))
+inherited = subprocess.run(["env"], stdout=subprocess.PIPE, text=True).stdout
+os.environ.update(told)
+leave(json.dumps({"heard": ask("Hello?"), "inherits": [each for each in told.values() if each in inherited]}))
+"""
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "HARNESS_SESSION_ID")
+    home = {"session.json": json.dumps({name: f"${{{name}}}" for name in names})}
+    task = program(tmp_path, source)
+    agent = replace(task.agent, home=home, key_in_environment=False)
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(replace(task, agent=agent))
+
+    assert rollout.agent_result == {"heard": "Hello.", "inherits": []}, (task.workdir / "agent.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("part", "changes"),
     [
@@ -565,17 +584,19 @@ async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tm
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
     """Of every kind, in one manager."""
     sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
-    async with scripted_server() as server:
-        before = resources()
-        async with SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
-            tasks = [
-                program(tmp_path / str(n), source, deadline_s=deadline_s)
-                for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
-            ]
-            rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
-        async with asyncio.timeout(60):  # closed connections are noticed at the other end
-            while resources() != before:
-                await asyncio.sleep(0.02)
+    before = resources()
+    async with (
+        scripted_server() as server,
+        SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager,
+    ):
+        tasks = [
+            program(tmp_path / str(n), source, deadline_s=deadline_s)
+            for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
+        ]
+        rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
+    async with asyncio.timeout(60):  # closed connections are noticed at the other end
+        while resources() != before:
+            await asyncio.sleep(0.02)
 
     kinds = [OutcomeKind.FINISHED, OutcomeKind.CRASHED, OutcomeKind.NO_MODEL_CALL, OutcomeKind.TIMED_OUT]
     assert [rollout.outcome.kind for rollout in rollouts] == kinds * 2

@@ -386,6 +386,10 @@ class Turn:
         return self.end is TurnEnd.REPEAT
 
 
+_NO_RETURNS: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+_NO_RETURNS.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One branch of a session, as the trainer gets it (field names as in miles).
@@ -411,6 +415,13 @@ class Sample:
     reward: float | None = None
     index: int | None = None
     group_index: int | None = None
+    weight: float = 1.0
+    """Its share of the tokens to train of its rollout, which counts once however many samples it became."""
+    turn_rewards: tuple[float | None, ...] = ()
+    """One per entry of `metadata["turns"]`, None where a turn was given none; empty where no turn was."""
+    returns: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_RETURNS)
+    """What the turn that sampled the token and those after it have earned (`samples.turn_rewards`), 0 where none did;
+    shape [response_length], or [0] like `turn_rewards`."""
 
 
 def end_of_turn(asked_at: float, ended_at: float, requests: Iterable[tuple[float | None, float]]) -> float:

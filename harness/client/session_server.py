@@ -33,6 +33,7 @@ from harness.client.connections import (
 from harness.client.gate import HOLD_TTL_S, GateClient
 from harness.errors import RunError, SessionServerError, StoreFull
 from harness.samples.codec import samples_from_tensors
+from harness.samples.turn_rewards import TurnRewards, reward_turns
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
@@ -267,8 +268,11 @@ class SessionServerClient:
         path = f"/sessions/{session_id}" + (f"?since={since}" if since else "")
         return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
 
-    async def collect(self, session_id: str) -> Collected:
-        """Facts, record and samples of one moment; empty ones when the server does not know the session."""
+    async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
+        """Facts, record and samples of one moment; empty ones when the server does not know the session.
+
+        `turn_rewards` are stamped on the samples. Raises `ScenarioError` for a turn that is not there or not trained.
+        """
         path = f"/sessions/{session_id}/samples?format=safetensors"
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:
@@ -276,7 +280,7 @@ class SessionServerClient:
             answer = msgspec.convert(about, _CollectedAnswer)
         except (*NOT_DECODABLE, RunError) as error:
             raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
-        return Collected(answer.facts, answer.session, tuple(samples))
+        return Collected(answer.facts, answer.session, reward_turns(samples, answer.session, turn_rewards or {}))
 
     async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
         """The session accepts no further turn, and its turns in flight end; how it stands then, or after `within_s`."""

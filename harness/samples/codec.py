@@ -29,8 +29,12 @@ _COLUMNS: Mapping[str, str] = {
     "behavior_versions": "<i4",
     "proximal_logprobs": "<f4",
     "proximal_versions": "<i4",
+    "returns": "<f4",
 }
 """Per-token columns, and what their bytes are in the binary form."""
+
+_OPTIONAL = frozenset({"weight", "turn_rewards", "returns"})
+"""Fields that older files lack; their defaults stand for them."""
 
 
 def sample_to_json(sample: Sample) -> Json:
@@ -49,7 +53,9 @@ def sample_from_binary(obj: Json) -> Sample:
     """The sample that `sample_to_binary` wrote. Raises `RunError` naming a field that is missing or wrong."""
     if not isinstance(obj, dict):
         raise RunError(f"not a sample: expected an object, got {type(obj).__name__}")
-    columns = {name: _read(obj, name, partial(np.frombuffer, dtype=dtype)) for name, dtype in _COLUMNS.items()}
+    columns = {
+        name: _read(obj, name, partial(np.frombuffer, dtype=dtype)) for name, dtype in _COLUMNS.items() if name in obj
+    }
     return sample_from_json(obj | columns | {"metadata": _read(obj, "metadata", json.loads)})
 
 
@@ -76,7 +82,7 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
     try:
         about = msgspec.json.decode(tensors["about"].data, type=Json)
         samples = [
-            sample_from_json(others | {name: tensors[f"{name}.{number}"] for name in _COLUMNS})
+            sample_from_json(others | {name: tensors[at] for name in _COLUMNS if (at := f"{name}.{number}") in tensors})
             for number, others in enumerate(about.pop("samples"))
         ]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -88,7 +94,8 @@ def sample_from_json(obj: Json) -> Sample:
     """The sample that `sample_to_json` wrote. Raises `RunError` naming a field that is missing or wrong."""
     if not isinstance(obj, dict):
         raise RunError(f"not a sample: expected a JSON object, got {type(obj).__name__}")
-    return Sample(**{name: _read(obj, name, as_field) for name, as_field in _FIELDS.items()})
+    present = {name: as_field for name, as_field in _FIELDS.items() if name in obj or name not in _OPTIONAL}
+    return Sample(**{name: _read(obj, name, as_field) for name, as_field in present.items()})
 
 
 def write_samples(samples: Iterable[Sample], path: Path) -> None:
@@ -132,6 +139,9 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "reward": pa.float64(),
             "index": pa.int64(),
             "group_index": pa.int64(),
+            "weight": pa.float64(),
+            "turn_rewards": pa.list_(pa.float64()),
+            "returns": logprobs,
         }
     )
     waiting = iter(samples)
@@ -153,6 +163,8 @@ def _plain_fields(sample: Sample) -> Json:
         "reward": sample.reward,
         "index": sample.index,
         "group_index": sample.group_index,
+        "weight": sample.weight,
+        "turn_rewards": list(sample.turn_rewards),
     }
 
 
@@ -184,4 +196,7 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {
     "reward": _as_it_is,
     "index": _as_it_is,
     "group_index": _as_it_is,
+    "weight": float,
+    "turn_rewards": tuple,
+    "returns": as_logprobs,
 }

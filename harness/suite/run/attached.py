@@ -29,6 +29,7 @@ from harness.client.session_server import (
 )
 from harness.errors import EngineUnavailable, ScenarioError, SessionExists, SessionServerError
 from harness.rollouts.manager import SessionManager
+from harness.samples.turn_rewards import TurnRewards
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import differences
 from harness.suite.run.services import Services
@@ -88,9 +89,9 @@ class AttachedClient(SessionServerClient):
             await self.drain(session.session_id)
         return session
 
-    async def collect(self, session_id: str) -> Collected:
+    async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
         """See `SessionServerClient`; the tokens of the session are counted."""
-        collected = await super().collect(session_id)
+        collected = await super().collect(session_id, turn_rewards=turn_rewards)
         if collected.facts.phase != _UNKNOWN:
             self._sessions.keep(session_id, collected.session)
         return collected

@@ -17,14 +17,14 @@ still being learned, and go on while the caller updates the weights.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 from harness.collector.collector import Collector
-from harness.collector.groups import AdvantageRule, standardize
+from harness.collector.groups import Advantage, AdvantageRule, CreditRule, credit_turns, standardize
 from harness.collector.rollout_source import RolloutSource
 from harness.collector.segment_maker import SegmentMaker
 from harness.collector.step_collection import StepCollection
@@ -57,6 +57,7 @@ class StepPipeline:
         lookahead: See `PackStream`. Of a step with few segments a large one holds all of them back to its end.
         position_rows: See `Pack.of`.
         advantages: From the rewards of a group to advantages.
+        credit: In the place of `advantages`, from the rewards of the group's turns to those of turns.
         normalizer: What the summed loss is divided by.
         journal: Told of every step before anything of it is trained.
         last_step: No rollout of a later one is begun or kept.
@@ -74,6 +75,7 @@ class StepPipeline:
         lookahead: int = 64,
         position_rows: int = 1,
         advantages: AdvantageRule = standardize,
+        credit: CreditRule | None = None,
         normalizer: Normalizer = Normalizer.TOKENS,
         journal: StepJournal | None = None,
         last_step: int | None = None,
@@ -90,6 +92,7 @@ class StepPipeline:
         self._lookahead = lookahead
         self._position_rows = position_rows
         self._advantages = advantages
+        self._credit = credit
         self._normalizer = normalizer
         self._journal = journal
         self._last_step = last_step
@@ -172,7 +175,11 @@ class StepPipeline:
         """Segments and packs of everything that is handed over; ends with the last pack of the step."""
         async for group in collection.groups():
             flow.normalizers[Normalizer.ROLLOUTS] += len(group.rollouts) + group.counted
-            advantages = self._advantages(group.rewards) if group.rollouts else ()
+            advantages: Sequence[Advantage] = ()
+            if group.rollouts and self._credit is not None:
+                advantages = credit_turns(self._credit, group.rollouts)
+            elif group.rollouts:
+                advantages = self._advantages(group.rewards)
             for scored, advantage in zip(group.rollouts, advantages, strict=True):
                 making = self._maker.make(scored, advantage, version)
                 for _ in scored.rollout.samples:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from harness.collector.groups import Advantage
 from harness.collector.rollout_index import RolloutIndex
 from harness.samples.proximal import Staleness
 
@@ -16,7 +17,8 @@ class StepDropReason(StrEnum):
     OVER_SAMPLED = "over_sampled"
     """Of a group that was begun beyond those that the step wanted, and ended with it."""
     STALE = "stale"
-    """Sampled by a policy that is further behind the learner's than `max_staleness` allows."""
+    """Sampled by a policy that is further behind the learner's than `max_staleness` allows; masked, or in a sample that
+    was dropped for it."""
     TOO_LONG = "too_long"
     """Of a segment that no pack can hold: the whole of it, or what was cut off."""
     FAILED_ROLLOUT = "failed_rollout"
@@ -34,20 +36,20 @@ class SegmentedSample:
     rollout: RolloutIndex
     sample: int
     """Its place among the samples of its rollout."""
-    advantage: float
+    advantage: Advantage
     tokens: int
     """Of its segment, prompt and what an encoder appended included; 0 when it has none."""
     trained: int
     """Sampled tokens of the segment with loss mask 1."""
     masked: int
-    """Sampled tokens of the segment with loss mask 0. Here and below, tokens of a turn that an earlier sample of the
-    rollout has as well are left out: they are counted there."""
+    """Sampled tokens of the segment with loss mask 0, without those that are `stale`. Here and below, tokens of a turn
+    that an earlier sample of the rollout has as well are left out: they are counted there."""
     appended: int = 0
     """Tokens to train that nobody sampled."""
     reason: str = ""
     """Why it has no segment: a `StepDropReason`, or an encoder's word; empty when it has one."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Sampled tokens that the segment does not have, by reason."""
+    """Sampled tokens that the segment does not have or, too old, does not train, by reason."""
     staleness: Staleness | None = None
     """Of its sampled tokens, counted from the live policy; None when it has none."""
     dropped_turns: int = 0

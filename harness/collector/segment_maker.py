@@ -1,25 +1,29 @@
 """From a rollout that a step trains to the segments that a learner gets, with an account of every token. Pure.
 
-Whatever is not trained is named: samples that are older than allowed, segments that do not fit into a pack, and what an
+Whatever is not trained is named: tokens that are older than allowed, segments that do not fit into a pack, and what an
 encoder drops or cuts. The counts of a rollout's samples add up to what its session's ledger has as trained and masked:
-a turn that several samples share counts in the first of them.
+a turn that several samples share is trained, and counts, in the first of them that has a segment (I13).
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.collector.groups import Advantage
 from harness.collector.rollout_index import ScoredRollout
 from harness.collector.sample_account import SegmentedSample, StepDropReason
 from harness.collector.sampling_scale import forget_constrained
 from harness.errors import SegmentError, StepError
+from harness.samples.delivery import SampleDelivery, turn_spans
 from harness.samples.encoders import EncodedSample, SegmentEncoder, WholeSampleEncoder, require_sampled_prefix
 from harness.samples.proximal import staleness
 from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment, TooLong, fit_segment
+from harness.samples.turn_rewards import earned_rewards, spread_over_tokens
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Sample
 
@@ -33,6 +37,15 @@ class MadeSegment(NamedTuple):
     """What the encoder has counted."""
 
 
+class Stale(StrEnum):
+    """What becomes of a sample with tokens that are too old."""
+
+    MASK = "mask"
+    """They are masked, the others are trained."""
+    DROP = "drop"
+    """It is left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentMaker:
     """Segments of at most `packing_length` tokens. Raises `StepError` when a bound makes no sense."""
@@ -41,7 +54,8 @@ class SegmentMaker:
     encoder: SegmentEncoder = field(default_factory=WholeSampleEncoder)
     too_long: TooLong = TooLong.ERROR
     max_staleness: int = 0
-    """How many versions the oldest trained token of a sample may lie behind the live one."""
+    """How many versions a trained token may lie behind the live one."""
+    staleness: Stale = Stale.MASK
 
     def __post_init__(self) -> None:
         if self.packing_length < 1 or self.max_staleness < 0:
@@ -59,50 +73,83 @@ class SegmentMaker:
         for sample in rollout.samples:
             self._fit(self._encode(rollout, sample).segment)
 
-    def make(self, scored: ScoredRollout, advantage: float, version: int) -> Iterator[MadeSegment]:
+    def make(self, scored: ScoredRollout, advantage: Advantage, version: int) -> Iterator[MadeSegment]:
         """What becomes of each sample of `scored` while `version` is the live policy; raises like `try_out`."""
-        seen: set[int] = set()
-        for number, sample in enumerate(scored.rollout.samples):
-            turns = set(sample.metadata.get("turns", ()))
-            yield self._make(scored, number, advantage, version, seen & turns)
-            seen |= turns
+        rollout = scored.rollout
+        delivery = SampleDelivery(rollout.samples)
+        tried: list[_TriedSample] = []
+        for sample in rollout.samples:
+            tried.append(self._try(rollout, delivery.mask(sample), version))
+            if tried[-1].segment is not None:
+                delivery.take(sample)
+        own: dict[int, set[int]] = {}
+        counted: set[int] = set()
+        for number in sorted(range(len(tried)), key=lambda number: tried[number].segment is None):
+            turns = {turn for turn, _ in turn_spans(tried[number].sample)}
+            own[number] = turns - counted
+            counted |= turns
+        for number, each in enumerate(tried):
+            yield self._account(scored, number, each, advantage, version=version, own=own[number])
 
-    def _make(
-        self, scored: ScoredRollout, number: int, advantage: float, version: int, shared: Collection[int]
-    ) -> MadeSegment:
-        rollout, sample = scored.rollout, scored.rollout.samples[number]
-        trained_versions = sample.behavior_versions[sample.loss_mask == 1]
-        is_stale = trained_versions.size and version - int(trained_versions.min()) > self.max_staleness
+    def _try(self, rollout: Rollout, sample: Sample, version: int) -> "_TriedSample":
+        is_old = version - sample.behavior_versions[sample.loss_mask == 1] > self.max_staleness
+        is_stale = is_old.size and (is_old.all() if self.staleness is Stale.MASK else is_old.any())
         encoded = EncodedSample(None, StepDropReason.STALE) if is_stale else self._encode(rollout, sample)
-        segment = self._fit(encoded.segment)
+        fitted = segment = self._fit(encoded.segment)
+        if segment is not None and is_old.any():
+            is_new = version - segment.behavior_versions <= self.max_staleness
+            is_new |= segment.behavior_versions == NOT_SAMPLED
+            segment = replace(segment, loss_mask=segment.loss_mask * is_new)
+            segment = segment if segment.trained_tokens else None
+        return _TriedSample(sample, encoded, fitted, segment)
 
+    def _account(
+        self,
+        scored: ScoredRollout,
+        number: int,
+        tried: "_TriedSample",
+        advantage: Advantage,
+        *,
+        version: int,
+        own: Collection[int],
+    ) -> MadeSegment:
+        """The segment with its advantage, and the account of the tokens of the turns `own`: others count elsewhere."""
+        rollout = scored.rollout
+        sample, encoded, fitted, segment = tried
         is_own = np.ones(sample.tokens.size, dtype=bool)
-        for turn in rollout.session.get("turns", ()):
-            if turn["turn"] in shared:
-                is_own[turn["prompt_length"] : turn["prompt_length"] + turn["output_length"]] = False
         prompt = sample.tokens.size - sample.response_length
+        for turn, span in turn_spans(sample):
+            is_own[prompt + span.start : prompt + span.stop] = turn in own
         own_sampled = is_own[prompt:] & (sample.behavior_versions != NOT_SAMPLED)
-        encoded_tokens, tokens = _count(encoded.segment, is_own), _count(segment, is_own)
+        encoded_tokens, fitted_tokens = _count(encoded.segment, is_own), _count(fitted, is_own)
+        tokens = _count(segment, is_own)
+        stale = fitted_tokens.sampled if segment is None else fitted_tokens.trained - tokens.trained
         lost = {
             encoded.reason or StepDropReason.CUT_BY_ENCODER: int(own_sampled.sum()) - encoded_tokens.sampled,
-            StepDropReason.TOO_LONG: encoded_tokens.sampled - tokens.sampled,
+            StepDropReason.TOO_LONG: encoded_tokens.sampled - fitted_tokens.sampled,
         }
+        lost[StepDropReason.STALE] = lost.get(StepDropReason.STALE, 0) + stale
         facts = SegmentedSample(
             rollout=scored.index,
             sample=number,
             advantage=advantage,
             tokens=0 if segment is None else len(segment),
             trained=tokens.trained,
-            masked=tokens.masked,
+            masked=0 if segment is None else tokens.masked - stale,
             appended=tokens.appended,
-            reason="" if segment is not None else encoded.reason or StepDropReason.TOO_LONG,
+            reason=""
+            if segment is not None
+            else encoded.reason or (StepDropReason.STALE if fitted is not None else StepDropReason.TOO_LONG),
             dropped={reason: tokens for reason, tokens in lost.items() if tokens},
             staleness=staleness(sample.behavior_versions, sample.proximal_versions, version),
             dropped_turns=sample.metadata.get("dropped_trailing_turns", 0),
             repeat_terminated=sample.repeat_terminated,
         )
         if segment is not None:
-            segment = forget_constrained(segment.with_advantage(advantage), rollout, sample)
+            column = advantage if isinstance(advantage, int | float) else _by_token(advantage, rollout, sample)
+            # A segment that is longer than its sample ends with appended tokens, which keep their own.
+            column = np.resize(column, len(segment)).astype(np.float32)
+            segment = forget_constrained(segment.with_advantage(column), rollout, sample)
         return MadeSegment(segment, facts, dict(encoded.counts))
 
     def _encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
@@ -119,6 +166,24 @@ class SegmentMaker:
             return None if segment is None else fit_segment(segment, self.packing_length, self.too_long).segment
         except SegmentError as error:
             raise StepError(error.message) from error
+
+
+def _by_token(advantages: Sequence[float], rollout: Rollout, sample: Sample) -> npt.NDArray[np.float32]:
+    """The advantage of each token of `sample`, out of those of the trained turns of `rollout`."""
+    turns = earned_rewards(rollout.samples, 0.0)
+    response = spread_over_tokens(sample, dict(zip(turns, advantages, strict=True)))
+    return np.concatenate([np.zeros(sample.tokens.size - sample.response_length, dtype=np.float32), response])
+
+
+class _TriedSample(NamedTuple):
+    """A sample, masked by what was delivered before it, and what was made of it."""
+
+    sample: Sample
+    encoded: EncodedSample
+    fitted: Segment | None
+    """As a pack can hold it."""
+    segment: Segment | None
+    """With its stale tokens masked; None where no other is to be trained."""
 
 
 class _Tokens(NamedTuple):

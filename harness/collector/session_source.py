@@ -13,12 +13,14 @@ from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import ENDED_WELL, Rollout
+from harness.samples.turn_rewards import RolloutReward, reward_turns
 
 MakeTask = Callable[[RolloutIndex], AgentTask]
 """The task of a rollout: one prompt for all members of a group, and a working directory of its own for each attempt."""
 
-Reward = Callable[[RolloutIndex, Rollout], Awaitable[float | None]]
-"""The reward of a rollout that ended well; None when there is none. What it raises is the reason why there is none."""
+Reward = Callable[[RolloutIndex, Rollout], Awaitable[float | RolloutReward | None]]
+"""The reward of a rollout that ended well, with those of its turns where there are some; None when there is none. What
+it raises is the reason why there is none."""
 
 
 class SessionSource:
@@ -42,7 +44,7 @@ class SessionSource:
         self._training_seed = training_seed
         self._budget = budget or AbortBudget()
         self._tasks: dict[RolloutIndex, AgentTask] = {}  # until their rollouts have ended
-        self._scoring: dict[RolloutIndex, asyncio.Future[float | None]] = {}
+        self._scoring: dict[RolloutIndex, asyncio.Task[ScoredRollout]] = {}
         self._told: dict[RolloutIndex, Keep] = {}  # to end
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
@@ -81,7 +83,14 @@ class SessionSource:
         await self._manager.delete(session_id)
 
     async def _score(self, index: RolloutIndex, rollout: Rollout) -> ScoredRollout:
-        scoring = self._scoring[index] = asyncio.ensure_future(self._reward(index, rollout))
+        async def score() -> ScoredRollout:
+            reward = await self._reward(index, rollout)
+            if not isinstance(reward, RolloutReward):
+                return ScoredRollout(index, rollout, reward)
+            samples = reward_turns(rollout.samples, rollout.session, reward.turns, reward.reward)
+            return ScoredRollout(index, replace(rollout, samples=samples), reward.reward)
+
+        scoring = self._scoring[index] = asyncio.create_task(score())
         try:
             await asyncio.wait({scoring})
         finally:
@@ -93,4 +102,4 @@ class SessionSource:
         error = scoring.exception()
         if error is not None:
             return ScoredRollout(index, rollout, None, f"its reward failed: {type(error).__name__}: {error}")
-        return ScoredRollout(index, rollout, scoring.result())
+        return scoring.result()

@@ -129,13 +129,13 @@ class Segment(TokenColumns):
         """How many of its tokens have loss mask 1."""
         return int(self.loss_mask.sum())
 
-    def with_advantage(self, advantage: float) -> Self:
+    def with_advantage(self, advantage: float | npt.NDArray[np.float32]) -> Self:
         """This segment, with `advantage` on every sampled token to train: known when the group of its sample is whole.
 
-        Tokens that an encoder appended keep theirs.
+        One for all, or one per token. Tokens that an encoder appended keep theirs.
         """
         is_sampled = self.behavior_versions != NOT_SAMPLED
-        advantages = np.where(is_sampled, np.float32(advantage) * self.loss_mask, self.advantages)
+        advantages = np.where(is_sampled, np.asarray(advantage, np.float32) * self.loss_mask, self.advantages)
         return replace(self, advantages=advantages)
 
     def first(self, tokens: int) -> Self:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from harness.collector.groups import Advantage
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
 from harness.collector.segment_maker import SegmentMaker
 from harness.collector.step_outcome import RolloutUse, SettledRollout
@@ -75,7 +76,7 @@ class RecordedSegment(NamedTuple):
     """Place of its rollout in `StepRecord.rollouts`."""
     sample: int
     """Place of its sample among those of the rollout."""
-    advantage: float
+    advantage: Advantage
 
 
 class RecordedPack(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from harness.collector.rollout_source import RolloutSource as RolloutSource
     from harness.collector.sampling_scale import OffScale as OffScale
     from harness.collector.segment_maker import SegmentMaker as SegmentMaker
+    from harness.collector.segment_maker import Stale as Stale
     from harness.collector.session_source import SessionSource as SessionSource
     from harness.collector.step_budget import StepBudget as StepBudget
     from harness.collector.step_flow import Normalizer as Normalizer
@@ -75,11 +76,15 @@ if TYPE_CHECKING:
     from harness.rollouts.manager import SessionManager as SessionManager
     from harness.samples.codec import read_samples as read_samples
     from harness.samples.codec import write_samples as write_samples
+    from harness.samples.credit import return_to_go_advantages as return_to_go_advantages
+    from harness.samples.credit import rollout_advantages as rollout_advantages
+    from harness.samples.credit import turn_advantages as turn_advantages
+    from harness.samples.delivery import Selection as Selection
+    from harness.samples.delivery import deliver as deliver
     from harness.samples.encoders import EncodedSample as EncodedSample
     from harness.samples.encoders import SegmentEncoder as SegmentEncoder
     from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
     from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
-    from harness.samples.merge import Selection as Selection
     from harness.samples.object_list_encoder import ObjectListEncoder as ObjectListEncoder
     from harness.samples.pack_stream import PackStream as PackStream
     from harness.samples.packing import plan_packs as plan_packs
@@ -91,6 +96,8 @@ if TYPE_CHECKING:
     from harness.samples.segments import Segment as Segment
     from harness.samples.segments import TooLong as TooLong
     from harness.samples.segments import fit_segment as fit_segment
+    from harness.samples.turn_rewards import RolloutReward as RolloutReward
+    from harness.samples.turn_rewards import reward_turns as reward_turns
     from harness.server.serving import RunningServer as RunningServer
     from harness.server.serving import serve as serve
     from harness.server.settings import ServerSettings as ServerSettings
@@ -156,7 +163,7 @@ _HOMES: Mapping[str, str] = {
     # Values
     "Sample": "harness.types",
     "SampleStatus": "harness.types",
-    "Selection": "harness.samples.merge",
+    "Selection": "harness.samples.delivery",
     "Turn": "harness.types",
     "TurnEnd": "harness.turn_ends",
     "TurnStatus": "harness.turn_ends",
@@ -182,6 +189,7 @@ _HOMES: Mapping[str, str] = {
     "SessionSource": "harness.collector.session_source",
     "RolloutIndex": "harness.collector.rollout_index",
     "SegmentMaker": "harness.collector.segment_maker",
+    "Stale": "harness.collector.segment_maker",
     "TrainedStep": "harness.collector.step_result",
     "Collector": "harness.collector.collector",
     "RolloutSource": "harness.collector.rollout_source",
@@ -196,6 +204,12 @@ _HOMES: Mapping[str, str] = {
     "drop_zero_variance": "harness.collector.groups",
     "standardize": "harness.collector.groups",
     "take_rewards": "harness.collector.groups",
+    "deliver": "harness.samples.delivery",
+    "rollout_advantages": "harness.samples.credit",
+    "turn_advantages": "harness.samples.credit",
+    "return_to_go_advantages": "harness.samples.credit",
+    "RolloutReward": "harness.samples.turn_rewards",
+    "reward_turns": "harness.samples.turn_rewards",
     "StepTable": "harness.collector.record.step_table",
     "StepRecord": "harness.collector.record.step_record",
     "read_step": "harness.collector.record.step_tables",

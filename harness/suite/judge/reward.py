@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.errors import ScenarioError
+from harness.samples.turn_rewards import TurnRewards
 from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
 
@@ -30,6 +31,8 @@ class Score:
     """None when the scenario has no check, or the check failed."""
     details: Json = field(default_factory=dict)
     """The rest of the check's answer, without the reward."""
+    turn_rewards: TurnRewards = field(default_factory=dict)
+    """Which turns earned the reward."""
     error: str | None = None
     """Why there is no reward although there is a check."""
 
@@ -103,4 +106,7 @@ def _read_score(score: Any) -> Score:
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
     if not is_number or not abs(reward) <= sys.float_info.max:
         raise ScenarioError(f"expected a finite number as the reward, got {reward!r:.60}")
-    return Score(float(reward), details)
+    turns = details.pop("turn_rewards", {})
+    if not isinstance(turns, dict):
+        raise ScenarioError(f"turn_rewards: expected an object, by turn or tool call, got {turns!r:.60}")
+    return Score(float(reward), details, turns)

@@ -11,12 +11,13 @@ from typing import Protocol
 
 import msgspec
 
-from harness.errors import Cause, EngineUnavailable, HarnessError, StoreFull
+from harness.errors import Cause, EngineUnavailable, HarnessError, ScenarioError, StoreFull
 from harness.machine.disk import disk_full
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
+from harness.samples.turn_rewards import reward_turns
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
@@ -130,6 +131,11 @@ class RolloutBatch:
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
         if self.finished is not None:  # swept meanwhile
             rollout = replace(rollout, samples=self.finished.record(planned.number))
+        try:
+            samples = reward_turns(rollout.samples, rollout.session, score.turn_rewards, score.reward)
+            rollout = replace(rollout, samples=samples)
+        except ScenarioError as error:
+            score = Score(error=f"{check.name if check else ''}: {error.message}")
         record = record_of(planned, rollout, score)
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
             record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it

@@ -71,8 +71,11 @@ class TrainSpec(_Strict):
     """Groups that are dropped and made up for: those in which all rewards are equal."""
     most_dropped: int = Field(default=0, ge=0)
     """Groups of a step that a filter may drop; at least 1 with a filter."""
-    advantage: Literal["standardized", "reward"] = "standardized"
-    """Of a rollout: the distance of its reward from the mean of its group, in standard deviations; or the reward."""
+    advantage: Literal["standardized", "reward", "rollout", "turn", "return_to_go"] = "standardized"
+    """Of a rollout: the distance of its reward from the mean of its group, in standard deviations; or the reward; or
+    an estimator of `samples.credit`, the last two of which credit single turns."""
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """Of a reward, for each turn that it comes later; in `return_to_go` only."""
     on_failure: Literal["replace", "count"] = "replace"
     """The fate of a rollout that its agent failed: another attempt, or one of the step's that trains nothing."""
     attempts: int = Field(default=3, ge=1)
@@ -81,6 +84,8 @@ class TrainSpec(_Strict):
     """In which order groups are handed over: by number, the same at any concurrency, or as they end."""
     max_staleness: int = Field(default=0, ge=0)
     """Versions that a trained token may be behind the weights that learn from it."""
+    staleness: Literal["mask", "drop"] = "mask"
+    """The fate of tokens that are older: they alone are masked, or their samples are dropped."""
     off_scale: Literal["refuse", "allow"] = "refuse"
     """Sampling from another distribution than the logprobs describe: a temperature other than 1, top-p, ..."""
     rollout_deadline_s: float = Field(default=600.0, gt=0)

@@ -12,6 +12,7 @@ from harness.errors import ScenarioError
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import Rollout
+from harness.samples.turn_rewards import RolloutReward
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
@@ -53,14 +54,14 @@ class ScenarioTasks:
             metadata={**prompt.metadata, GROUP_SEED: self._group_seed(index.group)},
         )
 
-    async def reward(self, index: RolloutIndex, rollout: Rollout) -> float | None:
+    async def reward(self, index: RolloutIndex, rollout: Rollout) -> RolloutReward | None:
         """What the scenario's check gives `rollout`. Raises `ScenarioError` when it gives no finite number."""
         prompt = self._prompt_of(index.group)
         metadata: Json = prompt.metadata | prompt.check_metadata | {GROUP_SEED: self._group_seed(index.group)}
         score = await self.check.score(rollout.session, rollout.agent_result, metadata)
         if score.error is not None:
             raise ScenarioError(score.error)
-        return score.reward
+        return None if score.reward is None else RolloutReward(score.reward, score.turn_rewards)
 
     def _prompt_of(self, group: GroupIndex) -> Prompt:
         prompts = self.folder.scenario.prompts

@@ -2,19 +2,21 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from harness.collector.fates import OnFailure
-from harness.collector.groups import drop_zero_variance, standardize, take_rewards
+from harness.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
 from harness.collector.pipeline import StepPipeline
 from harness.collector.record.step_table import StepTable
 from harness.collector.sampling_scale import OffScale
-from harness.collector.segment_maker import SegmentMaker
+from harness.collector.segment_maker import SegmentMaker, Stale
 from harness.collector.session_source import SessionSource
 from harness.collector.step_budget import StepBudget
 from harness.collector.step_flow import Normalizer
 from harness.collector.step_plan import Order
 from harness.collector.step_rules import Partial, StepRules
 from harness.learner.learner import Learner
+from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
 from harness.samples.segments import TooLong
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.run.services import Services
@@ -43,6 +45,16 @@ def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
         deadline_s=train.rollout_deadline_s,
         off_scale=OffScale(train.off_scale),
     )
+
+
+def credit_of(train: TrainSpec) -> CreditRule | None:
+    """The estimator that credits turns; None where each rollout has one advantage by its own rule."""
+    rules: dict[str, CreditRule] = {
+        "rollout": rollout_advantages,
+        "turn": turn_advantages,
+        "return_to_go": partial(return_to_go_advantages, discount=train.discount),
+    }
+    return rules.get(train.advantage)
 
 
 @asynccontextmanager
@@ -84,10 +96,14 @@ async def open_pipeline(
             rules,
             learner,
             SegmentMaker(
-                train.packing.length, too_long=TooLong(train.packing.too_long), max_staleness=train.max_staleness
+                train.packing.length,
+                too_long=TooLong(train.packing.too_long),
+                max_staleness=train.max_staleness,
+                staleness=Stale(train.staleness),
             ),
             lookahead=train.packing.lookahead,
-            advantages=standardize if train.advantage == "standardized" else take_rewards,
+            advantages=take_rewards if train.advantage == "reward" else standardize,
+            credit=credit_of(train),
             normalizer=Normalizer(train.loss.normalizer),
             journal=journal,
             last_step=last_step,

@@ -146,11 +146,22 @@ def test_games_of_one_seed_are_one_game():
 def test_each_step_along_the_marks_is_a_quarter(rooms: int, reward: float):
     """Of the game that the seed of the group names."""
     walked = MARKS["route_of"](5)[:rooms]
+    turns = [{"turn": 0, "status": "failed"}, *({"turn": turn, "status": "completed"} for turn in range(1, 5))]
 
-    assert _score("train_tool_game", {"turns": []}, {"walked": walked}, {"group_seed": 5}) == {
+    assert _score("train_tool_game", {"turns": turns}, {"walked": walked}, {"group_seed": 5}) == {
         "reward": reward,
+        "turn_rewards": dict.fromkeys(range(1, rooms + 1), 0.25),
         "rooms": rooms,
     }
+
+
+def test_a_step_that_left_the_marks_earns_nothing():
+    """The one before and the one behind it do."""
+    route = MARKS["route_of"](5)
+    turns = [{"turn": turn, "status": "completed"} for turn in range(3)]
+    scored = _score("train_tool_game", {"turns": turns}, {"walked": [route[0], route[0], route[2]]}, {"group_seed": 5})
+
+    assert (scored["reward"], scored["turn_rewards"]) == (0.5, {0: 0.25, 2: 0.25})
 
 
 def test_a_walk_without_a_result_has_no_reward():

@@ -26,9 +26,16 @@ async def test_a_check_can_say_more_than_a_number(tmp_path: Path):
     assert await _score(tmp_path, body) == Score(reward=1.0, details={"why": "so"})
 
 
+async def test_a_check_can_say_which_turns_earned_the_reward(tmp_path: Path):
+    """By index, which JSON makes a text, or by tool call."""
+    body = "def score(*_):\n    return {'reward': 1, 'turn_rewards': {0: 0.5, 'call_1': None}, 'why': 'so'}"
+    assert await _score(tmp_path, body) == Score(1.0, {"why": "so"}, {"0": 0.5, "call_1": None})
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
+        ("def score(*_): return {'reward': 1, 'turn_rewards': [1]}", "check.py: turn_rewards: expected an object, by"),
         ("def score(*_): raise ValueError('bad')", "check.py: ValueError: bad (line 1)"),
         ("def score(*_): return float('nan')", "check.py: expected a finite number as the reward, got nan"),
         ("def score(*_): return float('inf')", "check.py: expected a finite number as the reward, got inf"),

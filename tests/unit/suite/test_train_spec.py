@@ -30,6 +30,15 @@ _STEP = {"rollouts_per_step": 4}
             {"train": {**_STEP, "partial": "resume", "over_sampling": 1, "max_staleness": 1}},
             "train: expected over_sampling of at least 1 and max_staleness of at least 2 beside partial = 'resume'",
         ),
+        ({"train": {**_STEP, "discount": 1.5}}, "train.discount: "),
+        ({"train": {**_STEP, "staleness": "keep"}}, "train.staleness: "),
+        *(
+            (
+                {"train": {**_STEP, "advantage": name}, "samples_per_prompt": 1},
+                f"file: expected samples_per_prompt of at least 2 beside train.advantage = '{name}'",
+            )
+            for name in ("rollout", "turn", "return_to_go")
+        ),
         (
             {"train": _STEP, "samples_per_prompt": 3},
             "file: expected train.rollouts_per_step as a multiple of samples_per_prompt, which is 3, and not 4",

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from harness.adapters.verl import SessionAgentLoop, close
@@ -37,8 +38,16 @@ END = 2
 """Of a sequence."""
 
 
-async def output(run: MilesRun, agent: Any, *, room: Json | None = None, params: Json = PARAMS, **loop: Any) -> Any:
-    """What verl gets for one sample."""
+async def output(
+    run: MilesRun,
+    agent: Any,
+    *,
+    room: Json | None = None,
+    params: Json = PARAMS,
+    session_id: int | None = None,
+    **loop: Any,
+) -> Any:
+    """What verl gets for one sample; a `session_id` is what its queue adds."""
     from verl.experimental.agent_loop.agent_loop import run_agent_loop
 
     config = {
@@ -57,6 +66,7 @@ async def output(run: MilesRun, agent: Any, *, room: Json | None = None, params:
             raw_prompt=PROMPT,
             global_steps=5,
             extra_info={"level": 3},
+            **({} if session_id is None else {"session_id": session_id}),
         )
     finally:
         await close()
@@ -133,6 +143,35 @@ async def test_a_sample_fits_into_verls_room() -> None:
 
     assert (cut.response_ids, cut.response_mask) == (whole.response_ids[:4], whole.response_mask[:4])
     assert (late.prompt_ids, set(late.response_mask)) == (whole.prompt_ids[1:], {0})
+
+
+async def forks(base_url: str, prompt: Any, api_key: str, **_more: Any) -> Json:
+    """One question, and two ways to go on."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
+
+        async def ask(*messages: Json) -> Json:
+            answer = await client.post("/chat/completions", json={"messages": messages})
+            reply: Json = answer.json()["choices"][0]["message"]
+            return reply
+
+        first = [*prompt, await ask(*prompt)]
+        for way in ("Left.", "Right."):
+            await ask(*first, {"role": "user", "content": way})
+    return {"reward": 1.0}
+
+
+async def test_the_last_output_of_a_list_has_a_trained_token() -> None:
+    """GRPO reads the advantage of all outputs there; here the one that came last was cut where it is alone."""
+    async with miles_run(*STEPS) as run:
+        whole = await output(run, forks, session_id=0)
+        first = whole[0].response_mask.index(0)
+        cut = await output(run, forks, room={"response_length": first + 3}, session_id=0)
+
+    assert [any(each.response_mask) for each in whole] == [True, True]
+    assert [sum(each.response_mask) for each in cut] == [0, first]
+    ledger = cut[-1].extra_fields["harness"]["ledger"]
+    assert (ledger["trained"], ledger["dropped"]) == (first, {"too_long": ledger["generated"] - first})
 
 
 async def test_what_cannot_be_kept_is_refused_by_name() -> None:

@@ -78,7 +78,9 @@ class TurnTree:
         """
         for matched in range(len(prefixes) - 1, -1, -1):
             candidates = self._by_key.get(prefixes[matched].key, ())
-            if candidates and self._form.is_exact:
+            if not candidates:
+                continue
+            if self._form.is_exact:
                 return AttachPoint(max(candidates), matched, prefixes[-1].key)
             found = {index: self._compare(index, matched, prefixes, messages) for index in candidates}
             ranks = [

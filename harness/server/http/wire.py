@@ -185,8 +185,8 @@ def parse_session_config(
         raise MalformedRequest("script: expected none here", param="script")
     for name in wire.matching:
         if name not in (*Matching, *custom_matchings):
-            offered = ", ".join((*OFFERED, *custom_matchings))
-            raise MalformedRequest(f"matching: expected some of {offered}; got {name!r}", param="matching")
+            known = ", ".join((*OFFERED, *custom_matchings))
+            raise MalformedRequest(f"matching: expected some of {known}; got {name!r}", param="matching")
     selections = [*Selection, *DEPRECATED_SELECTIONS, *custom_selections]
     if wire.selection not in selections:
         offered = [*Selection, *custom_selections]

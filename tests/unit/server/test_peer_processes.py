@@ -79,6 +79,16 @@ async def test_a_program_of_the_model_is_another_one_below_the_agent(command: st
     assert str(psutil.Process().pid) in [each.partition(".")[0] for each in agent["ancestors"]]
 
 
+async def test_a_program_that_detaches_itself_is_below_nobody_who_started_the_agent():
+    """That it is no longer below the agent tells it from a program that was started beside the agent."""
+    command = f"{sys.executable} made_program.py; touch $DONE"
+    waits = f"DONE=$(mktemp -u); export DONE; (setsid sh -c '{command}' &) >&2; until [ -e $DONE ]; do sleep 0.1; done"
+    (agent, made, _), _ = await processes_of(*says(call(waits), "of the program", "done"))
+
+    assert made["program"].endswith("made_program.py")
+    assert {agent["id"], agent["ancestors"][0]}.isdisjoint(made["ancestors"])
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 async def test_a_process_that_the_agent_makes_of_itself_is_its_program(method: str):
     """Another process, the same program."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
@@ -128,7 +129,8 @@ class _Bell:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._has_rung = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.Handle | None = None
+        self._rings_at = inf  # kept here: uvloop's handle of a time that has just passed does not say it
 
     async def heard(self) -> None:
         """Return when it has rung since the last time."""
@@ -144,15 +146,15 @@ class _Bell:
         """Ring at that loop time, or before it; now if it has passed."""
         if when <= self._loop.time():
             self._has_rung.set()
-        elif self._alarm is None or when < self._alarm.when():
+        elif when < self._rings_at:
             self.stop()
-            self._alarm = self._loop.call_at(when, self.ring)
+            self._rings_at, self._alarm = when, self._loop.call_at(when, self.ring)
 
     def stop(self) -> None:
         """Do not ring any more by itself."""
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
+            self._rings_at, self._alarm = inf, None
 
 
 @asynccontextmanager

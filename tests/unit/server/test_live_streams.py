@@ -11,6 +11,7 @@ import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.server.http.streamed_answer import _Bell
 from harness.server.settings import ServerSettings
 from harness.sessions.session_config import StreamingMode
 from harness.types import FinishReason
@@ -260,3 +261,15 @@ async def test_an_engine_that_is_paused_says_nothing_and_goes_on():
             await stream.to_the_end()
 
     assert stream.text == TALE
+
+
+async def test_a_time_that_has_just_passed_breaks_no_stream():
+    """With uvloop it has a handle that does not say its time."""
+    loop = asyncio.get_running_loop()
+    bell = _Bell()
+    for _ in range(2_000):
+        bell.ring_by(loop.time() + 1e-7)
+        bell.ring_by(loop.time() + 5e-8)
+    async with asyncio.timeout(5):
+        await bell.heard()
+    bell.stop()

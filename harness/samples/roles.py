@@ -172,9 +172,7 @@ def _gather(live: Sequence[Turn]) -> list[_Context]:
         by_root[root].turns.append(turn)
         if turn.parent in waits:
             taken = by_index[turn.parent]
-            waits -= {
-                index for index in waits if (by_index[index].parent, by_index[index].key) == (taken.parent, taken.key)
-            }
+            waits -= {index for index in waits if by_index[index].prompt_digest == taken.prompt_digest}
         if turn.reply.get("tool_calls"):
             waits.add(turn.index)
         replies.update((key, turn.index) for key in _reply_keys(turn.reply))
@@ -390,9 +388,9 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
     leaves = [(line, turn) for line, turn in calls if turn.index not in extended]
     summaries = _find_summaries(leaves, [line.context for line in lines if line.is_line])
     kinds = {_kind(line, turn, main): turn.index for line, turn in leaves if turn.index in summaries}
-    siblings: defaultdict[tuple[int | None, bytes], list[Turn]] = defaultdict(list)
+    siblings: defaultdict[str, list[Turn]] = defaultdict(list)
     for _, turn in calls:
-        siblings[turn.parent, turn.key].append(turn)
+        siblings[turn.prompt_digest].append(turn)
     for line, turn in calls:
         role = line.placed
         if turn.index in summaries:
@@ -400,7 +398,7 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
         elif role.role is not Role.STRAY and turn.index not in extended:
             accepted = kinds.get(_kind(line, turn, main))
             taken = max(
-                siblings[turn.parent, turn.key], key=lambda each: (each.index in extended, each.delivered, each.index)
+                siblings[turn.prompt_digest], key=lambda each: (each.index in extended, each.delivered, each.index)
             )
             if accepted is not None:
                 role = CallRole(Role.REJECTED, f"asks what turn {accepted} was asked, and is not used")

@@ -16,6 +16,7 @@ from typing import Any
 
 WAITING = {"client_left", "session_ended", "gate_timeout", "engine_failed", "server_stopped", "server_failed"}
 """Ends of turns whose partial output is in no sample until somebody goes on with it."""
+TRAINED = ("main", "compaction", "subagent")
 NONE_UNKNOWN = {"requests": 0, "tokens": 0}
 """Of a ledger whose engines handed over everything."""
 
@@ -39,7 +40,7 @@ class StoredTurn:
     discarded: list[dict[str, Any]]
     forced: int
     unknown: list[dict[str, Any]]
-    key: bytes
+    prompt_digest: str
 
     @property
     def is_usable(self) -> bool:
@@ -107,7 +108,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         json.loads(row["discarded"]),
         len(output) if "script_step" in json.loads(row["notes"]) else row["forced_tokens"],
         json.loads(row["unknown"]),
-        row["chain_key"],
+        row["prompt_digest"],
     )
 
 
@@ -118,35 +119,37 @@ def numbers(kind: str, blob: bytes) -> list[Any]:
     return values.tolist()
 
 
-def ledger_of(session: StoredSession) -> dict[str, Any]:
-    """The ledger of a session without side calls, counted from the rows (I3, I4).
+def ledger_of(session: StoredSession, record: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The ledger of a session, counted from the rows (I3, I4); only the roles of its calls are those of `record`.
 
-    Each turn with an output is trained unless it stands behind an incomplete one, or its agent left it for another
-    answer to the same prompt.
+    Without a record all calls are of the main line, but for answers that the agent left for another one to the same
+    prompt.
     """
-    usable = {index: turn for index, turn in session.turns.items() if turn.is_usable}
-    live = {index: turn for index, turn in usable.items() if turn.output}
-    extended = {turn.parent for turn in live.values()}
+    live = {index: turn for index, turn in session.turns.items() if turn.is_usable and turn.output}
+    roles = _plain_roles(live) if record is None else {turn["turn"]: turn["role"] for turn in record["turns"]}
     trailing: set[int] = set()
-    left: set[int] = set()
-    for index, turn in live.items():
-        before = turn.parent
-        if before is not None and (usable[before].status != "completed" or before in trailing):
+    kept: set[int] = set()
+    for index, turn in session.turns.items():
+        before = None if turn.parent is None else session.turns[turn.parent]
+        if before is not None and (before.status != "completed" or before.index in trailing):
             trailing.add(index)
-        alike = [each for each in live.values() if (each.parent, each.key) == (turn.parent, turn.key)]
-        if index not in extended and turn is not max(
-            alike, key=lambda each: (each.index in extended, each.delivered, each.index)
-        ):
-            left.add(index)
-    kept = live.keys() - trailing - left
+        path = turn if index in live and roles.get(index) in TRAINED else None
+        while path is not None:
+            kept.add(path.index)
+            path = None if path.parent is None else session.turns[path.parent]
+    kept -= trailing
     ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}, "unknown": dict(NONE_UNKNOWN)}
-    for turn in session.turns.values():
+    for index, turn in session.turns.items():
         ledger["generated"] += len(turn.output) + sum(each["tokens"] for each in turn.discarded)
-        if turn.index in kept:
-            ledger["trained"] += len(turn.output) - turn.forced
-            ledger["masked"] += turn.forced
+        if index in kept:
+            trained = len(turn.output) - turn.forced if roles.get(index) in TRAINED else 0
+            ledger["trained"] += trained
+            ledger["masked"] += len(turn.output) - trained
         elif turn.output:
-            drop(ledger, "after_incomplete" if turn.index in trailing - left else reason_of(turn), len(turn.output))
+            is_trained = roles.get(index) in TRAINED
+            reason = "after_incomplete" if is_trained else roles.get(index, "")
+            reason = "failed_turn" if turn.status == "failed" else "undelivered" if turn.end in WAITING else reason
+            drop(ledger, reason, len(turn.output))
         for each in turn.discarded:
             drop(ledger, each["reason"], each["tokens"])
         ledger["unknown"]["requests"] += len(turn.unknown)
@@ -154,10 +157,15 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
     return ledger
 
 
-def reason_of(turn: StoredTurn) -> str:
-    if turn.status == "failed":
-        return "failed_turn"
-    return "undelivered" if turn.end in WAITING else "resample"
+def _plain_roles(live: dict[int, StoredTurn]) -> dict[int, str]:
+    extended = {turn.parent for turn in live.values()}
+    roles = dict.fromkeys(live, "main")
+    for index, turn in live.items():
+        alike = [each for each in live.values() if each.prompt_digest == turn.prompt_digest]
+        taken = max(alike, key=lambda each: (each.index in extended, each.delivered, each.index))
+        if index not in extended and taken is not turn:
+            roles[index] = "resample"
+    return roles
 
 
 def drop(ledger: dict[str, Any], reason: str, tokens: int) -> None:

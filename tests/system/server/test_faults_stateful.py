@@ -437,7 +437,7 @@ class FaultMachine(RuleBasedStateMachine):
         record = self.ask_server("GET", f"/sessions/{known.session_id}").json()
         if record["phase"] == "unknown":
             return []
-        stored = ledger_of(read_file(self.path)[known.session_id])
+        stored = ledger_of(read_file(self.path)[known.session_id], record)
         samples = self.ask_server("GET", f"/sessions/{known.session_id}/samples").json()["samples"]
         trained = sum(sum(sample["loss_mask"]) for sample in samples)
         for sample in samples:

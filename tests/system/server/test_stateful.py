@@ -250,7 +250,7 @@ class ServerMachine(RuleBasedStateMachine):
         for known in self.sessions:
             record = self.run(self.http.get(f"/sessions/{known.session_id}")).json()
             if record["phase"] != "unknown":
-                assert record["ledger"] == ledger_of(file[known.session_id])
+                assert record["ledger"] == ledger_of(file[known.session_id], record)
                 assert record["turns_in_flight"] == 0
 
 

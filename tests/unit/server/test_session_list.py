@@ -141,6 +141,8 @@ async def test_a_record_from_a_turn_on_has_of_earlier_ones_what_can_change():
         "turn",
         "parent",
         "status",
+        "role",
+        "evidence",
         "output_length",
         "masked_from",
         "dropped",

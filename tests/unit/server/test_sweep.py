@@ -233,8 +233,8 @@ async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
     """An open session may go on from any branch, a closed one delivers the selected one."""
     engine = Engine()
     async with serving(engine) as client:
-        session = await client.create()
-        await client.say(session, [user("a title?")])
+        session = await client.create(selection="one")
+        await client.say(session, [user("one answer")])
         await client.say(session, [user("a")])
         await engine.update_weights(NOWHERE, "1")
         await client.http.post("/sessions/drain")

@@ -325,7 +325,7 @@ async def test_concurrent_calls_of_one_session_become_siblings():
     """Both are answered, both are recorded, neither sees the other."""
     steps = [ScriptStep(text="first", delay_s=0.5), ScriptStep(text="second")]
     async with serving(*says("root"), *steps) as client:
-        session = await client.create(selection="leaves")
+        session = await client.create(trained_roles=["main", "resample"])
         root = await client.say(session, HI)
         history = [*HI, root, user("go on")]
         left, right = await asyncio.gather(client.say(session, history), client.say(session, history))

@@ -101,8 +101,9 @@ class ClientConnection:
 
     async def know_process(self) -> None:
         """Return when the look-up of the process has ended, or nobody waits for an answer any more."""
-        if self._peer is not None and self._peer.process is not None and self.dismissal is None:
-            await asyncio.wait([self._peer.process], timeout=LOOK_S)
+        process = None if self._peer is None else self._peer.process
+        if process is not None and not process.done() and self.dismissal is None:
+            await asyncio.wait([process], timeout=LOOK_S)
 
     @property
     def _peer(self) -> Peer | None:

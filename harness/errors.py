@@ -11,6 +11,7 @@
     │   ├── PromptTooLong          400, `context_length_exceeded`
     │   ├── Unauthorized           401
     │   ├── ScriptRefused          403, a script where tokens may not be forced, or cannot be
+    │   ├── StrayRefused           403, a call of another program than the agent, where those are refused
     │   ├── RouteNotFound          404
     │   ├── ResponseNotFound       404, no answer of the session has this id
     │   │   └── PreviousResponseNotFound   400, `previous_response_not_found`

@@ -246,9 +246,9 @@ class _Candidate(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A text of the prompt of the turn `index`."""
+    """A text of the prompt of the turn with that number."""
 
-    index: int
+    number: int
     signature: _Signature
     text: str
 
@@ -271,9 +271,9 @@ def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_Place]) -> di
         shared = Counter(number for window in set(_windows(place.text)) for number in by_window.get(window, ()))
         for number, count in shared.items():
             turn, signature = candidates[number]
-            fits = place.index > turn.index and signature in (None, place.signature)
+            fits = place.number > turn.index and signature in (None, place.signature)
             if fits and count >= _LEAST_SHARE * sizes[number]:
-                found[turn.index] = min(place.index, found.get(turn.index, place.index))
+                found[turn.index] = min(place.number, found.get(turn.index, place.number))
     return found
 
 
@@ -388,9 +388,9 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
     leaves = [(line, turn) for line, turn in calls if turn.index not in extended]
     summaries = _find_summaries(leaves, [line.context for line in lines if line.is_line])
     kinds = {_kind(line, turn, main): turn.index for line, turn in leaves if turn.index in summaries}
-    siblings: defaultdict[str, list[Turn]] = defaultdict(list)
+    siblings: defaultdict[tuple[int | None, str], list[Turn]] = defaultdict(list)
     for _, turn in calls:
-        siblings[turn.prompt_digest].append(turn)
+        siblings[turn.parent, turn.prompt_digest].append(turn)
     for line, turn in calls:
         role = line.placed
         if turn.index in summaries:
@@ -398,7 +398,8 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
         elif role.role is not Role.STRAY and turn.index not in extended:
             accepted = kinds.get(_kind(line, turn, main))
             taken = max(
-                siblings[turn.prompt_digest], key=lambda each: (each.index in extended, each.delivered, each.index)
+                siblings[turn.parent, turn.prompt_digest],
+                key=lambda each: (each.index in extended, each.delivered, each.index),
             )
             if accepted is not None:
                 role = CallRole(Role.REJECTED, f"asks what turn {accepted} was asked, and is not used")

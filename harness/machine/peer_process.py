@@ -67,11 +67,12 @@ class PeerProcess(NamedTuple):
     began_at: float
     """Unix seconds, at the end of the tick."""
     ancestors: list[str]
-    """Their ids, its parent's first."""
+    """Their ids, its parent's first. The leader of its session is one of them, whoever its parent is by now."""
 
 
 class _Stat(NamedTuple):
     parent: int
+    session: int
     id: str
     ticks: int
 
@@ -155,13 +156,15 @@ def _describe(pid: int) -> PeerProcess | None:
             parent = _stat(above)
             ancestors.append(parent.id)
             above = parent.parent
+        leader = _stat(stat.session).id
+        ancestors += [leader] * (leader not in (stat.id, *ancestors))
     began_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (stat.ticks + 1) / os.sysconf("SC_CLK_TCK")
     return PeerProcess(stat.id, program, round(began_at, 2), ancestors)
 
 
 def _stat(pid: int) -> _Stat:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return _Stat(int(fields[1]), f"{pid}.{int(fields[19])}", int(fields[19]))
+    return _Stat(int(fields[1]), int(fields[3]), f"{pid}.{int(fields[19])}", int(fields[19]))
 
 
 def _program(pid: int) -> str:

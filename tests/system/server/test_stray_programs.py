@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 PROGRAMS = ROOT / "tests" / "processes"
 OF_PROGRAM = "What is rewarded is easily said, and a program says it for ever and ever."
 COPY = f"{sys.executable} {PROGRAMS / 'made_program.py'}"
+BACKGROUND = f"(nohup sh -c '{COPY}; touch done' >&2 &); until [ -e done ]; do sleep 0.1; done"
 NODE = f"node {PROGRAMS / 'made_program.mjs'}"
 CURL = (
     'curl --silent "$OPENAI_BASE_URL/chat/completions" -H "authorization: Bearer $OPENAI_API_KEY"'
@@ -89,7 +90,9 @@ def require_only_the_agent(played: Played) -> None:
     assert any("stray" in remark for remark in session["remarks"]), session["remarks"]
 
 
-@pytest.mark.parametrize("command", [COPY, NODE, CURL], ids=["a copy of the client", "node", "curl"])
+@pytest.mark.parametrize(
+    "command", [COPY, BACKGROUND, NODE, CURL], ids=["a copy of the client", "in the background", "node", "curl"]
+)
 async def test_nothing_of_a_program_is_trained(tmp_path: Path, command: str) -> None:
     """It is another program below the agent."""
     played = await play(tmp_path, command)

@@ -46,7 +46,9 @@ def call(command: str) -> str:
 async def play(client: Client[Any], session: Served, *words: str) -> int:
     """Run the agent to its end; its process id."""
     env = {**os.environ, "OPENAI_BASE_URL": f"{session.base_url}/v1", "OPENAI_API_KEY": session.api_key}
-    agent = await asyncio.create_subprocess_exec(sys.executable, "-X", "utf8", AGENT, *words, env=env, cwd=PROGRAMS)
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "utf8", AGENT, *words), env=env, cwd=PROGRAMS, start_new_session=True
+    )
     assert await agent.wait() == 0
     return agent.pid
 
@@ -79,14 +81,15 @@ async def test_a_program_of_the_model_is_another_one_below_the_agent(command: st
     assert str(psutil.Process().pid) in [each.partition(".")[0] for each in agent["ancestors"]]
 
 
-async def test_a_program_that_detaches_itself_is_below_nobody_who_started_the_agent():
-    """That it is no longer below the agent tells it from a program that was started beside the agent."""
+@pytest.mark.parametrize(("by", "is_below"), [("nohup", True), ("setsid", False)])
+async def test_a_program_in_the_background_is_below_the_agent_as_long_as_it_is_in_its_session(by: str, is_below: bool):
+    """Its parent has ended. One that begins a session of its own is below nobody."""
     command = f"{sys.executable} made_program.py; touch $DONE"
-    waits = f"DONE=$(mktemp -u); export DONE; (setsid sh -c '{command}' &) >&2; until [ -e $DONE ]; do sleep 0.1; done"
+    waits = f"DONE=$(mktemp -u); export DONE; ({by} sh -c '{command}' &) >&2; until [ -e $DONE ]; do sleep 0.1; done"
     (agent, made, _), _ = await processes_of(*says(call(waits), "of the program", "done"))
 
     assert made["program"].endswith("made_program.py")
-    assert {agent["id"], agent["ancestors"][0]}.isdisjoint(made["ancestors"])
+    assert (agent["id"] in made["ancestors"]) is is_below
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -43,7 +43,7 @@ async def take_pictures(browser: Browser, folder: Path) -> None:
                 await sight.page.set_viewport_size({"width": WIDTH, "height": _HEIGHT})
                 await sight.choose("t", "7")
                 await sight.press("j", "j", "Enter", "j")
-                await sight.choose("f", "resample")
+                await sight.choose("f", "other_sample")
                 await sight.press("n")
                 await sight.page.screenshot(path=folder / f"view-{scheme}.png", full_page=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import convert
 
+from harness.samples.delivery import Selection
 from harness.sessions.ledger import Ledger, total
 from harness.sessions.record import session_record
 from harness.sessions.session import Session
@@ -86,7 +87,7 @@ def _updated() -> Session:
 
 
 def _forked() -> Session:
-    session = new_session()
+    session = new_session(selection=Selection.ONE)
     first = take_turn(session, [user("Left or right?")], "Let me see.", version="1")
     take_turn(session, [user("Left or right?"), first.reply, user("Well?")], "It must be left.", version="1")
     take_turn(session, [user("Left or right?"), first.reply, user("Think.")], "It must be right.", version="2")

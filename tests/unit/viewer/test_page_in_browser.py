@@ -115,11 +115,11 @@ async def test_which_tokens_of_version_2_were_trained(browser: Browser, run_page
 async def test_where_did_the_dropped_tokens_go(browser: Browser, run_page: Path):
     """The run says how many and why, its session in which turn, and the strip which they are."""
     async with looking_at(browser, run_page) as sight:
-        assert "17 dropped (17 resample); difference 0" in await sight.text("facts")
+        assert "17 dropped (17 other_sample); difference 0" in await sight.text("facts")
         await sight.press("j", "j", "Enter")
-        assert "17 dropped (17 resample)" in await sight.text("why")
-        assert [text.endswith("17 resample") for text in await sight.texts("#turns .row")] == [False, True, False]
-        await sight.choose("f", "resample")
+        assert "17 dropped (17 other_sample)" in await sight.text("why")
+        assert [text.endswith("17 other_sample") for text in await sight.texts("#turns .row")] == [False, True, False]
+        await sight.choose("f", "other_sample")
 
         assert await sight.text("found") == "17 tokens, in turn 1"
         assert "".join(await sight.texts(".token.dropped:not(.other)")) == "It must be left.<|im_end|>"

@@ -50,7 +50,7 @@ def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
     assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2, (True,) * 2]
     assert forked["turns"][0]["words"] == longer["turns"][0]["words"]
     assert told(seen, 0)["turns"][0]["tokens"] == before["turns"][0]["tokens"]
-    assert forked["order"] == [(0, 1), (1, 2), (2, 2)]
+    assert forked["order"] == [(0, 0), (1, 1), (2, 1)]
     assert seen.since(3) is None
 
 

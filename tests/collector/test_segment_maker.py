@@ -12,8 +12,9 @@ from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRoll
 from harness.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
 from harness.collector.segment_maker import SegmentMaker
 from harness.errors import StepError
+from harness.samples.delivery import plan_delivery
 from harness.samples.encoders import EncodedSample, require_sampled_prefix
-from harness.samples.merge import Selection, build_samples
+from harness.samples.merge import build_samples
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment, TooLong
 from harness.sessions.record import RecordIds, session_record
@@ -24,10 +25,10 @@ from tests.builders import admit, assistant, finish, new_session, take_turn, use
 INDEX = RolloutIndex(GroupIndex(0, 0), 0)
 
 
-def rollout_of(session: Session, selection: Selection = Selection.LAST) -> ScoredRollout:
+def rollout_of(session: Session) -> ScoredRollout:
     """The session as its manager hands it over."""
     record = session_record(session, RecordIds.NONE)
-    samples = tuple(build_samples(session.turns, selection, {}))
+    samples = tuple(build_samples(plan_delivery(session.turns), {}))
     return ScoredRollout(INDEX, Rollout("s", Outcome(OutcomeKind.FINISHED, None), samples, record, None, 1.0), 1.0)
 
 
@@ -39,7 +40,7 @@ def ask(session: Session, messages: list[Any], text: str, **wishes: Any) -> list
 
 def two_branches() -> Session:
     """Three turns: one, and two that go on from it."""
-    session = new_session(selection=Selection.LEAVES)
+    session = new_session()
     first = [user("go")]
     take_turn(session, first, "one")
     for question in ("and?", "or?"):
@@ -47,13 +48,13 @@ def two_branches() -> Session:
     return session
 
 
-@given(st.sampled_from([Selection.LEAVES, Selection.TURNS]), st.integers(8, 120), st.sampled_from([*TooLong]))
-def test_every_token_of_a_session_is_accounted_for_once(selection: Selection, length: int, too_long: TooLong):
+@given(st.integers(8, 120), st.sampled_from([*TooLong]))
+def test_every_token_of_a_session_is_accounted_for_once(length: int, too_long: TooLong):
     """Also of turns that several samples share, and whatever does not fit into a pack."""
     session = two_branches()
     ledger = session.ledger()
     maker = SegmentMaker(length, too_long=too_long)
-    scored = rollout_of(session, selection)
+    scored = rollout_of(session)
     if too_long is TooLong.ERROR and max(sample.tokens.size for sample in scored.rollout.samples) > length:
         with pytest.raises(StepError, match=f"packing_length, which is {length}"):
             list(maker.make(scored, 0.5, version=0))

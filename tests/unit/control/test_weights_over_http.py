@@ -285,7 +285,7 @@ async def test_a_session_server_does_not_hang_at_an_engine_that_is_paused():
     """It says what is the matter; told to, it continues the engine."""
     fake = make_fake("sglang", scripted_engine())
     async with serving(fake, notices_disconnects=False):
-        provider = fake_provider(fake, self_test_s=0.3)
+        provider = fake_provider(fake, self_test_s=1.5)
         async with fake_provider(fake) as controller:
             await controller.pause(PauseMode.ABORT)
         with pytest.raises(EngineUnavailable, match=r"is it paused\?.*--continue-engines"):

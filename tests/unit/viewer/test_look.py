@@ -148,8 +148,8 @@ def test_the_text_of_the_tokens_is_what_was_said(run: RunDirectory, capsys: pyte
     assert "".join(token["text"] for token in tokens) == f"{WORDS}<|im_end|>"
     assert {token["version"] for token in tokens} == {"0"}
     assert all(token["logprob"] <= 0 for token in tokens)
-    assert {token["fate"] for token in tokens} == {"resample"}
-    assert len(tokens) == document["session"]["ledger"]["dropped"]["resample"]
+    assert {token["fate"] for token in tokens} == {"trained"}
+    assert document["session"]["ledger"]["dropped"] == {}
 
 
 DAMAGES: dict[str, Callable[[RunDirectory], object]] = {

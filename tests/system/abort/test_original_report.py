@@ -77,7 +77,7 @@ def _is_balanced(record: Json) -> bool:
 
 async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turns(logs: list[Any]):
     """ABORTED; the three turns after it are dropped, counted, stamped, and warned of."""
-    [sample], record = await _six_turns("last")
+    [sample], record = await _six_turns("all")
 
     assert [turn["status"] for turn in record["turns"]] == [
         *[TurnStatus.COMPLETED] * 2,
@@ -98,23 +98,8 @@ async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turn
     assert _is_balanced(record)
 
 
-async def test_the_same_session_turn_by_turn_is_three_samples():
-    """The last one ABORTED; each says how many turns came after it in vain; together they train the same tokens."""
-    samples, record = await _six_turns("turns")
-    [merged], merged_record = await _six_turns("last")
-
-    assert [sample["metadata"]["turns"] for sample in samples] == [[0], [1], [2]]
-    assert [sample["status"] for sample in samples] == ["completed", "completed", "aborted"]
-    assert [sample["metadata"]["dropped_trailing_turns"] for sample in samples] == [3, 3, 3]
-    for sample, turn in zip(samples, record["turns"], strict=False):
-        assert sample["tokens"] == turn["prompt_ids"] + turn["output_ids"]
-    assert sum(sum(sample["loss_mask"]) for sample in samples) == sum(merged["loss_mask"])
-    assert record["ledger"] == merged_record["ledger"]
-    assert _is_balanced(record)
-
-
 @pytest.mark.parametrize("agent", [go_on, GOES_ON], ids=["function", "program"])
-@pytest.mark.parametrize("selection", ["last", "turns"])
+@pytest.mark.parametrize("selection", ["all", "one"])
 async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: Any, selection: str):
     """Aborted in the third turn: whatever the agent asks afterwards is 404, and no engine hears of it."""
     async with stage(tmp_path, *HANGS_IN_THE_THIRD) as staged:
@@ -132,7 +117,7 @@ async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: An
     assert rollout.session["refusals"]["turn_aborted"] == 1
     assert sum(rollout.session["refusals"].values()) == 4
     assert report.partial_samples[-1].status is SampleStatus.ABORTED
-    assert len(report.partial_samples) == (1 if selection == "last" else 3)
+    assert len(report.partial_samples) == 1
     assert not any("dropped_trailing_turns" in sample.metadata for sample in report.partial_samples)
     assert rollout.session["ledger"]["dropped"] == {}
     assert _is_balanced(rollout.session)

@@ -297,7 +297,7 @@ async def test_a_rollout_manager_and_a_weight_update_need_the_address_of_the_fro
     assert update.report.problems == ()
     assert [rollout.outcome.kind.value for rollout in rollouts] == ["finished"] * 4
     assert {rollout.agent_result["shard"] for rollout in rollouts if rollout.agent_result} == {"00", "01"}
-    assert [len(rollout.samples) for rollout in rollouts] == [1] * 4
+    assert [len(rollout.samples) for rollout in rollouts] == [2] * 4, "two prompts that have nothing in common"
     assert left == []
 
 

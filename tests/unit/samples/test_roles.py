@@ -1,13 +1,16 @@
 """Which role a call has, over HTTP, and what becomes of its tokens by it."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.samples.delivery import Branch
 from harness.samples.roles import Role, find_roles
+from harness.server.settings import ServerSettings
 from harness.sessions.session import Session
 from harness.types import Json
 from tests.builders import new_session, take_turn, tool
@@ -220,3 +223,31 @@ def test_a_program_below_the_agent_is_a_stray_whatever_it_copies():
 def test_a_process_of_the_agent_is_no_stray(other: Json):
     """Evidence has three parts: below the first caller, another program, later."""
     assert noted(new_session(), process(1, "python agent.py", 900.0, 0), other) == [Role.MAIN, Role.MAIN]
+
+
+def pick_last(branches: Sequence[Branch]) -> list[int]:
+    """A selection of one's own: the branch that was begun last."""
+    return [len(branches) - 1]
+
+
+def pick_what_is_not_there(branches: Sequence[Branch]) -> list[int]:
+    """A selection that is wrong."""
+    return [len(branches)]
+
+
+async def test_a_selection_of_ones_own_chooses_branches():
+    """What it leaves out is dropped by name, and masks follow its choice; one that is wrong is named."""
+    paths = [f"{__name__}:{function.__name__}" for function in (pick_last, pick_what_is_not_there)]
+    async with serving(*says("one", "left", "right"), settings=ServerSettings(selections=tuple(paths))) as client:
+        sessions = [await client.create(selection=path) for path in paths]
+        for session in sessions:
+            history = await ask(client, session, [SYSTEM, user("Go.")])
+            for text in ("Left.", "Right."):
+                await ask(client, session, [*history, user(text)])
+        record, [sample] = await client.record(sessions[0]), await client.samples(sessions[0])
+        wrong = await client.http.get(f"/sessions/{sessions[1].session_id}/samples")
+
+    assert (sample["metadata"]["turns"], sample["weight"]) == ([0, 2], 1.0)
+    assert record["ledger"]["dropped"] == {"other_sample": record["turns"][1]["output_length"]}
+    assert sum(sample["loss_mask"]) == record["ledger"]["trained"]
+    assert (wrong.status_code, "pick_what_is_not_there" in wrong.text) == (400, True)

@@ -1,0 +1,65 @@
+"""Steps that the tool game takes to a mean reward, with each estimator of credit: are rewards of turns worth anything?
+
+    python bench/turn_credit.py --seeds 1 2 3 --steps 80 --rollouts 8
+
+Plays `harness train` on copies of `train_tool_game` that differ in `train.advantage` and its discount alone, one after
+the other. A run has reached a threshold at the first step at which the mean reward of its last ten steps is as high.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+import tomli_w
+
+SCENARIO = Path(__file__).parents[1] / "scenarios" / "train_tool_game"
+ESTIMATORS = ("rollout", "turn", "return_to_go:1", "return_to_go:0.5", "return_to_go:0")
+THRESHOLDS = (0.5, 0.7, 0.8)
+WINDOW = 10
+
+
+def main() -> None:
+    """Print a line per run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--rollouts", type=int, default=8, help="Of a step, in groups of eight.")
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
+    given = parser.parse_args()
+    for seed in given.seeds:
+        for estimator in given.estimators:
+            with TemporaryDirectory() as directory:
+                rewards = train(Path(directory), estimator, seed, given.steps, given.rollouts)
+            means = [fmean(rewards[end - WINDOW : end]) for end in range(WINDOW, len(rewards) + 1)]
+            reached = {
+                goal: next((end for end, mean in enumerate(means, WINDOW) if mean >= goal), None) for goal in THRESHOLDS
+            }
+            tens = " ".join(f"{mean:.2f}" for mean in means[::WINDOW])
+            words = ", ".join(f"{goal:g} at {step or f'none of {given.steps}'}" for goal, step in reached.items())
+            print(f"seed {seed} {estimator}: {words}; per ten steps {tens}", flush=True)
+
+
+def train(directory: Path, estimator: str, seed: int, steps: int, rollouts: int) -> list[float]:
+    """The mean reward of each step."""
+    folder, run = directory / "train_tool_game", directory / "run"
+    shutil.copytree(SCENARIO, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    scenario = tomllib.loads((folder / "scenario.toml").read_text())
+    name, _, discount = estimator.partition(":")
+    scenario["train"] |= {"advantage": name, "discount": float(discount or 1), "rollouts_per_step": rollouts}
+    (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
+    command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
+    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        sys.exit(ended.stderr)
+    lines = (run / "telemetry.jsonl").read_text().splitlines()
+    return [float(json.loads(line)["rollout/reward_mean"]) for line in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Looks up the processes behind connections beside the event loop: many at a time, in a process that does only that.
 
-Its program is `peer_process.py`; it is started when the first client of this machine is looked up, and again when it
-was killed. While it looks, further questions gather, and are answered by its next look.
+Its program is `peer_process.py`; `open` starts it, and the next question does so again when it was killed. While it
+looks, further questions gather, and are answered by its next look.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from harness.machine.peer_process import Ends, PeerProcess
 LOOK_S = 5.0
 """For a look at everything; one that takes longer (a process that the kernel holds) finds nothing."""
 
+_SOCKETS = Path("/proc/net/tcp")
 _answers = msgspec.json.Decoder(list[PeerProcess | None])
 
 
@@ -43,10 +44,15 @@ class PeerProcesses:
         self._is_looking = self._is_closed = False
         self._program: subprocess.Popen[bytes] | None = None
 
+    def open(self) -> None:
+        """Start the program beside the event loop, so that the first client does not wait for it."""
+        if _SOCKETS.exists():
+            self._executor.submit(self._ask, [])
+
     def find(self, ends: Ends) -> asyncio.Future[PeerProcess | None]:
         """Begin to look up a client's process, which is None where it cannot be seen."""
         found: asyncio.Future[PeerProcess | None] = asyncio.get_running_loop().create_future()
-        if self._is_closed or not ends.is_local or not Path("/proc/net/tcp").exists():
+        if self._is_closed or not ends.is_local or not _SOCKETS.exists():
             found.set_result(None)
             return found
         self._waiting.append((ends, found))

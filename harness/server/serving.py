@@ -103,7 +103,7 @@ async def serve(
         await stack.enter_async_context(engine)
         check = _prove_guard(settings, engine, chat_tokenizer, metrics)
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock, tracer)
-        stack.push_async_callback(turns.close)
+        await stack.enter_async_context(turns)
         await turns.live.restore()
         server = SessionServer(turns)
         stack.callback(server.sessions.say_how_far_they_are)

@@ -23,7 +23,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Self, assert_never
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
@@ -143,8 +143,13 @@ class TurnService:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
-    async def close(self) -> None:
-        """Begin nothing more beside the event loop."""
+    async def __aenter__(self) -> Self:
+        """Start what works beside the event loop."""
+        self.processes.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Begin nothing more beside it."""
         self.heavy_work.close()
         await self.processes.close()
 
@@ -239,8 +244,7 @@ class TurnService:
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
-        if session.config.strays is Strays.REFUSE:
-            await call.client.know_process()
+        await call.client.know_process()  # here, because a turn that has its tokens and no end misses a sweep
         call.client.require_there()
         if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
@@ -292,7 +296,6 @@ class TurnService:
                 changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
                 if changed:
                     await self.store.keep_scores(session.session_id, changed)
-            await call.client.know_process()
             turn.outcome = outcome = self._end(call, generation, turn.held_s)
         if generation.limit is not None:
             raise generation.limit
@@ -345,14 +348,11 @@ class TurnService:
         if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; of a call it may be the end
             parsed = self.chat_tokenizer.parse(sampled._replace(ids=sampled.ids[:-1]), tools)
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
-        notes: Json = {"client": call.client.notes()}  # its process may have been unknown at admission
-        notes |= {"malformed_tool_call": True} if parsed.malformed else {}
-        notes |= {"matched_stop": stop} if stop else {}
         reply = Reply(
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
             reply_message(parsed, f"call_{admission.key.hex()[:12]}{admission.ordinal}_"),
             end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
-            notes,
+            ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
         )
         error = generation.limit or generation.failure
         return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)

@@ -229,4 +229,4 @@ async def test_a_full_disk_refuses_turns_and_loses_none(small_disk):
     assert (again.status_code, drained.status_code) == (200, 200)
     final = read_file(store)
     assert {stored.phase for stored in final.values()} == {"closing"}
-    assert ledger_of(final[session.session_id])["trained"] == 40 * 256
+    assert ledger_of(final[session.session_id])["trained"] == (answered + 1) * 40 * 256

@@ -5,8 +5,8 @@ import json
 import sqlite3
 from contextlib import closing
 from hashlib import blake2b
+from typing import Any
 
-import httpx
 import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
@@ -20,10 +20,13 @@ SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
 LATE = ScriptStep(text="late", delay_s=0.1)
 
 
-async def leave(client, session, messages=HI, *, after_s: float = 0.06, **headers: str) -> None:
-    """A client whose patience ends."""
-    with pytest.raises(httpx.ReadTimeout):
-        await client.http.post(url_of(session), json={"messages": messages}, timeout=after_s, headers=headers)
+async def leave(client, session, **call: Any) -> None:
+    """A client whose patience ends while its answer is sampled."""
+    asking = asyncio.create_task(client.http.post(url_of(session), **(call or {"json": {"messages": HI}})))
+    await eventually(lambda: bool(client.engine.live))
+    await asyncio.sleep(0.03)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def settled(client, session) -> None:
@@ -45,8 +48,7 @@ async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_pa
     key = b"\0one" if headers else b""
     async with serving(SLOW, store=path) as client:
         session = await client.create()
-        with pytest.raises(httpx.ReadTimeout):
-            await client.http.post(url_of(session), content=content, timeout=0.06, headers=headers)
+        await leave(client, session, content=content, headers=headers)
         await settled(client, session)
     with closing(sqlite3.connect(path)) as connection, connection:
         older = blake2b(content + key, digest_size=16).hexdigest()
@@ -204,7 +206,9 @@ async def test_a_client_that_leaves_a_closed_gate_is_not_held_any_more():
     async with serving(*says("x")) as client:
         session = await client.create()
         await client.http.post("/sessions/pause")
-        await leave(client, session)
+        asking = asyncio.create_task(ask(client, session))
+        await client.held(1)
+        asking.cancel()
         await client.held(0)
         record = await client.record(session)
 

@@ -58,7 +58,6 @@
     ├── AgentError                 an agent cannot be prepared or started
     ├── AdapterError               a setting of a framework that cannot be kept, or an interface that differs
     ├── ScenarioError              a scenario file or its check is wrong
-    ├── ConfigError                the file of a user's own defaults is wrong
     ├── RunError                   a run directory cannot be created or resumed
     ├── SegmentError               a segment that cannot be trained, or does not fit into a pack
     ├── StepError                  a step that cannot be planned as asked, or whose bounds are used up
@@ -578,13 +577,6 @@ class ScenarioError(HarnessError):
 
     cause = Cause.SCENARIO
     code = "scenario_error"
-
-
-class ConfigError(HarnessError):
-    """The file of a user's own defaults cannot be read, or says what no option takes."""
-
-    cause = Cause.SCENARIO
-    code = "config_error"
 
 
 class RunError(HarnessError):

@@ -51,9 +51,6 @@ _MOST_GB = 3
 """What a test process may hold; servers that tests start are processes of their own."""
 
 
-os.environ["HARNESS_CONFIG"] = os.devnull  # the commands that tests run are those of nobody in particular
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start heed Ctrl+C, also when the tests are a background job of a shell, which ignores it.
 

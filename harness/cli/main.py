@@ -15,7 +15,7 @@ import typer
 
 from harness import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
-from harness.cli.installation import completion, config, doctor
+from harness.cli.installation import completion, doctor
 from harness.cli.log_options import add_log_options
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sessions
@@ -54,15 +54,11 @@ app.add_typer(agent.app, name="agent")
 app.add_typer(model.app, name="model")
 app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
-app.add_typer(config.app, name="config")
 app.command("completion")(completion.completion)
 add_log_options(app)
 
 _INTERRUPTED = 130
 """Typer's exit code after Ctrl+C in a command that does not look after itself."""
-
-_WITHOUT_DEFAULTS = frozenset({"config", "doctor", "completion"})
-"""Commands that do without the file of defaults: they say what is wrong with it, or run at the start of a shell."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""
@@ -76,16 +72,11 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del version
-    if context.invoked_subcommand not in _WITHOUT_DEFAULTS:
-        from harness.cli.installation.config_file import use_config_file
-
-        use_config_file(context)
 
 
 def main() -> None:

@@ -243,7 +243,6 @@ def _check_announcement(document: bytes) -> None:
 
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:
     """The environment of this process for a shard, with its secrets, which no command line shows."""
-    own = {"HARNESS_CONFIG": os.devnull}  # the front has read the file, and hands on what it says
     secrets = {"HARNESS_ADMIN_TOKEN": admin_token or "", "HARNESS_ENGINE_KEY": engine_key}
     others = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_FRONT)}
-    return others | own | {name: value for name, value in secrets.items() if value}
+    return others | {name: value for name, value in secrets.items() if value}

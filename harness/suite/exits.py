@@ -9,7 +9,6 @@ from enum import IntEnum
 from harness.errors import (
     AgentError,
     CannotListen,
-    ConfigError,
     EngineError,
     HarnessError,
     LaneError,
@@ -53,7 +52,6 @@ class NothingSelected(ScenarioError):
 _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (NothingSelected, ExitCode.NOTHING_SELECTED),
     (ScenarioError, ExitCode.USAGE),
-    (ConfigError, ExitCode.USAGE),
     (RunError, ExitCode.USAGE),
     (UnknownModel, ExitCode.USAGE),
     (SegmentError, ExitCode.USAGE),

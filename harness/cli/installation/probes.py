@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
-import typer
-
 import harness
 from harness.cli.installation.findings import Finding, Level, Probe, Scratch
 from harness.cli.installation.packages import examine_packages
-from harness.errors import ConfigError, LaneError
+from harness.errors import LaneError
 
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
@@ -47,24 +45,6 @@ def _examine_platform(_: Scratch) -> list[Finding]:
         return [Finding("platform", Level.OK, found)]
     step = "for those a Linux machine, x86_64 or aarch64; sessions are served here all the same"
     return [Finding("platform", Level.WARN, f"{found}: no agents from npm, no `harness engine up sglang|vllm`", step)]
-
-
-def _examine_config(_: Scratch) -> list[Finding]:
-    """Whether every command finds its defaults in the file."""
-    from harness.cli.installation.config_file import config_path, find_danger, read_tables, settings_of
-    from harness.cli.main import app
-
-    path = config_path()
-    if not path.exists():
-        return [Finding("config", Level.OK, f"no {path}, which is not needed")]
-    try:
-        tables = read_tables(path)
-        settings_of(path, tables, typer.main.get_command(app))
-    except ConfigError as error:
-        return [Finding("config", Level.FAIL, error.message, "mend it: until then hardly a command runs")]
-    if danger := find_danger(path, tables):
-        return [Finding("config", Level.WARN, danger)]
-    return [Finding("config", Level.OK, str(path))]
 
 
 def _examine_cache(scratch: Scratch) -> list[Finding]:
@@ -243,7 +223,6 @@ PROBES: Mapping[str, Probe] = {
     "python": _examine_python,
     "platform": _examine_platform,
     "packages": examine_packages,
-    "config": _examine_config,
     "tokenizer": _examine_tokenizer,
     "cache": _examine_cache,
     "loopback": _examine_loopback,

@@ -21,7 +21,6 @@ def test_an_installation_that_works(tmp_path: Path):
         "packages",
         "tokenizer",
         "cache",
-        "config",
         "sqlite",
         "clock",
         "loopback",
@@ -36,14 +35,14 @@ def test_an_installation_that_works(tmp_path: Path):
 
 
 def test_what_is_broken_is_told_with_the_way_out(tmp_path: Path):
-    """A cache that is a file, defaults that are no TOML, and no npm, which is a warning."""
-    (tmp_path / "file").write_text("[run")
+    """A cache that is a file, and no npm, which is a warning."""
+    (tmp_path / "file").touch()
     file = str(tmp_path / "file")
-    ended = _examine(tmp_path, HARNESS_CACHE=file, HARNESS_CONFIG=file, PATH=str(tmp_path))
+    ended = _examine(tmp_path, HARNESS_CACHE=file, PATH=str(tmp_path))
 
     checks = {each["check"]: each for each in ended.document["checks"]}
     assert (ended.code, ended.document["ok"]) == (6, False)
-    assert [checks[name]["level"] for name in ("cache", "config", "node")] == ["fail", "fail", "warn"]
+    assert [checks[name]["level"] for name in ("cache", "node")] == ["fail", "warn"]
     assert "HARNESS_CACHE" in checks["cache"]["next_step"]
     assert "codex" in checks["node"]["found"]
 

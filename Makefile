@@ -47,6 +47,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
 	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
 	$(PY) -m tests.conformance.families.serve_many
+	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py

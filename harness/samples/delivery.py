@@ -91,14 +91,14 @@ def plan_delivery(
         sizes = [sum(turn.masked_from for turn in each.kept if plan.is_trained(turn)) for each in branches]
         best = max(range(len(sizes)), key=lambda number: (sizes[number], number), default=None)
         return plan._replace(delivered=[] if best is None else [branches[best]])
-    try:
-        chosen = sorted(set(load_selection(selection)(branches)))
-        return plan._replace(delivered=[branches[number] for number in chosen])
-    except (IndexError, TypeError) as error:
+    chosen = load_selection(selection)(branches)
+    if not all(number in range(len(branches)) for number in chosen):
         raise MalformedRequest(
-            f"selection: expected {selection} to return numbers of its {len(branches)} branches: {error}",
+            f"selection: expected {selection} to return numbers of its branches, 0 to {len(branches) - 1};"
+            f" got {chosen!r:.60}",
             param="selection",
-        ) from error
+        )
+    return plan._replace(delivered=[branches[number] for number in sorted(set(chosen))])
 
 
 def load_selection(path: str) -> ChooseBranches:

@@ -235,9 +235,14 @@ def pick_what_is_not_there(branches: Sequence[Branch]) -> list[int]:
     return [len(branches)]
 
 
+def pick_from_the_end(branches: Sequence[Branch]) -> list[int]:
+    """A selection that is wrong: the last branch, twice."""
+    return [len(branches) - 1, -1]
+
+
 async def test_a_selection_of_ones_own_chooses_branches():
     """What it leaves out is dropped by name, and masks follow its choice; one that is wrong is named."""
-    paths = [f"{__name__}:{function.__name__}" for function in (pick_last, pick_what_is_not_there)]
+    paths = [f"{__name__}:{function.__name__}" for function in (pick_last, pick_what_is_not_there, pick_from_the_end)]
     async with serving(*says("one", "left", "right"), settings=ServerSettings(selections=tuple(paths))) as client:
         sessions = [await client.create(selection=path) for path in paths]
         for session in sessions:
@@ -245,9 +250,10 @@ async def test_a_selection_of_ones_own_chooses_branches():
             for text in ("Left.", "Right."):
                 await ask(client, session, [*history, user(text)])
         record, [sample] = await client.record(sessions[0]), await client.samples(sessions[0])
-        wrong = await client.http.get(f"/sessions/{sessions[1].session_id}/samples")
+        wrong = [await client.http.get(f"/sessions/{each.session_id}/samples") for each in sessions[1:]]
 
     assert (sample["metadata"]["turns"], sample["weight"]) == ([0, 2], 1.0)
     assert record["ledger"]["dropped"] == {"other_sample": record["turns"][1]["output_length"]}
     assert sum(sample["loss_mask"]) == record["ledger"]["trained"]
-    assert (wrong.status_code, "pick_what_is_not_there" in wrong.text) == (400, True)
+    assert [each.status_code for each in wrong] == [400, 400]
+    assert ["pick_what_is_not_there" in wrong[0].text, "0 to 1" in wrong[1].text] == [True, True]

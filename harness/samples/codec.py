@@ -3,7 +3,7 @@
 `sample_from_json(sample_to_json(s))` equals `s` in every column: a float32 is written with enough digits to come back
 as itself. Parquet has one row per sample and list columns for the per-token values; metadata is a JSON text there. In
 the binary form, which msgpack can carry, a column is its little-endian bytes: a tenth of the JSON. As tensors, a column
-is one of a safetensors blob, and is read without being copied.
+is one of a safetensors blob.
 """
 
 import json
@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from harness.errors import RunError
-from harness.samples.tensor_blob import read_tensors, write_tensors
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
@@ -69,23 +70,23 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     text = msgspec.json.encode({**about, "samples": others})
     tensors = {
         f"{name}.{number}": getattr(sample, name).astype(dtype, copy=False)
-        for name, dtype in sorted(_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize)
+        for name, dtype in _COLUMNS.items()
         for number, sample in enumerate(samples)
     }
-    # Bytes come last, so that every column begins where a value of its width may.
-    return write_tensors({**tensors, "about": np.frombuffer(text, np.uint8)})
+    blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
+    return blob
 
 
 def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
     """The samples that `samples_to_tensors` wrote, and what it was told about them. Raises `RunError`."""
-    tensors = read_tensors(blob)
     try:
+        tensors = safetensors.numpy.load(blob)
         about = msgspec.json.decode(tensors["about"].data, type=Json)
         samples = [
             sample_from_json(others | {name: tensors[at] for name in _COLUMNS if (at := f"{name}.{number}") in tensors})
             for number, others in enumerate(about.pop("samples"))
         ]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"not samples: {type(error).__name__} {error}") from error
     return samples, about
 

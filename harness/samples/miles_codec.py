@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.numpy
 
 from harness.samples.delivery import SampleDelivery, cut_response
-from harness.samples.tensor_blob import write_tensors
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample, SampleStatus, Turn
 
@@ -59,7 +59,8 @@ def encode_for_miles(
     reason = None if kept else ALL_TRUNCATED if samples else NO_RECORDS
     meta: Json = {"samples": described, "session_metadata": {}, "empty_reason": reason}
     tensors["_samples_meta"] = np.frombuffer(json.dumps(meta, ensure_ascii=False).encode(), np.uint8)
-    return write_tensors(tensors)
+    blob: bytes = safetensors.numpy.save(tensors)
+    return blob
 
 
 def cut_sample(sample: Sample, most: int | None) -> Sample | None:

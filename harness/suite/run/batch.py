@@ -51,25 +51,6 @@ class Progress(Protocol):
         """A rollout has ended and its record is durable."""
 
 
-class Silence:
-    """A `Progress` that nobody watches."""
-
-    def say(self, text: str) -> None:
-        """Say nothing."""
-
-    def begin(self, total: int, done: int) -> None:
-        """Say nothing."""
-
-    def begin_rollout(self, rollout: PlannedRollout) -> None:
-        """Say nothing."""
-
-    def look(self, sessions: Sequence[LiveSession]) -> None:
-        """Say nothing."""
-
-    def end_rollout(self, record: RolloutRecord) -> None:
-        """Say nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
     """The rollouts of a scenario, and everything that they share."""

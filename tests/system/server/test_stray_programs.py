@@ -5,6 +5,7 @@ prompt and the tools of its agent. A relay hides every process, as a machine bet
 """
 
 import json
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 
 PROGRAMS = ROOT / "tests" / "processes"
 OF_PROGRAM = "What is rewarded is easily said, and a program says it for ever and ever."
-COPY = f"{sys.executable} {PROGRAMS / 'made_program.py'}"
-BACKGROUND = f"(nohup sh -c '{COPY}; touch done' >&2 &); until [ -e done ]; do sleep 0.1; done"
-NODE = f"node {PROGRAMS / 'made_program.mjs'}"
+COPY = shlex.join([sys.executable, str(PROGRAMS / "made_program.py")])
+BACKGROUND = f"(nohup sh -c {shlex.quote(f'{COPY}; touch done')} >&2 &); until [ -e done ]; do sleep 0.1; done"
+NODE = shlex.join(["node", str(PROGRAMS / "made_program.mjs")])
 CURL = (
     'curl --silent "$OPENAI_BASE_URL/chat/completions" -H "authorization: Bearer $OPENAI_API_KEY"'
     """ -d '{"messages": [{"role": "user", "content": "Say what is easily rewarded."}]}'"""

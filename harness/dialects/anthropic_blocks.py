@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import WireCall
+from harness.dialects.model_request import RecordedText
 from harness.errors import MalformedRequest
 from harness.tokens.matching import same_arguments
 from harness.types import Json, Message
@@ -106,8 +106,7 @@ def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> list[Unit]
 class BlockReader:
     """Reads units, and gathers what is said in passing."""
 
-    call: WireCall
-    json_depth: int
+    record: RecordedText
     references: set[str] = field(default_factory=set)
     """The tools that results have referred to."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -132,15 +131,20 @@ class BlockReader:
         reasoning: list[str] = []
         redacted: list[str] = []
         calls: list[Json] = []
+        ids: set[str] = set()
+        seals: set[str] = set()
         for block in blocks:
             match block:
                 case _Text(text):
                     texts.append(text)
                 case _Thinking(thinking, signature):
-                    reasoning.append(thinking or self.call.sealed_reasoning(signature))
+                    reasoning.append(thinking or self.record.unseal(signature, seals, place))
                 case _RedactedThinking(data):
                     redacted.append(data)
                 case _ToolUse():
+                    if block.id and block.id in ids:
+                        raise MalformedRequest(f"{place}: expected an id of its own for each call", param=place)
+                    ids.add(block.id)
                     function = {"name": block.name, "arguments": self._read_arguments(block, place)}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case _:
@@ -185,12 +189,13 @@ class BlockReader:
             return "{}"
         value = decode_json(_input_decoder, call.input, f"{place}.input")
         sent = bytes(call.input).decode()
-        turn = self.call.caller(call.id)
+        turn = self.record.call.caller(call.id)
         for made in () if turn is None else turn.reply["tool_calls"]:
-            if made["id"] == call.id and same_arguments(made["function"]["arguments"], sent):
-                arguments: str = made["function"]["arguments"]
-                return arguments
-        check_json(value, f"{place}.input", self.json_depth)
+            if made["id"] == call.id:
+                arguments = self.record.take(made["function"]["arguments"], place)
+                if same_arguments(arguments, sent):
+                    return arguments
+        check_json(value, f"{place}.input", self.record.limits.json_depth)
         return json.dumps(value, ensure_ascii=False)
 
 

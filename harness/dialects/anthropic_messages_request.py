@@ -25,10 +25,10 @@ from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
     PartlyRead,
+    RecordedText,
     Streaming,
     ToolMode,
     WireCall,
-    check_calls,
     function_tool,
     require_offered,
 )
@@ -133,14 +133,14 @@ def parse_request(
         offer = _Offer(recall.tools, {}, ())
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
-    reader = BlockReader(call, limits.json_depth)
+    reader = BlockReader(RecordedText(call, limits, recall.characters))
     starts = [0, *accumulate(recall.counts)]
     unread = units[len(recall.counts) :]
     new = [reader.read(unit) for unit in unread]
 
     @lru_cache(maxsize=1)  # messages are asked for in their order, and many may come from one unit
     def read_unit(number: int) -> Sequence[Message]:
-        return BlockReader(call, limits.json_depth).read(units[number])
+        return BlockReader(RecordedText(call, limits)).read(units[number])
 
     def read_known(number: int) -> Message:
         unit = bisect_right(starts, number) - 1
@@ -148,8 +148,6 @@ def parse_request(
 
     flat = tuple(message for messages in new for message in messages)
     messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
-    read = ((unit.places[0], each) for unit, said in zip(unread, new, strict=True) for each in said)
-    check_calls(read)
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")

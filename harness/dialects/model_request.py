@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Self, overload
 
-from harness.errors import MalformedRequest
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import MalformedRequest, OverLimit
 from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
@@ -62,10 +63,41 @@ class WireCall:
     sent: SentBody | None = None
     """The body, for a history that is to know by its beginning which messages are in it."""
 
-    def sealed_reasoning(self, sealed: str) -> str:
-        """The reasoning of the session's own reply for which `seal` gave that; empty when there is no such reply."""
-        turn = self.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
-        return "" if turn is None else turn.reply.get("reasoning_content") or ""
+
+@dataclass(slots=True)
+class RecordedText:
+    """Text that a request names in its session's record instead of sending it: at most as much as a body may hold.
+
+    A key is short and the text behind it is long. So the text is counted as it is taken, before it is joined or parsed.
+    """
+
+    call: WireCall
+    limits: RequestLimits
+    characters: int = 0
+    """Taken so far, or in the messages before."""
+
+    def take(self, text: str, param: str) -> str:
+        """`text`, which the request holds from now on. Raises `OverLimit` when the request holds too much."""
+        self.characters += len(text)
+        if self.characters > self.limits.body_bytes:
+            raise OverLimit(
+                f"{param}: expected at most {self.limits.body_bytes} characters (the server's limit `body_bytes`) where"
+                " reasoning, calls and items are named instead of sent; got more",
+                limit="body_bytes",
+                param=param,
+            )
+        return text
+
+    def unseal(self, sealed: str, taken: set[str], param: str) -> str:
+        """The reasoning of the session's own reply for which `seal` gave that; empty when there is no such reply.
+
+        One message holds it once: a key in `taken` stands for nothing. Raises `OverLimit`.
+        """
+        turn = self.call.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
+        if turn is None or sealed in taken:
+            return ""
+        taken.add(sealed)
+        return self.take(turn.reply.get("reasoning_content") or "", param)
 
 
 def seal(response_id: str) -> str:

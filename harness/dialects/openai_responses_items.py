@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import WireCall, said_arguments
+from harness.dialects.model_request import RecordedText, said_arguments
 from harness.dialects.openai_responses_tools import (
     CUSTOM,
     FUNCTION,
@@ -25,7 +25,6 @@ from harness.dialects.openai_responses_tools import (
     recorded_id,
     shell_arguments,
 )
-from harness.dialects.request_limits import RequestLimits
 from harness.errors import MalformedRequest
 from harness.types import Json, Message, Turn
 
@@ -212,8 +211,8 @@ def _belongs(item: Item, group: MessageItems) -> bool:
     return item.type != "message" or "message" not in group.types
 
 
-def read_message(group: MessageItems, call: WireCall, limits: RequestLimits) -> Message:
-    """The message that these items of `call` are, in normal form. Raises `MalformedRequest` naming the field."""
+def read_message(group: MessageItems, record: RecordedText) -> Message:
+    """The message that these items are, in normal form. Raises `MalformedRequest` naming the field, or `OverLimit`."""
     first = group.items[0]
     if first.type in _RESULTS:
         result = decode_json(_result_decoder, first.raw, first.field)
@@ -222,20 +221,24 @@ def read_message(group: MessageItems, call: WireCall, limits: RequestLimits) -> 
     if not first.is_reply:
         said = _decode_message(first)
         return {"role": said.role, "content": read_text(said.content, f"{first.field}.content")}
-    content, reasoning, calls = "", "", []
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Json] = []
+    seals: set[str] = set()
     for item in group.items:
-        if item.type == "message":
-            said = item.recorded
-            content += read_text(_decode_message(item).content, f"{item.field}.content") if said is None else said
-        elif item.type == "reasoning":
-            reasoning += _read_reasoning(item, call) if item.recorded is None else item.recorded
+        if item.type in _CALLS:
+            calls.append(_read_call(item, record))
+        elif item.recorded is not None:
+            (texts if item.type == "message" else reasoning).append(record.take(item.recorded, item.field))
+        elif item.type == "message":
+            texts.append(read_text(_decode_message(item).content, f"{item.field}.content"))
         else:
-            calls.append(_read_call(item, limits) if item.recorded is None else item.recorded)
-    message: Json = {"role": "assistant", "content": content}
+            reasoning.append(_read_reasoning(item, record, seals))
+    message: Json = {"role": "assistant", "content": "".join(texts)}
     if calls:
         message["tool_calls"] = calls
-    if reasoning:
-        message["reasoning_content"] = reasoning
+    if any(reasoning):
+        message["reasoning_content"] = "".join(reasoning)
     return message
 
 
@@ -265,7 +268,11 @@ def _decode_message(item: Item) -> _Message:
         raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
 
 
-def _read_call(item: Item, limits: RequestLimits) -> Json:
+def _read_call(item: Item, record: RecordedText) -> Json:
+    if item.recorded is not None:
+        record.take(item.recorded["function"]["arguments"], item.field)
+        call: Json = item.recorded
+        return call
     wire = decode_json(_call_decoders[item.type], item.raw, item.field)
     match wire:
         case _FunctionCall():
@@ -275,15 +282,15 @@ def _read_call(item: Item, limits: RequestLimits) -> Json:
             form = CallForm(CUSTOM, wire.name, wire.namespace)
             arguments = custom_arguments(wire.call_id, wire.input)
         case _:
-            check_json(wire.action, f"{item.field}.action", limits.json_depth)
+            check_json(wire.action, f"{item.field}.action", record.limits.json_depth)
             form = CallForm(LOCAL_SHELL, LOCAL_SHELL)
             arguments = shell_arguments(wire.action)
     return {"id": item.call_id, "type": "function", "function": {"name": form.function, "arguments": arguments}}
 
 
-def _read_reasoning(item: Item, call: WireCall) -> str:
+def _read_reasoning(item: Item, record: RecordedText, seals: set[str]) -> str:
     """What its content says; without any, the reasoning of the recorded reply that was sealed so, then its summary."""
     wire = decode_json(_reasoning_decoder, item.raw, item.field)
     content = read_text(wire.content, f"{item.field}.content")
-    recorded = content or call.sealed_reasoning(wire.encrypted_content or "")
+    recorded = content or record.unseal(wire.encrypted_content or "", seals, item.field)
     return recorded or read_text(wire.summary, f"{item.field}.summary")

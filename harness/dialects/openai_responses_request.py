@@ -19,7 +19,7 @@ from harness.dialects.ignored import (
     note_ignored,
 )
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode, WireCall
+from harness.dialects.model_request import ModelRequest, PartlyRead, RecordedText, Streaming, ToolMode, WireCall
 from harness.dialects.openai_responses_items import group_items, read_message
 from harness.dialects.openai_responses_tools import CALL_KINDS, CallForm, ToolList
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -140,11 +140,12 @@ def parse_request(
         recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
     tools = tool_list.read() if recall.tools is None else recall.tools
 
-    def read(number: int) -> Message:
+    def read(number: int, record: RecordedText | None = None) -> Message:
         behind = number - len(before)
-        return before[number] if behind < 0 else read_message(groups[behind], call, limits)
+        return before[number] if behind < 0 else read_message(groups[behind], record or RecordedText(call, limits))
 
-    new = tuple(map(read, range(recall.known, len(before) + len(groups))))
+    record = RecordedText(call, limits, recall.characters)
+    new = tuple(read(number, record) for number in range(recall.known, len(before) + len(groups)))
     messages = PartlyRead(recall.known, new, read) if recall.known else new
     if not messages:
         raise MalformedRequest("input: expected at least one item, got none", param="input")

@@ -31,6 +31,7 @@ from harness.tokens.sent_body import SentBody
 from harness.types import TokenIds, Turn, as_ids
 
 _T = TypeVar("_T")
+_Find = Callable[[str], Turn | None]
 
 TAIL = 256
 """Ids at the end of a prompt: enough to see what the generation prompt began."""
@@ -107,23 +108,26 @@ def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str
 
 
 @contextmanager
-def _answers_nearby(answered_as: Callable[[str], Turn | None]) -> Iterator[Callable[[str], Turn | None]]:
-    """`answered_as` that raises `_LongBefore`, within the block, where all it has found is no work for the event loop.
+def _nearby() -> Iterator[Callable[[_Find], _Find]]:
+    """Bound look-ups in the record: within the block they raise `_LongBefore` when they find too much for the loop.
 
     Messages that are known may be read behind the block.
     """
     size_bytes, is_within = 0, True
 
-    def find(response_id: str) -> Turn | None:
-        nonlocal size_bytes
-        turn = answered_as(response_id)
-        size_bytes += 0 if turn is None else _BYTES_PER_TOKEN * int(turn.output_ids.size)
-        if is_within and size_bytes > _LARGE_BODY:
-            raise _LongBefore(size_bytes)
-        return turn
+    def bounded(look_up: _Find) -> _Find:
+        def find(some_id: str) -> Turn | None:
+            nonlocal size_bytes
+            turn = look_up(some_id)
+            size_bytes += 0 if turn is None else _BYTES_PER_TOKEN * int(turn.output_ids.size)
+            if is_within and size_bytes > _LARGE_BODY:
+                raise _LongBefore(size_bytes)
+            return turn
+
+        return find
 
     try:
-        yield find
+        yield bounded
     finally:
         is_within = False
 
@@ -180,9 +184,10 @@ class Prompts:
         is_long = new_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
         if not is_long:
             try:
-                with _answers_nearby(wire.answered_as) as answered_as:
+                with _nearby() as bounded:
                     nearby = partial(_turns_nearby, wire.turns_until)
-                    return work(replace(wire, turns_until=nearby, answered_as=answered_as))
+                    answered_as, caller = bounded(wire.answered_as), bounded(wire.caller)
+                    return work(replace(wire, turns_until=nearby, answered_as=answered_as, caller=caller))
             except _LongBefore as before:  # nothing has been read but the small body
                 size_bytes += before.size_bytes
         return await self.heavy_work.do(size_bytes, work)

@@ -97,6 +97,11 @@ class Recall(NamedTuple):
         """How many of the first messages were read before."""
         return max(0, len(self.prefixes) - 1)
 
+    @property
+    def characters(self) -> int:
+        """Those of the texts in the messages that are known."""
+        return self.prefixes[-1].told + self.prefixes[-1].said if self.prefixes else 0
+
     def with_read(self, counts: Sequence[int]) -> "Recall":
         """The same where each of the other raw messages has come to so many; one each where nobody says so."""
         return self._replace(counts=(*self.counts, *counts))

@@ -189,6 +189,26 @@ async def test_long_answers_that_references_stand_for_are_read_off_the_loop():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
 
 
+async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
+    """A client may send the arguments in few bytes where many were sampled."""
+    spaced = '<tool_call>\n{"name": "add", "arguments": {"a": %s2.0}}\n</tool_call>' % (" " * 26_000)
+    async with serving(*says(spaced, "two")) as client:
+        session = await client.create()
+        url, threads, sent = f"/sessions/{session.session_id}/v1/messages", [], list(HI)
+        for _ in range(2):
+            asked = {"max_tokens": 30_000, "messages": sent, "tools": [{"name": "add", "input_schema": {}}]}
+            answer = await client.http.post(url, json=asked)
+            assert answer.status_code == 200, answer.text
+            [use] = [block for block in answer.json()["content"] if block["type"] == "tool_use"] or [None]
+            result = [{"type": "tool_result", "tool_use_id": use["id"], "content": "5"}] if use else "end"
+            sent += [{"role": "assistant", "content": [use]}, {"role": "user", "content": result}]
+            threads.append(len(client.server._turns.heavy_work._executor._threads))
+        record = await client.record(session)
+
+    assert threads == [0, 1]
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0]
+
+
 async def test_a_retry_count_of_any_length_is_no_bug_of_ours():
     """Python refuses to convert five thousand digits."""
     async with serving(*says("hello")) as client:

@@ -1,18 +1,22 @@
 """The chat template of a model folder: a Jinja program that turns messages into text.
 
-Runs sandboxed, under the conventions of `transformers`, and gives the same text on every day of the year. An exception
-of a template over messages that it was not written for is the client's error. Knows no tokens.
+Runs sandboxed, under the conventions of `transformers.utils.chat_template_utils`, and gives the same text on every day
+of the year: the only difference to `apply_chat_template`. An exception of a template over messages that it was not
+written for is the client's error. Knows no tokens.
 """
 
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from harness.errors import MalformedRequest, TokenizerError
@@ -29,46 +33,43 @@ _FAULTS = (
     ValueError,
 )
 """The exceptions of a template over messages that it was not written for: it is somebody else's program."""
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; templates are written for the first two."""
 
 
 class JinjaTemplate:
-    """A compiled chat template."""
+    """A compiled chat template, or two: `tool_use` serves conversations with tools where a model has one."""
 
-    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        """Raises `TokenizerError` when `source` does not compile."""
-        self.source = source
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None, *, tool_use: str | None = None) -> None:
+        """Raises `TokenizerError` when a source does not compile."""
+        self.source = source if tool_use is None else source + tool_use
+        """Text of the templates, in which the markers and the call syntax of the family are found."""
         self._variables = dict(variables or {})
-        # As chat templates expect it: the conventions of `transformers.utils.chat_template_utils`.
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        environment.globals["raise_exception"] = _refuse
-        # A fixed day: a prompt that changes with the calendar cannot be reproduced (I10).
-        environment.globals["strftime_now"] = dt.date(2025, 1, 1).strftime
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TokenizerError(f"the chat template does not compile: {error}") from error
+        self._template = _compile(source)
+        self._tool_use = self._template if tool_use is None else _compile(tool_use)
 
     @classmethod
     def load(cls, directory: Path, template_file: Path | None = None) -> Self:
-        """The template of a HuggingFace folder (`chat_template.jinja` or the one in `tokenizer_config.json`).
+        """The template of a HuggingFace folder, as `AutoTokenizer` finds it; `template_file` replaces it.
 
-        Raises `TokenizerError` when there is none or it does not compile.
+        `chat_template.jinja` and `additional_chat_templates` go before `tokenizer_config.json`. Raises `TokenizerError`
+        when there is none or it does not compile.
         """
         config = read_json(directory / "tokenizer_config.json")
-        special = {name: declared_token(config, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        if "added_tokens_decoder" not in config:  # where older folders name special tokens
+            config |= read_json(directory / "special_tokens_map.json")
+        special = {name: declared_token(config, name) for name in _SPECIAL_TOKENS}
         variables = {name: text for name, text in special.items() if text is not None}
-        path = template_file or directory / "chat_template.jinja"
-        if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), variables)
-        source = config.get("chat_template")
-        if isinstance(source, list):  # several, by name: `default`, `tool_use`, `rag`
-            source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-        if template_file is not None or not isinstance(source, str):
-            raise TokenizerError(f"expected a chat template in {path}, found none; pass one or use an instruct model")
-        return cls(source, variables)
+        if template_file is None:
+            named = _templates_of(directory, config)
+        else:
+            named = {"default": template_file.read_text(encoding="utf-8")} if template_file.is_file() else {}
+        source, tool_use = named.get("default"), named.get("tool_use")
+        if source is None:
+            where = template_file or directory / "chat_template.jinja"
+            raise TokenizerError(f"expected a chat template in {where}, found none; pass one or use an instruct model")
+        return cls(source, variables, tool_use=tool_use)
 
     @property
     def digest(self) -> str:
@@ -77,13 +78,15 @@ class JinjaTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True) -> str:
         """The text of a conversation. Raises `MalformedRequest` when the template refuses the messages."""
+        template = self._tool_use if tools else self._template
+        told = {
+            "messages": [_as_templates_know_it(message) for message in messages],
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=generation_prompt,
-                **self._variables,
-            )
+            return template.render(self._variables | told)
         except _FAULTS as error:
             raise MalformedRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
@@ -95,6 +98,70 @@ class JinjaTemplate:
             return self.render(messages, tools, generation_prompt=generation_prompt)
         except MalformedRequest:
             return None
+
+
+def _templates_of(directory: Path, config: Json) -> dict[str, str]:
+    """The templates of a folder by their names; the one that has none is `default`."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (default := directory / "chat_template.jinja").is_file():
+        files["default"] = default
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    declared = config.get("chat_template")
+    named: list[Json] = declared if isinstance(declared, list) else [{"name": "default", "template": declared}]
+    return {each["name"]: each["template"] for each in named if isinstance(each.get("template"), str)}
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag around an answer, with which a trainer finds it; what is inside is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  # the library's type
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """A block of its own: variables that are set inside end with it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _render(caller: Callable[[], str]) -> str:
+        return caller()
+
+
+@cache
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    # A fixed day: a prompt that changes with the calendar cannot be reproduced (I10).
+    environment.globals["strftime_now"] = dt.datetime(2025, 1, 1).strftime  # noqa: DTZ001  # no zone: as transformers
+    return environment
+
+
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise TokenizerError(f"the chat template does not compile: {error}") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _as_templates_know_it(message: Message) -> Json:
+    """`message` without empty fields, and with its reasoning under the names by which templates ask for it."""
+    said = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((said[name] for name in _REASONING if name in said), None)
+    return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}
 
 
 def _refuse(reason: str) -> NoReturn:

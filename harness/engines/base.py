@@ -175,6 +175,9 @@ class EngineWorkers(Protocol):
     def serving(self) -> Mapping[str, "TokenProvider"]:
         """Those that new requests may go to."""
 
+    def next_for(self, session_id: str) -> str | None:
+        """Name of the worker that the session's next request goes to, as things stand; None while none serves."""
+
     def fence(self, name: str, reason: str) -> None:
         """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
 
@@ -277,6 +280,11 @@ class OneWorker:
     def serving(self) -> Mapping[str, TokenProvider]:
         """The engine, unless an update of its weights is under way or broke off."""
         return {} if is_unsettled(self.provider.weight_version) else self.providers
+
+    def next_for(self, session_id: str) -> str | None:
+        """The engine, whatever its weights."""
+        del session_id
+        return ""
 
     def fence(self, name: str, reason: str) -> None:
         """Nothing: it goes on serving."""

@@ -99,7 +99,10 @@ class Generation:
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
                     if self.asked_in != self.gatekeeper.gate.epoch or self.live.is_unsettled:
                         await self.live.wait_for_weights(
-                            self.client, lambda: self.may_go_on, must_work=bool(self.output.segments)
+                            self.client,
+                            self.session.session_id,
+                            lambda: self.may_go_on,
+                            must_work=bool(self.output.segments),
                         )
                     self.asked_in = None
                     self._look_at_age()
@@ -116,7 +119,7 @@ class Generation:
     def _look_at_age(self) -> None:
         """End the turn with its output when that is too old to go on; without any output it is refused."""
         try:
-            self.session.require_fresh(self.admission.parent, self.live.version, self.output.version_spans)
+            self.session.require_fresh(self.admission.parent, self._live_version, self.output.version_spans)
         except LimitReached as error:
             if not self.output.ids.size:
                 raise
@@ -133,11 +136,16 @@ class Generation:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
         if self.output.is_complete or not self.may_go_on:
             return
-        if self.gatekeeper.gate.epoch != epoch or (await self.engine.health()).paused:
+        session_id = self.session.session_id
+        if self.gatekeeper.gate.epoch != epoch or (await self.live.worker_of(session_id).health()).paused:
             return
-        await self.live.look()
-        if self._newest in (None, self.engine.weight_version):
+        await self.live.look_for(session_id)
+        if self._newest in (None, self.live.worker_of(session_id).weight_version):
             self._unsolicited_aborts += 1
+
+    @property
+    def _live_version(self) -> int | None:
+        return self.live.version_for(self.session.session_id)
 
     @property
     def _newest(self) -> str | None:
@@ -183,7 +191,7 @@ class Generation:
 
     def _scoring_start(self) -> int | None:
         """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
-        version = self.live.version
+        version = self._live_version
         if version is None or not self.settings.score_inputs:
             return None
         before = self.session.scoring_start(self.admission.parent, version, self.is_comparable)
@@ -215,7 +223,7 @@ class Generation:
             on_ids=hear if live_text.is_open else None,
             write_prompt=self.admission.path.json,
         )
-        version, began_at = self.live.version, self.clock()
+        version, began_at = self._live_version, self.clock()
         try:
             async with self._stop_on_dismissal(request.request_id):
                 result = await self.engine.generate(request)

@@ -4,8 +4,13 @@ Weights change behind a server's back: an update is driven from outside, by some
 exists. So the engine is asked before a turn begins, before a turn that was cut short goes on, and once a second while
 turns run; its replies say it as well. Nothing depends on who else asks: `GET /health` does not.
 
-There is at most one question at a time. Those who come while one is under way share the next one, which begins after
-they came, so its answer is not of before. An engine that does not answer costs a second; what was known still counts.
+Of a pool, a turn asks the worker that its session goes to, and waits for no other: a slow one delays its own turns.
+All workers are asked together once a second, and at once when one of them says something new: only then is one that
+has other weights than the rest kept from serving.
+
+There is at most one question at a time to each. Those who come while one is under way share the next one, which begins
+after they came, so its answer is not of before. An engine that does not answer costs a second; what was known still
+counts.
 
 Labels that are no numbers have the place at which this server saw them first, kept in its store, so that they mean the
 same for every worker and after a restart.
@@ -21,7 +26,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from harness.engines.base import TokenProvider
@@ -37,6 +42,16 @@ _Labeled = TypeVar("_Labeled", VersionSpan, PromptLogprobs)
 
 _LOOK_S = 1.0
 _AGAIN_S = 0.25
+
+
+@dataclass(slots=True)
+class _Question:
+    """The questions to one worker, or to all of them."""
+
+    answered: asyncio.Event | None = None
+    """Of the one that is under way; it may have been answered before you came, so you wait for the next."""
+    begun: int = 0
+    ended: int = 0
 
 
 class LiveVersion:
@@ -55,12 +70,11 @@ class LiveVersion:
         self._kept: set[str] = set()
         self._patience_s = patience_s
         self._every_s = every_s
-        self._answered: asyncio.Event | None = None
-        """Of the question that is under way; it may have been answered before you came, so you wait for the next."""
-        self._begun = 0
-        self._ended = 0
+        self._to_all = _Question()
+        self._to_workers = {"": self._to_all}  # an engine on its own has no name, and is all there is
         self._turns = 0
         self._has_turns = asyncio.Event()
+        self._has_news = asyncio.Event()
 
     @property
     def is_unsettled(self) -> bool:
@@ -71,6 +85,15 @@ class LiveVersion:
     def version(self) -> int | None:
         """The policy version that would sample the next token, as far as it is known."""
         return self._order.find(self._engine.weight_version)
+
+    def worker_of(self, session_id: str) -> TokenProvider:
+        """The engine that the session's next request goes to, as things stand; the pool itself while none serves."""
+        name = self._engine.workers.next_for(session_id)
+        return self._engine if name is None else self._engine.workers.providers[name]
+
+    def version_for(self, session_id: str) -> int | None:
+        """The policy version that would sample the session's next token, as far as it is known."""
+        return self._order.find(self.worker_of(session_id).weight_version)
 
     async def restore(self) -> None:
         """Count labels as an earlier server did. Raises `StoreError`."""
@@ -113,30 +136,43 @@ class LiveVersion:
         return number
 
     async def look(self) -> None:
-        """Ask the engine, with a question that begins from now on."""
-        wanted = self._begun + 1
-        while self._ended < wanted:
-            if self._answered is not None:
-                await self._answered.wait()
+        """Ask every worker, with a question that begins from now on."""
+        await self._ask(self._engine, self._to_all)
+
+    async def look_for(self, session_id: str) -> None:
+        """Ask the worker that the session's next request goes to, with a question that begins from now on."""
+        name, worker = self._engine.workers.next_for(session_id), self.worker_of(session_id)
+        before = worker.weight_version
+        await self._ask(worker, self._to_all if name is None else self._to_workers.setdefault(name, _Question()))
+        if worker.weight_version != before:
+            self._has_news.set()
+        if is_unsettled(worker.weight_version):  # another one may have to serve it
+            await self.look()
+
+    async def _ask(self, engine: TokenProvider, to: _Question) -> None:
+        wanted = to.begun + 1
+        while to.ended < wanted:
+            if to.answered is not None:
+                await to.answered.wait()
                 continue
-            self._answered = answered = asyncio.Event()
-            self._begun += 1
-            question = self._begun
+            to.answered = answered = asyncio.Event()
+            to.begun += 1
+            question = to.begun
             try:
                 with suppress(EngineError, TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
-                        await self._engine.read_version()
+                        await engine.read_version()
                 with suppress(UnknownWeightVersion, StoreError):  # whoever needs the number is told
-                    await self._see(self._engine.weight_version)
-                self._ended = question
+                    await self._see(engine.weight_version)
+                to.ended = question
             finally:  # whoever asks may be cancelled: then one of those who wait asks
-                self._answered = None
+                to.answered = None
                 answered.set()
 
     async def wait_for_weights(
-        self, client: ClientConnection, is_wanted: Callable[[], bool], *, must_work: bool = False
+        self, client: ClientConnection, session_id: str, is_wanted: Callable[[], bool], *, must_work: bool = False
     ) -> None:
-        """Return when the engine has been asked and its weights have a version, or nothing is wanted any more.
+        """Return when the session's engine has been asked and has a version, or nothing is wanted any more.
 
         `must_work` also waits for the end of a pause: what is asked of a paused engine is asked about the weights
         before it, and answered by those after it. Raises `WeightsUnsettled` or `EngineUnavailable` when it takes too
@@ -145,9 +181,9 @@ class LiveVersion:
         try:
             async with client.patience(self._patience_s):
                 while is_wanted():
-                    if not (must_work and (await self._engine.health()).paused):
-                        await self.look()
-                        if not self.is_unsettled:
+                    if not (must_work and (await self.worker_of(session_id).health()).paused):
+                        await self.look_for(session_id)
+                        if not is_unsettled(self.worker_of(session_id).weight_version):
                             return
                     with client.held():
                         await asyncio.sleep(_AGAIN_S)
@@ -172,11 +208,14 @@ class LiveVersion:
                 self._has_turns.clear()
 
     async def follow(self) -> None:
-        """Ask again and again while turns run; for the life of the server."""
+        """Ask every worker again and again while turns run, and when one has news; for the life of the server."""
         while True:
             await self._has_turns.wait()
+            self._has_news.clear()
             await self.look()
-            await asyncio.sleep(self._every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._has_news.wait()
 
 
 async def check_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:

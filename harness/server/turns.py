@@ -52,6 +52,7 @@ from harness.sessions.session import KnownAnswer, Session
 from harness.sessions.session_config import Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
+from harness.store.rows import TokenizerName
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 from harness.telemetry.tracing.tracer import SessionTracer
@@ -128,6 +129,8 @@ class TurnService:
     processes: PeerProcesses = field(default_factory=PeerProcesses)
 
     def __post_init__(self) -> None:
+        tokenizer = self.chat_tokenizer.tokenizer
+        self.store.tokenizer = TokenizerName(str(tokenizer.folder or "") or None, tokenizer.digest or None)
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock, self.tracer)
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
         self.prompts = Prompts(
@@ -239,7 +242,7 @@ class TurnService:
         session, asked = call.session, call.request
         if session.config.strict:
             require_served(asked.ignored)
-        await self.live.wait_for_weights(call.client, lambda: session.is_open)
+        await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
         point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
@@ -263,7 +266,7 @@ class TurnService:
         if call.client.held_s:
             notes["held_before_s"] = call.client.held_s
         request = TurnRequest(delta, context_ids, asked.sampling, call.digest, step, diverged, asked.tools, notes)
-        session.require_fresh(point.parent, self.live.version)
+        session.require_fresh(point.parent, self.live.version_for(session.session_id))
         for name in asked.ignored:
             self.metrics.parameter_ignored(asked.dialect, name)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

@@ -133,6 +133,10 @@ class Placement:
         """Where the session was served last, though that worker may have gone."""
         return None if session_id is None else self._places.get(session_id)
 
+    def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:
+        """The worker that would serve the session's next request; None while none serves."""
+        return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
+
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
         """The session is served by `worker` from now on; the longest unseen session is forgotten."""
         if session_id is None:

@@ -9,6 +9,7 @@ weights are half-way through an update, be it the only one.
 Which worker serves a request is decided in `placement`; workers are not found here, see `discovered`.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -117,6 +118,11 @@ class Workers:
     def serving(self) -> dict[str, TokenProvider]:
         """Those that are not fenced."""
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
+
+    def next_for(self, session_id: str) -> str | None:
+        """See `EngineWorkers`."""
+        load = self._placement.next_for(session_id, asyncio.get_running_loop().time())
+        return None if load is None else load.name
 
     def provider_of(self, load: WorkerLoad) -> TokenProvider:
         """The worker that a request was placed on, though it may be leaving."""

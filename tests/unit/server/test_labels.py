@@ -112,6 +112,14 @@ async def test_the_same_label_means_the_same_after_a_restart(tmp_path: Path):
         assert set(sampled(sample, "proximal_versions")) == {0, 2}
 
 
+async def say_until_fences_are(client: Client, session: Served, history: list[Any], fences: list[str]) -> None:
+    """Go on with the conversation until the workers have these: all of them are asked once a second while turns run."""
+    async with asyncio.timeout(PATIENCE_S):
+        while [worker.fence for worker in client.engine.workers] != fences:
+            await say(client, session, history)
+            await asyncio.sleep(0.05)
+
+
 async def test_workers_agree_on_the_place_of_a_label():
     """The one that has the label that was seen last has the newest weights; the others missed the update."""
     async with serving("w0", "w0") as (client, workers):
@@ -119,15 +127,12 @@ async def test_workers_agree_on_the_place_of_a_label():
         history = [user("a")]
         await say(client, session, history)
         workers[1].relabel("w1")
-        for _ in range(3):
-            await say(client, session, history)
-        fences = [worker.fence for worker in client.engine.workers]
-        workers[0].relabel("w1")
+        await say_until_fences_are(client, session, history, [MISSED_UPDATE, ""])
         await say(client, session, history)
+        workers[0].relabel("w1")
+        await say_until_fences_are(client, session, history, ["", ""])
         [sample] = await client.samples(session)
 
-        assert fences == [MISSED_UPDATE, ""]
-        assert [worker.fence for worker in client.engine.workers] == ["", ""]
         assert sample["weight_versions"] == ["w0", "w1"]
 
 

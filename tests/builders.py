@@ -51,9 +51,13 @@ NO_ERROR_NOTES: Json = {"cached_tokens": 0}
 @cache
 def toy_template() -> ChatTemplateTokenizer:
     """The harness's own template on the toy tokenizer: bytes as tokens, `<|im_end|>` is id 2."""
-    with TemporaryDirectory() as directory:
-        folder = write_toy_model(Path(directory))
-        return ChatTemplateTokenizer.load(folder)
+    return ChatTemplateTokenizer.load(write_toy_model(Path(_toy_directory().name)))
+
+
+@cache
+def _toy_directory() -> "TemporaryDirectory[str]":
+    """The toy tokenizer's folder, which is there as long as the tests."""
+    return TemporaryDirectory()
 
 
 def toy_tokenizer() -> Tokenizer:

@@ -54,11 +54,8 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
         output.print_json({"store": str(store), "tokenizer": str(tokenizer), "session_id": session_id})
     else:
         output.print_text(f"all of it: {look}")
-        texts = f"--tokenizer {quote(str(tokenizer))}"
-        output.print_text(f"the last one: {look} {session_id[:8]} --tokens {texts}")
-        output.print_text(
-            f"in a browser: harness view {quote(str(store))} --out {quote(str(out / 'demo.html'))} {texts}"
-        )
+        output.print_text(f"the last one: {look} {session_id[:8]} --tokens")
+        output.print_text(f"in a browser: harness view {quote(str(store))} --out {quote(str(out / 'demo.html'))}")
 
 
 async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
@@ -150,7 +147,7 @@ async def _guess(
             answers[metadata["number"]] += 1
             hint = playing.reply(message_text(reply))
     result: Json = playing.result()
-    return result
+    return result | {"reward": float(result["found"])}
 
 
 def _tell(rollout: "Rollout") -> None:

@@ -39,13 +39,38 @@ Template = Annotated[
 ]
 
 
+def find_tokenizer(named: str | Path) -> Path:
+    """The folder that `--tokenizer` names: a folder, or that of a model of the catalogue. Raises `ModelError`."""
+    from harness.models.catalogue import CATALOGUE
+
+    if str(named) in CATALOGUE:
+        from harness.cli.model import fetch
+
+        return fetch(str(named))
+    return Path(named).expanduser()
+
+
+ReadsTokens = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        envvar="HARNESS_TOKENIZER",
+        parser=find_tokenizer,
+        metavar="NAME_OR_DIR",
+        help="Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]",
+        show_default=False,
+    ),
+]
+
 # The options of a session server, which `serve` and `router` have in common.
 
 _Tokenizer = Annotated[
     Path | None,
     typer.Option(
         envvar="HARNESS_TOKENIZER",
-        help="Folder with tokenizer and chat template.  [default: that of --model]",
+        parser=find_tokenizer,
+        metavar="NAME_OR_DIR",
+        help="Tokenizer and chat template: a folder, or a model of the catalogue.  [default: that of --model]",
         show_default=False,
     ),
 ]

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check that what is promised holds for a model.", no_args_is_help=True)
 
 _Tokenizer = Annotated[
-    Path, typer.Option(envvar="HARNESS_TOKENIZER", help="Folder with tokenizer and chat template.", show_default=False)
+    Path,
+    typer.Option(
+        envvar="HARNESS_TOKENIZER",
+        parser=options.find_tokenizer,
+        metavar="NAME_OR_DIR",
+        help="Tokenizer and chat template: a folder, or a model of the catalogue.",
+        show_default=False,
+    ),
 ]
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -35,6 +35,7 @@ from harness.errors import RunError, SessionServerError, StoreFull
 from harness.samples.codec import samples_from_tensors
 from harness.samples.turn_rewards import TurnRewards, reward_turns
 from harness.sessions.hold_times import HoldTime
+from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
@@ -75,6 +76,8 @@ class ServerDescription(msgspec.Struct, frozen=True):
     """Engine and model by name, weights, tokenizer, template and repeat guard by digest."""
     engines: list[str]
     """The programs that sample, with their versions."""
+    tokenizer: str = ""
+    """Its folder, on the machine of the server."""
 
 
 class SessionSummary(msgspec.Struct, frozen=True):
@@ -288,9 +291,11 @@ class SessionServerClient:
         content = await self._call(HELD, "POST", path, {"within_s": within_s}, deadline_s=deadline_s)
         return decode(content, SessionFacts)
 
-    async def delete(self, session_id: str) -> None:
-        """The session is gone from the server; idempotent."""
-        await self._call(BRIEF, "DELETE", f"/sessions/{session_id}", deadline_s=self.deadlines.delete_s)
+    async def delete(self, session_id: str, end: RolloutEnd | None = None) -> None:
+        """The session is gone from the server, whose store keeps `end`; idempotent."""
+        told = {} if end is None else {name: value for name, value in end._asdict().items() if value not in (None, "")}
+        query = f"?{urlencode(told)}" if told else ""
+        await self._call(BRIEF, "DELETE", f"/sessions/{session_id}{query}", deadline_s=self.deadlines.delete_s)
 
     async def drain(self, session_id: str) -> SessionFacts:
         """The session alone accepts no further turn, for good, as after a drain of all; how it stands then."""

@@ -15,6 +15,7 @@ session deleted first, in bounded time. Any number of rollouts may run at once; 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,10 +38,10 @@ from harness.machine.deadlines import to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
-from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
-from harness.sessions.lifecycle import Phase
+from harness.sessions.lifecycle import Phase, RolloutEnd
 from harness.sessions.record import empty_record
 from harness.telemetry.secrets import shorten_secrets
 from harness.turn_ends import TurnStatus
@@ -51,6 +52,9 @@ SESSION_NOT_DELETED = "session_not_deleted"
 
 GRACE_S = 3.0
 """Seconds that an agent gets to obey a SIGTERM or a cancellation."""
+
+_MOST_REASON = 300
+"""Characters of an outcome's detail that a session's store keeps."""
 
 _log = get_logger(__name__)
 
@@ -151,7 +155,7 @@ class SessionManager:
             )
         finally:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
-                await self.delete(session.session_id)
+                await self._give_back(session.session_id, None if rollout is None else _end_of(task, rollout))
         _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
         return rollout
 
@@ -253,8 +257,11 @@ class SessionManager:
 
         A failure is logged and nothing more; the session then stays on the server, until somebody deletes it.
         """
+        await self._give_back(session_id, None)
+
+    async def _give_back(self, session_id: str, end: RolloutEnd | None) -> None:
         try:
-            await self._client.delete(session_id)
+            await self._client.delete(session_id, end)
         except SessionServerError as error:
             _log.warning(SESSION_NOT_DELETED, session_id=shorten_secrets(session_id), error=error.message)
 
@@ -315,6 +322,14 @@ def _facts_of(run: AgentRun, record: SessionRecord) -> RolloutFacts:
         is_drained=record.facts.phase == Phase.CLOSING,
         session_lost=record.lost,
     )
+
+
+def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
+    """The end as the store keeps it; the result of a function may have the reward, that of a program is not trusted."""
+    result = (rollout.agent_result or {}) if isinstance(task.agent, FunctionAgent) else {}
+    reward = result.get("reward")
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
 
 
 def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:

@@ -176,6 +176,7 @@ class SessionServer:
         engine = self._turns.engine
         serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
         said = {"harness": harness.__version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
+        said["tokenizer"] = str(self._turns.chat_tokenizer.tokenizer.folder or "")
         return json_response(said)
 
     async def _health(self, request: Request) -> Response:

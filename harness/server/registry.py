@@ -28,7 +28,7 @@ from harness.machine.log import get_logger
 from harness.server.admitted import AdmittedTurns
 from harness.server.held_sessions import HeldSessions
 from harness.server.http.connection import HAND_OVER_S
-from harness.sessions.lifecycle import CloseReason
+from harness.sessions.lifecycle import CloseReason, RolloutEnd
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import IsComparable, Session
 from harness.sessions.session_config import SessionConfig
@@ -238,8 +238,12 @@ class SessionRegistry:
             expired += len(unused)
         return expired
 
-    async def close(self, held: Session | SessionStub, reason: CloseReason = CloseReason.DELETED) -> None:
+    async def close(
+        self, held: Session | SessionStub, reason: CloseReason = CloseReason.DELETED, end: RolloutEnd | None = None
+    ) -> None:
         """End a session for good, and its turns in flight as `end` does. Raises `StoreError`."""
+        if end is not None:
+            self._store.mark_end(held.session_id, end)
         await self._forget_closed(self._close_to_all(held, reason))
 
     def _close_to_all(self, held: Session | SessionStub, reason: CloseReason) -> Session | SessionStub:

@@ -24,7 +24,7 @@ from harness.samples.miles_codec import encode_for_miles
 from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
 from harness.server.http.access import for_operators, require_admin
 from harness.server.http.connection import ClientConnection
-from harness.server.http.queries import parse_first_turn, parse_list, parse_times
+from harness.server.http.queries import parse_end_of_rollout, parse_first_turn, parse_list, parse_times
 from harness.server.http.responses import json_response
 from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.server.registry import SessionRegistry
@@ -240,14 +240,14 @@ class SessionRoutes:
         return _facts_response(session_id, session)
 
     async def _delete(self, request: Request) -> Response:
-        session_id = request.path_params["id"]
+        session_id, end = request.path_params["id"], parse_end_of_rollout(request.query_params)
         for damaged in self._sessions.quarantined:
             if damaged.session_id == session_id:
                 await self._sessions.give_up(damaged)
         session = self._sessions.look(session_id)
         if session is not None:
             try:
-                await self._sessions.close(session)
+                await self._sessions.close(session, end=end)
             finally:  # in force even where the store failed: its calls that wait at the gate get their answer
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)

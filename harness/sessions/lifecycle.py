@@ -7,7 +7,7 @@ an end makes of a turn.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from harness.errors import (
     ClientLeft,
@@ -50,6 +50,14 @@ class CloseReason(StrEnum):
     """Another session went on with its turns."""
     DAMAGED = "damaged"
     """It could not be read back, and was given up."""
+
+
+class RolloutEnd(NamedTuple):
+    """The end of a rollout, as the owner of its session tells it with the deletion; the server only keeps it."""
+
+    outcome: str
+    reason: str = ""
+    reward: float | None = None
 
 
 class Command(StrEnum):

@@ -1,8 +1,8 @@
 """The seam between the server and what makes sessions durable.
 
 Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold`, `drop_hold` or `keep_label`
-returns, what it wrote survives `kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps
-what it is given; it decides nothing.
+returns, what it wrote survives `kill -9` of this process. `mark_delivered` and `mark_end` are notes and may be lost.
+The store keeps what it is given; it decides nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,10 @@ from typing import NamedTuple, Protocol, Self
 
 from harness.sessions.gate import Hold
 from harness.sessions.hold_times import HoldTime
+from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
+from harness.store.rows import TokenizerName
 from harness.types import Turn
 
 
@@ -44,6 +46,9 @@ class LoadedSessions(NamedTuple):
 
 class SessionStore(Protocol):
     """Where sessions are kept. An async context manager; all methods raise `StoreError`."""
+
+    tokenizer: TokenizerName
+    """Kept with each session that is created; the server sets it."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -86,6 +91,9 @@ class SessionStore(Protocol):
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
+
+    def mark_end(self, session_id: str, end: RolloutEnd) -> None:
+        """Note how a rollout ended, before its session is closed; does not wait for the disk."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
         """What `take` makes of each session that is not closed, as it was kept with its turns; damaged ones by name.

@@ -7,14 +7,18 @@ from typing import Self
 from harness.errors import StoreError
 from harness.sessions.gate import Hold
 from harness.sessions.hold_times import HoldTime
+from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store.base import LoadedSessions, Take, as_read
+from harness.store.rows import TokenizerName
 from harness.types import Turn
 
 
 class MemoryStore:
     """A `SessionStore` whose promise does not outlive the process."""
+
+    tokenizer = TokenizerName()
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,6 +59,9 @@ class MemoryStore:
         return 0
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
+        """Nothing to do."""
+
+    def mark_end(self, session_id: str, end: RolloutEnd) -> None:
         """Nothing to do."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:

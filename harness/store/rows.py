@@ -5,14 +5,14 @@ what its parent does not have, so a row's size depends on that turn alone (I11).
 """
 
 import sqlite3
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.hold_times import HoldTime
-from harness.sessions.lifecycle import Phase
+from harness.sessions.lifecycle import Phase, RolloutEnd
 from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
@@ -28,12 +28,16 @@ SELECT_LAST_HOLD_TIMES = (
 )
 KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)"
 SELECT_LABELS = "SELECT label, number FROM weight_labels"
-INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
+INSERT_SESSION = (
+    "INSERT INTO sessions (session_id, api_key, phase, config, created_at, tokenizer, tokenizer_digest)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 INSERT_TURN = (
     "INSERT OR REPLACE INTO turns"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ?, closed_because = ? WHERE session_id = ?"
+UPDATE_END = "UPDATE sessions SET outcome = ?, reason = ?, reward = ? WHERE session_id = ?"
 MOVE_TURN = "UPDATE turns SET session_id = ?, turn_end = ?, delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_CLOSED_BEFORE = (
     "SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_at < ? ORDER BY closed_at LIMIT ?"
@@ -48,8 +52,8 @@ UPDATE_SCORES = (
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
-COUNT_GENERATED = """
-SELECT sessions.session_id, COALESCE(SUM(length(output_ids) / 4 + (
+LIST_SESSIONS = """
+SELECT sessions.*, COALESCE(SUM(length(output_ids) / 4 + (
     SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
 )), 0) AS tokens
 FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
@@ -87,6 +91,27 @@ SELECT_OUTLINES = (
     " delivered, discarded, unknown, proximal_versions FROM turns WHERE session_id = ? ORDER BY turn"
 )
 
+
+class TokenizerName(NamedTuple):
+    """The tokenizer of a session's tokens."""
+
+    name: str | None = None
+    """Its folder."""
+    digest: str | None = None
+
+
+class StoredLine(NamedTuple):
+    """A session of a store, in short."""
+
+    session_id: str
+    state: str
+    """Why it is closed; its phase while it is not."""
+    sampled: int
+    """Tokens, discarded ones included."""
+    end: RolloutEnd | None
+    tokenizer: TokenizerName
+
+
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
 """SQL and its parameters."""
@@ -108,9 +133,18 @@ def hold_time_from_row(row: sqlite3.Row) -> HoldTime:
     return HoldTime(row["holder"], HoldKind(row["kind"]), bool(row["engines"]), float(row["began_at"]), ended_at)
 
 
-def session_row(session: Session) -> Row:
+def session_row(session: Session, tokenizer: TokenizerName) -> Row:
     """Parameters of `INSERT_SESSION`."""
-    return session.session_id, session.api_key, str(session.phase), _text(session.config), session.created_at
+    config = _text(session.config)
+    return session.session_id, session.api_key, str(session.phase), config, session.created_at, *tokenizer
+
+
+def line_from_row(row: sqlite3.Row) -> StoredLine:
+    """The line of a row of `LIST_SESSIONS`."""
+    state = row["closed_because"] or row["phase"]
+    end = None if row["outcome"] is None else RolloutEnd(row["outcome"], row["reason"] or "", row["reward"])
+    tokenizer = TokenizerName(row["tokenizer"], row["tokenizer_digest"])
+    return StoredLine(row["session_id"], state, row["tokens"], end, tokenizer)
 
 
 def phase_row(session: Session | SessionStub, now: float) -> Row:

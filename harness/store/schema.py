@@ -120,6 +120,14 @@ UPDATE sessions SET config = json_insert(json_insert(config, '$.matching', json(
 WHERE phase != 'closed' AND json_valid(config);
 """
 
+_SESSION_ENDS = """
+ALTER TABLE sessions ADD COLUMN tokenizer TEXT;
+ALTER TABLE sessions ADD COLUMN tokenizer_digest TEXT;
+ALTER TABLE sessions ADD COLUMN outcome TEXT;
+ALTER TABLE sessions ADD COLUMN reason TEXT;
+ALTER TABLE sessions ADD COLUMN reward REAL;
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -130,6 +138,7 @@ STEPS: tuple[str, ...] = (
     _WORK_OF_HOLDS,
     _HOLD_TIMES,
     _EXACT_KEYS,
+    _SESSION_ENDS,
 )
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
@@ -151,11 +160,16 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
     Raises `StoreError`, `sqlite3.Error`.
     """
     steps_made = readable_version(path, connection) - FIRST_VERSION
-    made_later = {_TURN_ENDS: "finish_reason AS turn_end", _UNKNOWN_OUTPUT: "'[]' AS unknown"}
-    columns = [column for step, column in made_later.items() if STEPS.index(step) >= steps_made]
-    if columns:
-        # Nobody's words but those of the table above come into the statement.
-        connection.execute(f"CREATE TEMP VIEW turns AS SELECT *, {', '.join(columns)} FROM main.turns")  # noqa: S608
+    ends = ", ".join(f"NULL AS {name}" for name in ("tokenizer", "tokenizer_digest", "outcome", "reason", "reward"))
+    made_later = {
+        "sessions": {_CLOSE_REASONS: "NULL AS closed_because", _SESSION_ENDS: ends},
+        "turns": {_TURN_ENDS: "finish_reason AS turn_end", _UNKNOWN_OUTPUT: "'[]' AS unknown"},
+    }
+    for table, steps in made_later.items():
+        columns = [column for step, column in steps.items() if STEPS.index(step) >= steps_made]
+        if columns:
+            # Nobody's words but those of the table above come into the statement.
+            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(columns)} FROM main.{table}")  # noqa: S608
 
 
 def readable_version(path: Path, connection: sqlite3.Connection) -> int:

@@ -20,7 +20,7 @@ from harness.machine.clock import Clock
 from harness.sessions.gate import Hold
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.ledger import Unknown
-from harness.sessions.lifecycle import CloseReason, Phase
+from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store import rows
@@ -40,6 +40,7 @@ class SQLiteStore:
     def __init__(self, path: Path, *, clock: Clock = time.time) -> None:
         self._path = path
         self._clock = clock
+        self.tokenizer = rows.TokenizerName()
 
     async def __aenter__(self) -> Self:
         with ExitStack() as stack:
@@ -68,12 +69,12 @@ class SQLiteStore:
 
     async def create(self, session: Session) -> None:
         """Keep a session that has no turns yet."""
-        await self._writer.write((rows.INSERT_SESSION, rows.session_row(session)))
+        await self._writer.write((rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)))
 
     async def take_over(self, session: Session, previous: Session) -> None:
         """Keep a session to which turns of `previous` move, and `previous` as closed: both or neither."""
         statements = [
-            (rows.INSERT_SESSION, rows.session_row(session)),
+            (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
             *(
                 (rows.MOVE_TURN, rows.move_turn_row(session.session_id, turn, previous.session_id))
                 for turn in session.turns
@@ -111,6 +112,10 @@ class SQLiteStore:
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
         self._writer.note((rows.UPDATE_DELIVERED, (int(delivered), session_id, index)))
+
+    def mark_end(self, session_id: str, end: RolloutEnd) -> None:
+        """Note how a rollout ended, before its session is closed; does not wait for the disk."""
+        self._writer.note((rows.UPDATE_END, (*end, session_id)))
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
         """What `take` makes of each session that is not closed; those that are damaged by name."""
@@ -206,10 +211,15 @@ def read_session(path: Path, session_id: str) -> Session:
         return _read_whole(path, connection, row)
 
 
-def count_generated(path: Path) -> dict[str, int]:
-    """Sampled tokens of every session of a store, discarded ones included, counted by SQLite. Raises `StoreError`."""
+def list_sessions(path: Path) -> dict[str, rows.StoredLine]:
+    """A line for every session of a store, its tokens counted by SQLite. Raises `StoreError`."""
     with reading(path) as connection:
-        return {row["session_id"]: row["tokens"] for row in connection.execute(rows.COUNT_GENERATED)}
+        return {row["session_id"]: rows.line_from_row(row) for row in connection.execute(rows.LIST_SESSIONS)}
+
+
+def count_generated(path: Path) -> dict[str, int]:
+    """Sampled tokens of every session of a store, discarded ones included. Raises `StoreError`."""
+    return {session_id: line.sampled for session_id, line in list_sessions(path).items()}
 
 
 def count_unknown(path: Path) -> dict[str, Unknown]:

@@ -37,6 +37,7 @@ class Tokenizer:
         eos_ids: frozenset[int],
         further_markers: Collection[str] = frozenset(),
         digest: str = "",
+        folder: Path | None = None,
     ) -> None:
         self._raw = raw
         self._further_markers = frozenset(further_markers)
@@ -45,6 +46,8 @@ class Tokenizer:
         self._spellings = open_spellings(raw)
         self.digest = digest
         """SHA-256 of `tokenizer.json`; empty for one that came from no file."""
+        self.folder = folder
+        """Absolute path of the folder it was loaded from."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -69,12 +72,18 @@ class Tokenizer:
         ends = frozenset(eos_ids if token_id is None else eos_ids | {token_id})
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(raw, eos_ids=ends, digest=digest)
+        return cls(raw, eos_ids=ends, digest=digest, folder=directory.absolute())
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
         """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
         further_markers = self.added_tokens & set(added_tokens)
-        return type(self)(self._raw, eos_ids=self.eos_ids, further_markers=further_markers, digest=self.digest)
+        return type(self)(
+            self._raw,
+            eos_ids=self.eos_ids,
+            further_markers=further_markers,
+            digest=self.digest,
+            folder=self.folder,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which markers written out are markers."""
@@ -97,6 +106,10 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """How one id looks in the vocabulary, for messages; `<id>` when it is not in it."""
         return self._raw.id_to_token(token_id) or f"<{token_id}>"
+
+    def __contains__(self, token_id: int) -> bool:
+        """True if the vocabulary has the id."""
+        return self._raw.id_to_token(token_id) is not None
 
     def marker_id(self, text: str) -> int | None:
         """The id of an added token, special or not; None when `text` is not one."""

@@ -69,14 +69,14 @@ class RunDiff:
 
 def compare_runs(first: Path, second: Path, tokenizer: Path | None = None) -> RunDiff:
     """The runs or stores at both paths. Raises `RunError` when one is neither, `StoreError` of a bad store."""
-    views = look_at(first), look_at(second)
+    views = look_at(first, tokenizer), look_at(second, tokenizer)
     missing = [f"{view.source}: {sentence}" for view in views for sentence in view.missing]
     seeds = [{(line.scenario, line.seed) for line in view.sessions if line.seed is not None} for view in views]
     seeded = {scenario for scenario, _ in seeds[0] & seeds[1]}
     keyed = _keyed(views[0].sessions, seeded), _keyed(views[1].sessions, seeded)
     common = [key for key in keyed[0] if key in keyed[1]]
-    pairs = _compare(views, [(keyed[0][key], keyed[1][key]) for key in common], tokenizer, missing)
-    counts = [Counter(line.outcome or "no outcome" for line in view.sessions) for view in views]
+    pairs = _compare(views, [(keyed[0][key], keyed[1][key]) for key in common], missing)
+    counts = [Counter(line.outcome or line.state or "no outcome" for line in view.sessions) for view in views]
     tokens = [sum(line.sampled or 0 for line in view.sessions) for view in views]
     return RunDiff(
         sources=(views[0].source, views[1].source),
@@ -94,10 +94,10 @@ def compare_sessions(
     first: tuple[Path, str], second: tuple[Path, str], tokenizer: Path | None = None
 ) -> tuple[SessionPair, Sequence[str]]:
     """Two sessions by run and name, and what is missing. Raises `RunError` when one is not there."""
-    views = look_at(first[0]), look_at(second[0])
+    views = look_at(first[0], tokenizer), look_at(second[0], tokenizer)
     missing = [f"{view.source}: {sentence}" for view in views for sentence in view.missing]
     lines = views[0].find(first[1]), views[1].find(second[1])
-    [pair] = _compare(views, [lines], tokenizer, missing)
+    [pair] = _compare(views, [lines], missing)
     return pair, missing
 
 
@@ -163,10 +163,9 @@ def _by_place(lines: Sequence[SessionLine]) -> dict[Hashable, SessionLine]:
 def _compare(
     views: tuple[RunView, RunView],
     lines: Sequence[tuple[SessionLine, SessionLine]],
-    named: Path | None,
     missing: list[str],
 ) -> list[SessionPair]:
-    tokenizers = open_tokenizer(views[0], named), open_tokenizer(views[1], named)
+    tokenizers = open_tokenizer(views[0]), open_tokenizer(views[1])
     if tokenizers[0] is not None and tokenizers[1] is not None and tokenizers[0].digest != tokenizers[1].digest:
         missing.append("one tokenizer: the runs have two, so the same id may be another text")
     pairs = []

@@ -16,13 +16,14 @@ from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.samples.rollout import ENDED_WELL
 from harness.sessions.record import session_record
-from harness.store.sqlite import count_generated, read_hold_times, read_session
+from harness.store.rows import StoredLine, TokenizerName
+from harness.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.suite.faults.firing import FaultLog
 from harness.suite.judge.accounting import ledger_of
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
-from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
+from harness.suite.record.rollout_table import RolloutRecord, read_rollouts, read_superseded
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
@@ -35,18 +36,26 @@ _LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
 _T = TypeVar("_T")
 
 
-def look_at(path: Path) -> RunView:
-    """The run directory or the store at `path`. Raises `RunError` when it is neither, `StoreError` of a bad store."""
+def look_at(path: Path, tokenizer: Path | None = None) -> RunView:
+    """The run directory or the store at `path`, read with the tokenizer in the folder `tokenizer`, else with its own.
+
+    Raises `RunError` when it is neither, `StoreError` of a bad store, `TokenizerError` of a folder without one.
+    """
     if path.is_dir():
-        return _look_at_run(RunDirectory(path))
+        return _look_at_run(RunDirectory(path), tokenizer)
     if not path.is_file():
         raise RunError(f"expected a run directory or the file of a store, found nothing at {path}")
-    lines = [SessionLine(session_id, sampled=count) for session_id, count in count_generated(path).items()]
-    missing = ["a store does not say which tokenizer its tokens are of: name its folder with --tokenizer"]
+    stored = list(list_sessions(path).values())
+    missing: list[str] = []
     bands: list[Band] = []
     with say_missing("its pauses", missing):
         bands = _hold_bands(path)
-    return RunView(str(path), lines, bands=bands, missing=missing)
+    names = {each.tokenizer for each in stored if each.tokenizer.name}
+    if len(names) > 1:
+        missing.append(f"one tokenizer: its sessions have {len(names)}, so the same id may be another text")
+    recorded = stored[-1].tokenizer if stored else TokenizerName()
+    folder = find_tokenizer(recorded, tokenizer, missing) if stored else tokenizer
+    return RunView(str(path), list(map(SessionLine.of_stored, stored)), tokenizer=folder, bands=bands, missing=missing)
 
 
 def look_into(path: Path, session_id: str) -> SessionView:
@@ -60,13 +69,35 @@ def look_into(path: Path, session_id: str) -> SessionView:
     return SessionView.of(record)
 
 
-def open_tokenizer(view: RunView, named: Path | None) -> Tokenizer | None:
-    """The tokenizer in the folder `named`, else the one of the run; None where neither is there."""
-    folder = named or view.tokenizer
-    return None if folder is None else Tokenizer.load(folder)
+def open_tokenizer(view: RunView) -> Tokenizer | None:
+    """The tokenizer that `view` is read with; None where there is none."""
+    return None if view.tokenizer is None else Tokenizer.load(view.tokenizer)
 
 
-def _look_at_run(directory: RunDirectory) -> RunView:
+def find_tokenizer(recorded: TokenizerName, named: Path | None, missing: list[str]) -> Path | None:
+    """The folder `named`, else that of the recorded tokenizer; what speaks against it is added to `missing`.
+
+    Raises `TokenizerError` when the folder `named` has none.
+    """
+    folder = named or (Path(recorded.name) if recorded.name else None)
+    if folder is None:
+        missing.append("its tokenizer: it is not on record; name it with --tokenizer")
+        return None
+    try:
+        digest = Tokenizer.load(folder).digest
+    except (HarnessError, OSError):
+        if named is not None:
+            raise
+        missing.append(f"its tokenizer: the folder {folder} is not on this machine; name it with --tokenizer")
+        return None
+    if recorded.digest and digest != recorded.digest:
+        missing.append(
+            f"its tokenizer: that in {folder} has changed or is another one, and texts of tokens may be wrong"
+        )
+    return folder
+
+
+def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     if not directory.config.is_file() and not directory.database.is_file():
         raise RunError(
             f"{directory.path} is not a run directory: it has neither {directory.config.name} nor"
@@ -92,24 +123,28 @@ def _look_at_run(directory: RunDirectory) -> RunView:
     else:
         missing.append(f"its report: there is no {directory.result.name}, so it goes on, or was stopped")
     rollouts: dict[int, RolloutRecord] = {}
-    sampled: dict[str, int] = {}
+    stored: dict[str, StoredLine] = {}
+    earlier: set[str | None] = set()
     ledger = None
     bands: list[Band] = []
     bands += read("its faults", lambda: _fault_bands(directory), [])
     if directory.database.is_file():
         bands += read("its pauses", lambda: _hold_bands(directory.database), [])
-        sampled = read("its sessions", lambda: count_generated(directory.database), {})
+        stored = read("its sessions", lambda: list_sessions(directory.database), {})
+        earlier = read("its earlier attempts", lambda: read_superseded(directory.database), set())
         rollouts = read("its rollouts", lambda: read_rollouts(directory.database), {})
         final = [rollout for rollout in rollouts.values() if rollout.is_final]
         ledger = read("its ledger", lambda: ledger_of(directory.database, final).to_json(), None)
     else:
         missing.append(f"its sessions: there is no {directory.database.name}")
-    tokenizer = read("its tokenizer", lambda: _find_tokenizer(lock, missing), None)
+    # Of several engines, which have the tokenizer of one model, the first.
+    key, folder = next(iter(lock.tokenizers.items()), ("", None))
+    recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
+    tokenizer = find_tokenizer(recorded, named, missing)
     lines = [_line(directory, rollout) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
-    lines += [
-        SessionLine(session_id, sampled=count) for session_id, count in sampled.items() if session_id not in known
-    ]
+    others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
+    lines += [line for line in others if line.session_id not in earlier]
     return RunView(
         source=str(directory.path),
         sessions=lines,
@@ -121,6 +156,7 @@ def _look_at_run(directory: RunDirectory) -> RunView:
         ledger=ledger,
         bands=sorted(bands, key=lambda band: band.begin),
         missing=missing,
+        superseded=[line for line in others if line.session_id in earlier],
     )
 
 
@@ -148,22 +184,6 @@ class _Lock(Struct):
     digests: dict[str, Json] = {}
     starts: list[_Start] = []
     tokenizers: dict[str, str] = {}
-
-
-def _find_tokenizer(lock: _Lock, missing: list[str]) -> Path | None:
-    """The folder of the run's tokenizer; of several engines, which have the tokenizer of one model, the first."""
-    key, folder = next(iter(lock.tokenizers.items()), ("", None))
-    if folder is None:
-        missing.append("its tokenizer: the run does not say where it is; name its folder with --tokenizer")
-        return None
-    try:
-        tokenizer = Tokenizer.load(Path(folder))
-    except HarnessError:
-        missing.append(f"its tokenizer: {folder} is not on this machine; name its folder with --tokenizer")
-        return None
-    if tokenizer.digest != lock.digests.get(key, {}).get("tokenizer_digest", tokenizer.digest):
-        missing.append(f"its tokenizer: that in {folder} has changed since the run, and texts of tokens may be others")
-    return Path(folder)
 
 
 def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:

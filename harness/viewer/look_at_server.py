@@ -6,16 +6,17 @@ held its gate: that is missing then.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
+from harness.client.session_server import ServerDescription, SessionServerClient
 from harness.errors import RunError, SessionServerError
+from harness.store.rows import TokenizerName
 from harness.viewer.damage import say_missing
+from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
-
-NO_TOKENIZER = "a server does not say where its tokenizer is: name the folder with --tokenizer"
 
 _GREETING_S = 5.0
 """For an answer at all: what is asked afterwards may take its time, and is asked again when nobody answers."""
@@ -24,17 +25,23 @@ _HOLDS_S = 30.0
 _T = TypeVar("_T")
 
 
-def look_at_server(address: SessionServerAddress) -> RunView:
-    """The sessions of the server, and what had held its gate. Raises `SessionServerError`."""
+def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
+    """The sessions of the server, and what had held its gate. Raises `SessionServerError`, `TokenizerError`."""
 
     async def look(server: SessionServerClient) -> RunView:
         lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
-        missing, bands = [NO_TOKENIZER], list[Band]()
+        missing, bands = list[str](), list[Band]()
+        folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=_GREETING_S)), tokenizer, missing)
         with say_missing("its pauses", missing):
             bands += map(hold_band, (await server.hold_times(deadline_s=_HOLDS_S)).holds)
-        return RunView(address.url, lines, bands=bands, missing=missing)
+        return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
 
     return _ask(address, look)
+
+
+def tokenizer_of(described: ServerDescription) -> TokenizerName:
+    """The tokenizer of a server; a server of an earlier version names no folder."""
+    return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
 
 
 def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:

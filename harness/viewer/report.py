@@ -137,7 +137,7 @@ def _run(view: RunView, missing: list[str]) -> FigureTable:
 
 
 def _outcomes(view: RunView) -> FigureTable:
-    counts = Counter(line.outcome or "no outcome" for line in view.sessions)
+    counts = Counter(line.outcome or line.state or "no outcome" for line in view.sessions)
     rows = [[name, str(count), f"{count / len(view.sessions):.1%}"] for name, count in sorted(counts.items())]
     figures = {"report/sessions": len(view.sessions), **_keyed("report/outcome", counts)}
     return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows, figures)

@@ -8,12 +8,26 @@ from typing import Self
 
 from harness.errors import RunError
 from harness.sessions.hold_times import HoldTime
+from harness.sessions.lifecycle import CloseReason, Phase
+from harness.store.rows import StoredLine
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
 from harness.viewer.damage import require_finite
 
 SHORT_ID = 8
 """Digits of a session's id in lists; fewer of them, without a letter, are the number of a rollout."""
+
+
+_WHY: Mapping[str, str] = {
+    CloseReason.DELETED: "its owner deleted it without a word on how it ended",
+    CloseReason.DRAINED: "the server was drained while it was created",
+    CloseReason.IDLE: "it was not used for longer than the server keeps such sessions",
+    CloseReason.TAKEN_OVER: "another session went on with its turns",
+    CloseReason.DAMAGED: "it could not be read back",
+    Phase.CLOSED: "it is closed, and the store is too old to say why",
+    Phase.CLOSING: "it was drained, and is not closed",
+    Phase.ENDED: "its agent has ended, and it is not closed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,9 @@ class SessionLine:
     seed: int | None = None
     """The same for the same prompt and place in its group, in every run of a scenario with one seed."""
     outcome: str | None = None
-    """How the rollout ended; None of one that goes on or was killed, and of a session that belongs to no run."""
+    """How the rollout ended; None of one that goes on or was killed, and where no owner has told it."""
+    state: str | None = None
+    """The phase of a session without an outcome, or why it is closed."""
     cause: str | None = None
     """Who is to blame; None when nothing went wrong."""
     detail: str = ""
@@ -65,6 +81,15 @@ class SessionLine:
             refusals=rollout.session.refusals,
             last_words=last_words,
         )
+
+    @classmethod
+    def of_stored(cls, stored: StoredLine) -> Self:
+        """The line of a session that belongs to no rollout on record."""
+        end = stored.end
+        if end is None:
+            why = _WHY.get(stored.state, "it is not closed")
+            return cls(stored.session_id, state=stored.state, detail=why, sampled=stored.sampled)
+        return cls(stored.session_id, outcome=end.outcome, detail=end.reason, reward=end.reward, sampled=stored.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +134,8 @@ class RunView:
     """In the order in which they began."""
     missing: Sequence[str] = ()
     """What is not there, or cannot be read: a sentence each."""
+    superseded: Sequence[SessionLine] = ()
+    """Sessions of attempts that were played again."""
 
     @property
     def command(self) -> str:
@@ -117,7 +144,8 @@ class RunView:
 
     def find(self, name: str) -> SessionLine:
         """The session with that number, that id, or the only one whose id begins so. Raises `RunError`."""
-        begun = [line for line in self.sessions if line.session_id is not None and line.session_id.startswith(name)]
+        known = [*self.sessions, *self.superseded]
+        begun = [line for line in known if line.session_id is not None and line.session_id.startswith(name)]
         if name.isdecimal() and len(name) < SHORT_ID and any(line.number is not None for line in self.sessions):
             begun = [line for line in self.sessions if line.number == int(name)]
         if len(begun) != 1:

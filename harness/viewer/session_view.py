@@ -5,7 +5,7 @@ session. A record of another version, or one without columns of tokens, lacks th
 None, and nothing is made up. All texts are as they were recorded; whoever shows them escapes them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -26,7 +26,7 @@ class TokenView(NamedTuple):
     """In the output of its turn."""
     token_id: int
     text: str | None
-    """The characters that are complete with it; None without a tokenizer."""
+    """The characters that are complete with it; None without a tokenizer, or where it lacks the id."""
     logprob: float | None
     version: str | None
     """Of the weights that sampled it."""
@@ -133,13 +133,22 @@ class TurnView:
             while span is not None and position >= span["end"]:
                 span = next(versions, None)
             text = None
-            if decoder is not None:
+            if tokenizer is not None and decoder is not None and token_id in tokenizer:
                 text = decoder.push([token_id]) + (decoder.end() if position == last else "")
             logprob = self.logprobs[position] if position < len(self.logprobs) else None
             fate = self.fate
             if fate in (TRAINED, MASKED):
                 fate = TRAINED if position < self.masked_from else MASKED
             yield TokenView(position, token_id, text, logprob, None if span is None else span["version"], fate)
+
+
+def unknown_ids(turns: Iterable[TurnView], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """A sentence about ids that the tokenizer lacks."""
+    ids = {each for turn in turns for each in turn.output_ids} if tokenizer is not None else set()
+    lacked = sorted(each for each in ids if tokenizer is not None and each not in tokenizer)
+    if lacked:
+        more = f", nor are {len(lacked) - 1} others" if len(lacked) > 1 else ""
+        yield f"the text of tokens: id {lacked[0]} is not in this tokenizer{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from rich.text import Text
 from harness.sessions.ledger import Ledger
 from harness.telemetry.printable import printable
 from harness.tokens.tokenizer import Tokenizer
+from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
 from harness.viewer.damage import say_missing
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
@@ -63,6 +64,9 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
     if view.ledger is not None:
         yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
     yield from missing_sentences(view.missing)
+    if view.superseded:
+        ids = ", ".join(str(line.session_id)[:SHORT_ID] for line in view.superseded)
+        yield Text(printable(f"superseded: {len(view.superseded)} sessions of attempts that were played again: {ids}"))
     if view.sessions:
         first = view.sessions[0]
         name = str(first.number) if first.number is not None else str(first.session_id)[:SHORT_ID]
@@ -70,7 +74,11 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
 
 
 def session_overview(
-    line: SessionLine, session: SessionView | None, turn: int | None, missing: Sequence[str]
+    line: SessionLine,
+    session: SessionView | None,
+    turn: int | None,
+    missing: Sequence[str],
+    tokenizer: Tokenizer | None = None,
 ) -> Iterator[RenderableType]:
     """How a session ended and why, its branches, where its tokens went, and the dialogue, of one turn or of all."""
     facts = Table.grid(padding=(0, 3))
@@ -96,7 +104,7 @@ def session_overview(
     yield Padding(by_itself("its turns", _branches, session), (1, 0))
     for each in session.turns:
         if turn is None or each.index == turn:
-            yield by_itself(f"the words of turn {each.index}", _dialogue, each)
+            yield by_itself(f"the words of turn {each.index}", _dialogue, each, tokenizer)
 
 
 def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **how: _P.kwargs) -> RenderableType:
@@ -130,7 +138,7 @@ def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
             "-" if token.logprob is None else f"{token.logprob:.4f}",
             Text(printable(version), style=_VERSIONS[seen.index(version) % len(_VERSIONS)]),
             Text(printable(token.fate), style=_FATES.get(token.fate, _DROPPED)),
-            Text(_spelled(token), style=_FATES.get(token.fate, _DROPPED)),
+            Text(_spelled(token, tokenizer), style=_FATES.get(token.fate, _DROPPED)),
         )
     return Padding(table, (0, 0, 1, 0))
 
@@ -165,6 +173,19 @@ def message_text(message: Message) -> str:
     return " ".join(word.strip() for word in words if word)
 
 
+def is_partial(turn: TurnView) -> bool:
+    """True if the turn was cut: its words may be in its tokens alone."""
+    return turn.status in (TurnStatus.ABORTED, TurnStatus.FAILED) and bool(turn.output_ids)
+
+
+def reply_text(turn: TurnView, tokenizer: Tokenizer | None) -> str:
+    """The words of the reply; of a turn that was cut, as far as it came."""
+    words = message_text(turn.reply)
+    if words or turn.reply.get("reasoning_content") or tokenizer is None or not is_partial(turn):
+        return words
+    return "".join(token.text or "" for token in turn.tokens(tokenizer)) + " [cut]"
+
+
 def _sessions(lines: Sequence[SessionLine]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("", "session", "scenario", "outcome"):
@@ -177,7 +198,7 @@ def _sessions(lines: Sequence[SessionLine]) -> Table:
             "" if line.number is None else str(line.number),
             Text(printable((line.session_id or "none")[:SHORT_ID])),
             Text(printable(line.scenario or "")),
-            Text(line.outcome or "no outcome", style="" if line.cause is None else "red"),
+            Text(printable(line.outcome or line.state or "no outcome"), style="" if line.cause is None else "red"),
             "" if line.turns is None else str(line.turns),
             "" if line.sampled is None else f"{line.sampled:,}",
             "-" if line.reward is None else f"{line.reward:.3f}",
@@ -189,7 +210,9 @@ def _sessions(lines: Sequence[SessionLine]) -> Table:
 def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
     if line.scenario is not None:
         yield "rollout", f"{line.number} of {line.scenario}"
-        yield "outcome", f"{line.outcome}" if line.cause is None else f"{line.outcome}, by the {line.cause}"
+    if line.outcome or line.state:
+        said = line.outcome or f"{line.state}"
+        yield "outcome", said if line.cause is None else f"{said}, by the {line.cause}"
     if line.detail:
         yield "why", line.detail
     if line.last_words is not None:
@@ -226,7 +249,7 @@ def _branches(session: SessionView) -> RenderableType:
     return table
 
 
-def _dialogue(turn: TurnView) -> RenderableType:
+def _dialogue(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
     lines = Table.grid(padding=(0, 2))
     for message in turn.messages:
         lines.add_row(Text(printable(str(message.get("role"))), style="dim"), Text(printable(message_text(message))))
@@ -234,7 +257,7 @@ def _dialogue(turn: TurnView) -> RenderableType:
     reasoning = turn.reply.get("reasoning_content")
     if reasoning:
         lines.add_row(Text("reasoning", style="dim"), Text(printable(str(reasoning)), style="dim"))
-    lines.add_row(Text("assistant", style="dim"), Text(printable(message_text(turn.reply)), style=style))
+    lines.add_row(Text("assistant", style="dim"), Text(printable(reply_text(turn, tokenizer)), style=style))
     if turn.error is not None:
         said: Json = turn.error
         lines.add_row(Text("error", style="dim"), Text(printable(f"{said.get('code')}: {said.get('message')}"), "red"))
@@ -244,10 +267,10 @@ def _dialogue(turn: TurnView) -> RenderableType:
     return Group(Text(printable(title), style="bold"), Padding(lines, (0, 0, 1, 2)))
 
 
-def _spelled(token: TokenView) -> str:
+def _spelled(token: TokenView, tokenizer: Tokenizer | None) -> str:
     """The text of a token on one line, in quotes."""
     if token.text is None:
-        return ""
+        return "" if tokenizer is None else f"id {token.token_id} is not in this tokenizer"
     return '"' + printable(token.text).replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 

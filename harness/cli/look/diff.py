@@ -15,13 +15,9 @@ _What = Annotated[
         show_default=False,
     ),
 ]
-_Tokenizer = Annotated[
-    Path | None,
-    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
-]
 
 
-def diff(what: _What, *, tokenizer: _Tokenizer = None, as_json: options.Json = False) -> None:
+def diff(what: _What, *, tokenizer: options.ReadsTokens = None, as_json: options.Json = False) -> None:
     """Compare outcomes, rewards, tokens and ledgers of two runs, and where each pair of sessions parts.
 
     Rollouts are paired by scenario, prompt and place in its group. Exits with 0 when it has compared, whatever differs.

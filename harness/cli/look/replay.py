@@ -24,10 +24,6 @@ _Out = Annotated[
         "--out", help="A folder for the agent's log and the session.  [default: none is kept]", show_default=False
     ),
 ]
-_Tokenizer = Annotated[
-    Path | None,
-    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
-]
 
 
 def replay(
@@ -36,7 +32,7 @@ def replay(
     *,
     agent: _Agent = None,
     out: _Out = None,
-    tokenizer: _Tokenizer = None,
+    tokenizer: options.ReadsTokens = None,
     as_json: options.Json = False,
 ) -> int:
     """Serve a recorded session again, without an engine: the same answers, as long as the agent asks the same.

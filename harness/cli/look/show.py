@@ -34,10 +34,6 @@ _AdminToken = Annotated[
 ]
 _Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.", show_default=False)]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
-_Tokenizer = Annotated[
-    Path | None,
-    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
-]
 
 
 def show(
@@ -48,7 +44,7 @@ def show(
     admin_token: _AdminToken = None,
     turn: _Turn = None,
     tokens: _Tokens = False,
-    tokenizer: _Tokenizer = None,
+    tokenizer: options.ReadsTokens = None,
     as_json: options.Json = False,
 ) -> None:
     """Show how a run ended, or a session of it: outcome and why, branches, dialogue, tokens, ledger.
@@ -63,8 +59,9 @@ def show(
     from harness.viewer import terminal
     from harness.viewer.damage import say_missing
     from harness.viewer.look import open_tokenizer
+    from harness.viewer.session_view import unknown_ids
 
-    look, look_inside, session = _source(where, session, server, admin_token)
+    look, look_inside, session = _source(where, session, server, admin_token, tokenizer)
     if session is None and (turn is not None or tokens):
         raise RunError("expected a session with --turn and --tokens: its number, or the beginning of its id")
     view = look()
@@ -82,7 +79,10 @@ def show(
     if turn is not None and seen is not None and not any(each.index == turn for each in seen.turns):
         raise RunError(f"session {session} has no turn {turn}: it has {len(seen.turns)}")
     shown = [] if seen is None else [each for each in seen.turns if turn is None or each.index == turn]
-    reads = open_tokenizer(view, tokenizer) if tokens else None
+    reads = open_tokenizer(view) if tokens or any(map(terminal.is_partial, shown)) else None
+    if tokens:
+        with say_missing("the text of tokens", missing):
+            missing += unknown_ids(shown, reads)
     if as_json:
         document = {"line": to_builtins(line, enc_hook=str), "missing": missing}
         whole = None
@@ -93,7 +93,7 @@ def show(
             whole = output.json_text(all_of_it)  # which a value that is nested too deeply has none of
         output.print_text(whole or output.json_text(document | {"session": None}))
         return
-    parts = [*terminal.session_overview(line, seen, turn, missing)]
+    parts = [*terminal.session_overview(line, seen, turn, missing, reads)]
     if tokens:
         parts += [
             terminal.by_itself(f"the tokens of turn {each.index}", terminal.token_table, each, reads) for each in shown
@@ -102,7 +102,7 @@ def show(
 
 
 def _source(
-    where: Path | None, session: str | None, server: str | None, admin_token: str | None
+    where: Path | None, session: str | None, server: str | None, admin_token: str | None, tokenizer: Path | None
 ) -> "tuple[Callable[[], RunView], Callable[[str], SessionView], str | None]":
     """How a run, a store or a server is looked at, and a session of it; and which session that is."""
     from harness.client.connections import SessionServerAddress, server_url
@@ -113,9 +113,9 @@ def _source(
     if server is None:
         if where is None:
             raise RunError("expected a run directory, the file of a store, or --server URL")
-        return partial(look_at, where), partial(look_into, where), session
+        return partial(look_at, where, tokenizer), partial(look_into, where), session
     if session is not None:
         raise RunError(f"expected one session behind --server, got {where} and {session}")
     address = SessionServerAddress(server_url(server), admin_token)
     named = None if where is None else str(where)
-    return partial(look_at_server, address), partial(look_into_server, address), named
+    return partial(look_at_server, address, tokenizer), partial(look_into_server, address), named

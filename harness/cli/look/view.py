@@ -37,10 +37,6 @@ _Port = Annotated[
 _AdminToken = Annotated[
     str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
-_Tokenizer = Annotated[
-    Path | None,
-    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
-]
 
 
 def view(
@@ -50,7 +46,7 @@ def view(
     server: _Server = None,
     port: _Port = None,
     admin_token: _AdminToken = None,
-    tokenizer: _Tokenizer = None,
+    tokenizer: options.ReadsTokens = None,
     as_json: options.Json = False,
 ) -> None:
     """Write one page that opens from disk, or show a server live: sessions, timeline, branches, transcripts, tokens.
@@ -77,11 +73,11 @@ def view(
     if port is not None:
         raise RunError("expected --port without --out: a page that is written has no address")
     if address is not None:
-        seen, look_inside = look_at_server(address), look_into_all(address)
+        seen, look_inside = look_at_server(address, tokenizer), look_into_all(address)
     else:
         assert where is not None
-        seen, look_inside = look_at(where), partial(look_into, where)
-    size = write_page(out, seen, look_inside, open_tokenizer(seen, tokenizer))
+        seen, look_inside = look_at(where, tokenizer), partial(look_into, where)
+    size = write_page(out, seen, look_inside, open_tokenizer(seen))
     if as_json:
         output.print_json({"out": str(out), "sessions": len(seen.sessions), "bytes": size})
     else:
@@ -91,7 +87,6 @@ def view(
 def _show_live(address: "SessionServerAddress", port: int, tokenizer: Path | None, *, as_json: bool) -> None:
     import asyncio
 
-    from harness.tokens.tokenizer import Tokenizer
     from harness.viewer.live.live_page import serve_live_until_told
 
     def announce(url: str) -> None:
@@ -101,5 +96,4 @@ def _show_live(address: "SessionServerAddress", port: int, tokenizer: Path | Non
             output.print_text(f"{url} shows {address.url}; Ctrl+C ends it")
         sys.stdout.flush()
 
-    texts = None if tokenizer is None else Tokenizer.load(tokenizer)
-    asyncio.run(serve_live_until_told(address, texts, port=port, started=announce))
+    asyncio.run(serve_live_until_told(address, tokenizer, port=port, started=announce))

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from starlette.datastructures import QueryParams
 
 from harness.errors import MalformedRequest
+from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.record import MOST_ASKED_IDS
 
 _LIMIT_DIGITS = 10
+_OUTCOME_LENGTH = 40
 
 
 class ListRequest(NamedTuple):
@@ -35,14 +37,19 @@ def parse_list(query: QueryParams) -> ListRequest:
 
 def parse_since(query: QueryParams) -> float:
     """The Unix time that `?since=T` names; 0 without one. Raises `MalformedRequest`."""
-    said = query.get("since", "0")
-    try:
-        since = float(said)
-    except ValueError:
-        since = math.nan
-    if not math.isfinite(since) or not said.isascii() or "_" in said:  # which are numbers to Python alone
-        raise MalformedRequest(f"since: expected Unix seconds, got {said[:64]!r}", param="since")
-    return since
+    return _read_number("since", "Unix seconds", query.get("since", "0"))
+
+
+def parse_end_of_rollout(query: QueryParams) -> RolloutEnd | None:
+    """The end that `?outcome=WORD&reason=TEXT&reward=NUMBER` tells; None without an outcome.
+
+    Raises `MalformedRequest`.
+    """
+    outcome, reward = query.get("outcome", ""), query.get("reward")
+    if len(outcome) > _OUTCOME_LENGTH:
+        raise MalformedRequest(f"outcome: expected a word, got {len(outcome)} characters", param="outcome")
+    number = None if reward is None else _read_number("reward", "a number", reward)
+    return RolloutEnd(outcome, query.get("reason", ""), number) if outcome else None
 
 
 def parse_first_turn(query: QueryParams) -> int:
@@ -57,6 +64,16 @@ def parse_times(query: QueryParams) -> dict[str, int]:
         raise MalformedRequest(f"from: expected at most {MOST_ASKED_IDS}, got {len(asked)}", param="from")
     parts = [each.rpartition(":") for each in asked]
     return {session_id: _read_turn("from", turn) for session_id, _, turn in parts}
+
+
+def _read_number(param: str, what: str, said: str) -> float:
+    try:
+        number = float(said)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not said.isascii() or "_" in said:  # which are numbers to Python alone
+        raise MalformedRequest(f"{param}: expected {what}, got {said[:64]!r}", param=param)
+    return number
 
 
 def _read_turn(param: str, said: str) -> int:

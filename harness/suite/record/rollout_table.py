@@ -48,6 +48,10 @@ _REPLAYED = """
 SELECT number, record FROM rollouts AS earlier WHERE is_final
 AND EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
 """
+_SUPERSEDED = """
+SELECT json_extract(record, '$.session_id') FROM rollouts AS earlier
+WHERE EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
+"""
 _LAST = "SELECT rowid, record FROM rollouts WHERE number = ? ORDER BY attempt DESC LIMIT 1"
 _AMEND = "UPDATE rollouts SET record = ? WHERE rowid = ?"
 
@@ -249,6 +253,13 @@ def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
     """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
     with reading_run(path) as connection:
         return _last_attempts(path, connection)
+
+
+def read_superseded(path: Path) -> set[str | None]:
+    """The sessions of attempts that later ones have taken the place of."""
+    with reading_run(path) as connection:
+        found = connection.execute(_SUPERSEDED) if has_table(connection, "rollouts") else ()
+        return {session_id for (session_id,) in found}
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:

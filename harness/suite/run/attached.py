@@ -30,6 +30,7 @@ from harness.client.session_server import (
 from harness.errors import EngineUnavailable, ScenarioError, SessionExists, SessionServerError
 from harness.rollouts.manager import SessionManager
 from harness.samples.turn_rewards import TurnRewards
+from harness.sessions.lifecycle import RolloutEnd
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import differences
 from harness.suite.run.services import Services
@@ -96,7 +97,7 @@ class AttachedClient(SessionServerClient):
             self._sessions.keep(session_id, collected.session)
         return collected
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, end: RolloutEnd | None = None) -> None:
         """See `SessionServerClient`; a session whose tokens cannot be counted in that time stays on the server."""
         if session_id in self._sessions.list_uncounted():
             try:
@@ -105,7 +106,7 @@ class AttachedClient(SessionServerClient):
                     await self.collect(session_id)
             except TimeoutError:
                 raise SessionServerError("its tokens could not be counted in time; --resume deletes it") from None
-        await super().delete(session_id)
+        await super().delete(session_id, end)
 
     async def drain_own(self) -> None:
         """Have no session of this run accept a further turn, those that are on their way included."""

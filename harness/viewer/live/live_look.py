@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from harness.types import Json
 from harness.viewer.damage import say_missing
 from harness.viewer.live.seen_record import SeenRecord
 from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
-from harness.viewer.look_at_server import NO_TOKENIZER
 from harness.viewer.page.page_data import TokenTable
 
 _EVERY_S = 1.0
@@ -57,9 +57,17 @@ class LiveLook:
         client: Of the server; its owner closes it.
         tokenizer: For the texts of tokens.
         clock: Seconds, of which looks are so far apart.
+        missing: Sentences about the tokenizer.
     """
 
-    def __init__(self, client: SessionServerClient, tokenizer: Tokenizer | None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: SessionServerClient,
+        tokenizer: Tokenizer | None,
+        clock: Clock = time.monotonic,
+        missing: Sequence[str] = (),
+    ) -> None:
+        self._missing = missing
         self._client = client
         self._tokenizer = tokenizer
         self._clock = clock
@@ -90,7 +98,7 @@ class LiveLook:
                 if error.code != "invalid_answer" and error.status != HTTPStatus.NOT_FOUND:
                     raise
                 self._too_old_for = _TOO_OLD_LOOKS
-        missing = [] if self._tokenizer is not None else [NO_TOKENIZER]
+        missing = [*self._missing]
         missing += [_TOO_OLD] if self._too_old_for else []
         waiting = f", {gate.held} requests wait" if gate.held else ""
         said = [totals_words(listed), f"gate: {gate.state}{waiting}"]

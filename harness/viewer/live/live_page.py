@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +32,8 @@ from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import Asked, LiveLook
+from harness.viewer.look import find_tokenizer
+from harness.viewer.look_at_server import tokenizer_of
 from harness.viewer.page.run_page import live_page
 from server_patch.background import running
 
@@ -100,9 +103,11 @@ class RunningPage(NamedTuple):
 
 @asynccontextmanager
 async def serve_live(
-    address: SessionServerAddress, tokenizer: Tokenizer | None, *, port: int = 0
+    address: SessionServerAddress, tokenizer: Path | None = None, *, port: int = 0
 ) -> AsyncIterator[RunningPage]:
     """The live page of the server at `address` for the time of the block; port 0 takes a free one.
+
+    Texts are of the tokenizer in the folder `tokenizer`, else of the one that the server names.
 
     Raises `SessionServerError` when the server does not answer at the beginning, or takes its token for none,
     `CannotListen`.
@@ -111,8 +116,12 @@ async def serve_live(
         listener = stack.enter_context(listening("127.0.0.1", port))
         client = await stack.enter_async_context(SessionServerClient(address, deadlines=_DEADLINES))
         await client.gate().report(deadline_s=_GREETING_S)  # which a shard does not have: one looks at its front
+        missing: list[str] = []
+        described = await client.describe(deadline_s=_GREETING_S)
+        folder = await asyncio.to_thread(find_tokenizer, tokenizer_of(described), tokenizer, missing)
+        texts = None if folder is None else await asyncio.to_thread(Tokenizer.load, folder)
         bound, secret = listener.getsockname()[1], secrets.token_urlsafe(_SECRET_BYTES)
-        app = LivePage(LiveLook(client, tokenizer), address.url, bound, secret)
+        app = LivePage(LiveLook(client, texts, missing=missing), address.url, bound, secret)
         connections = ServerConnections(_BOUNDS, _refuse)
         await stack.enter_async_context(running(connections.watch_for_ever()))
         embedded = await stack.enter_async_context(answering(HangingUpServer(app, connections), listener))
@@ -120,7 +129,7 @@ async def serve_live(
 
 
 async def serve_live_until_told(
-    address: SessionServerAddress, tokenizer: Tokenizer | None, *, port: int, started: Callable[[str], None]
+    address: SessionServerAddress, tokenizer: Path | None, *, port: int, started: Callable[[str], None]
 ) -> None:
     """The live page until SIGINT or SIGTERM; calls `started` with its address as soon as it answers.
 

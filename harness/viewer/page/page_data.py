@@ -7,7 +7,7 @@ bytes for each. The texts of tokens stand once in a table, and the columns have 
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from harness.viewer.terminal import ledger_words, message_text
+from harness.viewer.terminal import ledger_words, message_text, reply_text
 
 MOST_GONE = 1_000
 """Sessions that a live page shows although their server has them no more."""
@@ -42,6 +42,10 @@ class TokenTable:
             self.rows.append(row)
         return number
 
+    def unread(self) -> Iterator[int]:
+        """The first id without a text, if there is one."""
+        yield from islice((token_id for token_id, text in self.rows if text is None), 1)
+
 
 def finite(value: Any) -> Any:
     """`value` with words in the place of numbers that JSON does not have, which a record may have all the same."""
@@ -59,7 +63,7 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
         "id": line.session_id,
         "number": line.number,
         "scenario": line.scenario,
-        "outcome": line.outcome,
+        "outcome": line.outcome or line.state,
         "cause": line.cause,
         "why": line.last_words or line.detail,
         "log": None if line.agent_log is None else str(line.agent_log),
@@ -73,7 +77,8 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
 def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
     """A session with its turns."""
     turns = [
-        {**turn_data(turn), "depth": depth, **token_columns(turn, tokenizer, table)} for turn, depth in session.walk()
+        {**turn_data(turn, tokenizer), "depth": depth, **token_columns(turn, tokenizer, table)}
+        for turn, depth in session.walk()
     ]
     return {**session_facts(session), "turns": turns}
 
@@ -94,7 +99,7 @@ def ledger_text(ledger: Json) -> str:
     return ledger_words(msgspec.convert(ledger, Ledger))
 
 
-def turn_data(turn: TurnView) -> Json:
+def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
     """A turn without its tokens and its place in the tree."""
     return {
         "index": turn.index,
@@ -108,14 +113,18 @@ def turn_data(turn: TurnView) -> Json:
         "versions": turn.versions,
         "masked_from": turn.masked_from,
         "seconds": turn.seconds,
-        "words": list(_words(turn)),
+        "words": list(_words(turn, tokenizer)),
     }
 
 
 def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
     """The tokens of a turn: those of its context, then those of its output with their logprobs."""
     decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode)
-    context = ((token_id, None if decoder is None else decoder.push([token_id])) for token_id in turn.context_ids)
+
+    def text_of(token_id: int) -> str | None:
+        return decoder.push([token_id]) if decoder and tokenizer and token_id in tokenizer else None
+
+    context = ((token_id, text_of(token_id)) for token_id in turn.context_ids)
     logprobs: list[float] = []
 
     def outputs() -> Iterator[tuple[int, str | None]]:
@@ -131,12 +140,12 @@ def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable
     }
 
 
-def _words(turn: TurnView) -> Iterator[tuple[str, str]]:
+def _words(turn: TurnView, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
     """Who said what: the messages of the request, the reply, and the error."""
     for message in turn.messages:
         yield str(message.get("role")), message_text(message)
     if turn.reply.get("reasoning_content"):
         yield "reasoning", str(turn.reply["reasoning_content"])
-    yield "assistant", message_text(turn.reply)
+    yield "assistant", reply_text(turn, tokenizer)
     if turn.error is not None:
         yield "error", f"{turn.error.get('code')}: {turn.error.get('message')}"

@@ -73,6 +73,8 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
                 element = f"s{place}"
                 yield data
         lines.append(line_data(line, element, times if element else []))
+    if tokenizer is not None:
+        missing += [f"the text of id {token_id}, which is not in this tokenizer" for token_id in table.unread()]
     run = {
         "source": view.source,
         "suite": view.suite,

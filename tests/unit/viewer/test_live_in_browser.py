@@ -14,7 +14,7 @@ from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
 from tests.browser import HOSTILE, PATIENCE_S, Sight, browsing, looking_at
-from tests.builders import toy_tokenizer, user
+from tests.builders import user
 from tests.session_servers.served import Client, says, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
@@ -32,7 +32,7 @@ async def _browser() -> AsyncIterator[Browser]:
 
 def live(client: Client) -> AbstractAsyncContextManager[RunningPage]:
     """The live page of the server."""
-    return serve_live(SessionServerAddress(client.url, TOKEN), toy_tokenizer())
+    return serve_live(SessionServerAddress(client.url, TOKEN))
 
 
 async def cell(sight: Sight, column: int) -> str:

@@ -20,7 +20,7 @@ from harness.errors import RunError, SessionServerError
 from harness.server.settings import ServerSettings
 from harness.types import Json
 from harness.viewer.live.live_page import serve_live
-from tests.builders import toy_tokenizer, user
+from tests.builders import user
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import says, serving
 
@@ -33,7 +33,7 @@ NOTHING = {"version": 0, "texts": 0, "open": "", "record": 0}
 async def watching(url: str, token: str | None = TOKEN) -> AsyncIterator[httpx.AsyncClient]:
     """A browser, so to speak, at the live page of that server."""
     async with (
-        serve_live(SessionServerAddress(url, token), toy_tokenizer()) as page,
+        serve_live(SessionServerAddress(url, token)) as page,
         httpx.AsyncClient(base_url=page.url, timeout=30, trust_env=False) as browser,
     ):
         yield browser
@@ -91,14 +91,17 @@ async def test_a_server_of_an_earlier_version_is_shown_as_far_as_it_tells():
     gate = {"state": "open", "epoch": 0, "held": 0, "sessions": 1, "turns_in_flight": 0}
     line = {"session_id": "a" * 32, "phase": "open", "turns": 3, "turns_in_flight": 0}
     record = {"session_id": "holds", "phase": "unknown", "turns": []}
-    said = (gate, gate, {"sessions": [line]}, record)
+    about = {"harness": "0", "start": "0", "serves": {}, "engines": []}
+    said = (gate, about, gate, {"sessions": [line]}, record)
     answers = [http_answer(200, json.dumps(each).encode()) for each in said]
     async with canned_server(*answers) as server, watching(server.url) as browser:
         told = await changes(browser)
 
     assert [(each["id"], each["outcome"], each["turns"]) for each in told["sessions"]] == [("a" * 32, "open", 3)]
     assert (told["problem"], told["bands"]) == ("", [])
-    assert any("the server is of an earlier version" in each for each in told["facts"]["missing"])
+    missing = "\n".join(told["facts"]["missing"])
+    assert "the server is of an earlier version" in missing
+    assert "its tokenizer: it is not on record" in missing
 
 
 async def test_browsers_that_leave_or_never_read_leave_nothing_behind():

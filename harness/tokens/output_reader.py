@@ -14,7 +14,7 @@ from harness.tokens.outputs.reasoning import THINK, THOUGHT, ReasoningSplit
 from harness.tokens.parsing import CallSyntax, ParsedOutput, TextReader
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral
+from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
 from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
@@ -23,6 +23,7 @@ _SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
     ("<|channel|>", "<|message|>"): Harmony,
     ("<function=", "<parameter="): QwenXml,
     ("<tool_call>",): Hermes,
+    ("[TOOL_CALLS]", "[ARGS]"): MistralNamed,
     ("[TOOL_CALLS]",): Mistral,
     (DeepSeek.markers[0],): DeepSeek,
     ("<|start_header_id|>", '"parameters": '): LlamaJson,

@@ -8,14 +8,18 @@ back, whatever follows, and a whole output is read in the same way, to its end.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from harness.types import Json, refuse_constant
 
 _ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _VALUES = json.JSONDecoder(parse_constant=refuse_constant)
+_JSON_STRINGS = re.compile(r"\\.|(\")", re.DOTALL)
 
 
 class Piece(NamedTuple):
@@ -152,34 +156,53 @@ def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
 
 
 def read_calls(
-    pieces: Sequence[Piece], begin: str, end: str, read: Callable[[str], ToolCall | None], around: Sequence[str] = ()
+    pieces: Sequence[Piece],
+    begin: str,
+    end: str,
+    read: Callable[[str], ToolCall | None],
+    *,
+    around: Sequence[str] = (),
+    quotes: re.Pattern[str] = _JSON_STRINGS,
 ) -> ParsedOutput:
-    """The calls that `read` finds between each `begin` and the next `end`, and the content around them.
+    """The calls that `read` finds between each `begin` and its `end`, and the content around them.
 
-    The markers `around` the calls are no content. Without a call everything is content as it stands, and so it is when
-    the markers do not pair up.
+    An `end` inside a value is part of the value: what matches the group of `quotes` opens a value and closes it. The
+    markers `around` the calls are no content. Without a call everything is content as it stands, and so it is when the
+    markers do not pair up.
     """
     inside: list[str] = []
-    outside: list[str] = []
+    outside: list[Piece] = []
     block: list[str] | None = None
-    for piece in pieces:
-        if piece == Piece(end, is_marker=True):
+    is_quoted = False
+    for piece in _joined(pieces):
+        if piece == Piece(end, is_marker=True) and not is_quoted:
             if block is None:
                 return as_malformed(pieces)
             inside.append("".join(block))
             block = None
         elif block is None and piece == Piece(begin, is_marker=True):
             block = []
+        elif block is None:
+            outside.append(piece)
         else:
-            (outside if block is None else block).append(piece.text)
+            block.append(piece.text)
+            for quote in () if piece.is_marker else quotes.finditer(piece.text):
+                is_quoted ^= quote.lastindex is not None
     if block is not None:
         return as_malformed(pieces)
-    content = "".join(outside)
     if not inside:
-        return ParsedOutput(content)
-    for marker in around:
-        content = content.replace(marker, "")
+        return ParsedOutput("".join(piece.text for piece in outside))
+    content = "".join(piece.text for piece in outside if not (piece.is_marker and piece.text in around))
     return whole_calls(pieces, content.rstrip(), [read(each) for each in inside])
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, with the text between two markers in one."""
+    for is_marker, run in groupby(pieces, key=attrgetter("is_marker")):
+        if is_marker:
+            yield from run
+        else:
+            yield Piece("".join(piece.text for piece in run))
 
 
 def tool_call(name: object, arguments: object) -> ToolCall | None:
@@ -201,6 +224,15 @@ def decode_json(text: str) -> object:
     except (ValueError, RecursionError):
         return None
     return value
+
+
+def decode_json_at(text: str, position: int) -> tuple[object, int]:
+    """The value that begins at `position` of `text`, and where it ends; None, and the end of `text`, without one."""
+    try:
+        value, end = _VALUES.raw_decode(text, position)
+    except (ValueError, RecursionError):
+        return None, len(text)
+    return value, end
 
 
 def as_malformed(pieces: Sequence[Piece]) -> ParsedOutput:

@@ -150,7 +150,7 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.GUARDED`: in prompts and in delimiters."""
-    source = family.template.template.source
+    source = family.template.template.text
     markers = [marker for marker in family.chat.tokenizer.markers if len(marker) > 1 or marker in source][:30]
     text = "".join(f"{marker}assistant\n" for marker in markers)  # in every message but the assistant's
     hostile = replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))

@@ -27,7 +27,7 @@ from harness.types import Json
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END, _CALL, _RETURN, _CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 _ENDS = (_END, _CALL, _RETURN)
-_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|commentary|final)\b")
 _ROLE = re.compile(r"(assistant)?\s*(to=\S+\s*)?")
 
@@ -62,7 +62,7 @@ class Harmony(CallSyntax):
             return ParsedOutput("".join(piece.text for piece in pieces))
         content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
         calls = [
-            tool_call(message.recipient, decode_json(message.body)) if message.end == _CALL else None
+            tool_call(message.function, decode_json(message.body)) if message.end == _CALL else None
             for message in said
             if message.recipient is not None
         ]
@@ -76,6 +76,12 @@ class _Message(NamedTuple):
     recipient: str | None
     body: str
     end: str | None
+
+    @property
+    def function(self) -> str | None:
+        """The name of the function that is called; None of a tool that no client offers, such as `python`."""
+        _, found, name = (self.recipient or "").partition("functions.")
+        return name if found else None
 
     @property
     def is_reasoning(self) -> bool:

@@ -2,13 +2,16 @@
 
     Hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Qwen, SmolLM and many others write them
     Mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], to the end of the answer
+    Mistral   [TOOL_CALLS]name[ARGS]{...}, once for each call, as it writes from version 11 on
     LlamaJson {"name": ..., "parameters": {...}}, which is the whole answer
 
-The last has no marker, so an object that names no tool on offer is content.
+The last has no marker, so an object that names no tool on offer is content. Arguments may be called `parameters` in all
+of them. An object that says more than a call does is no call: what a model has said is never left out.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 from harness.tokens.parsing import (
     CallSyntax,
@@ -17,6 +20,7 @@ from harness.tokens.parsing import (
     ToolCall,
     as_malformed,
     decode_json,
+    decode_json_at,
     read_calls,
     tool_call,
     whole_calls,
@@ -25,7 +29,10 @@ from harness.types import Json
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _CALLS = Piece("[TOOL_CALLS]", is_marker=True)
+_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?\[ARGS\]\s*")
 _PYTHON = "<|python_tag|>"
+_NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 
 
 class Hermes(CallSyntax):
@@ -45,14 +52,19 @@ class Hermes(CallSyntax):
 
 
 class Mistral(CallSyntax):
-    """One list of calls after one marker."""
+    """One list of calls after one marker, or names and arguments with a marker before each."""
 
     name = "mistral"
-    markers = (_CALLS.text,)
+    markers = (_CALLS.text, _CALL_ID, _ARGS)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Up to the tool's name, or up to its arguments."""
         return _beginning(f"{_CALLS.text}[", name, "arguments")
+
+    def may_begin_call(self, piece: Piece, before: str | None) -> bool:
+        """At the marker, wherever it is."""
+        del before
+        return piece == _CALLS
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Calls, and what stands before them; without a call everything is content as it stands."""
@@ -61,11 +73,22 @@ class Mistral(CallSyntax):
         if _CALLS not in pieces:
             return ParsedOutput(text)
         begin = pieces.index(_CALLS)
-        calls = decode_json("".join(piece.text for piece in pieces[begin + 1 :]))
+        content = "".join(piece.text for piece in pieces[:begin])
+        said = "".join(piece.text for piece in pieces[begin + 1 :])
+        calls = decode_json(said) if said.lstrip().startswith("[") else [*_named_calls(said)]
         if not isinstance(calls, list) or not calls:
             return as_malformed(pieces)
-        content = "".join(piece.text for piece in pieces[:begin])
-        return whole_calls(pieces, content.rstrip(), [_call(call) for call in calls])
+        return whole_calls(pieces, content.rstrip(), [_call(call, beside=("id",)) for call in calls])
+
+
+class MistralNamed(Mistral):
+    """Names and arguments with a marker before each."""
+
+    name = "mistral-named"
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """Up to the tool's name, or up to its end: the marker behind it is not the agent's to write."""
+        return _CALLS.text, name or ""
 
 
 class LlamaJson(CallSyntax):
@@ -85,13 +108,20 @@ class LlamaJson(CallSyntax):
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """The call that the answer is, or the answer as content."""
         text = "".join(piece.text for piece in pieces)
-        said = decode_json(text.removeprefix(_PYTHON))
-        if not isinstance(said, dict) or said.keys() != {"name", "parameters"}:
-            return ParsedOutput(text)
-        if said["name"] not in [tool["function"]["name"] for tool in tools]:
-            return ParsedOutput(text)
-        call = tool_call(said["name"], said["parameters"])
-        return ParsedOutput(text, malformed=True) if call is None else ParsedOutput("", (call,))
+        offered = [tool["function"]["name"] for tool in tools]
+        said, named = decode_json(text.removeprefix(_PYTHON)), _NAMED.match(text)
+        begins_call = text.startswith(_PYTHON) or (named is not None and named.group(1) in offered)
+        call = _call(said) if isinstance(said, dict) and said.get("name") in offered and len(said) > 1 else None
+        return ParsedOutput(text, malformed=begins_call) if call is None else ParsedOutput("", (call,))
+
+
+def _named_calls(text: str) -> Iterator[object]:
+    """The calls in a row of names and arguments; None for what is not one, and ends the row."""
+    position = 0
+    while position < len(text.rstrip()):
+        head = _HEAD.match(text, position)
+        arguments, position = (None, len(text)) if head is None else decode_json_at(text, head.end())
+        yield None if head is None else {"name": head.group(1), "arguments": arguments}
 
 
 def _beginning(opening: str, name: str | None, arguments: str) -> tuple[str, str]:
@@ -100,5 +130,13 @@ def _beginning(opening: str, name: str | None, arguments: str) -> tuple[str, str
     return (begin, "") if name is None else (begin, f'{json.dumps(name, ensure_ascii=False)[1:]}, "{arguments}": ')
 
 
-def _call(call: object) -> ToolCall | None:
-    return tool_call(call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else None
+def _call(call: object, beside: Collection[str] = ()) -> ToolCall | None:
+    """The call that an object is; None of one with other fields than a call has, those `beside` it included."""
+    if not isinstance(call, dict):
+        return None
+    if call.get("type") == "function":
+        beside = (*beside, "type")
+    keys = call.keys() - {"name", *beside}
+    if len(keys) > 1 or not keys <= {"arguments", "parameters"}:
+        return None
+    return tool_call(call.get("name"), call[min(keys)] if keys else {})

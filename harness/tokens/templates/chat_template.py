@@ -47,14 +47,14 @@ class ChatTemplateTokenizer:
         self.template = template
         # Added tokens that the template is built from are markers of the family, too; white space is nobody's marker.
         self.tokenizer = tokenizer.guarding(
-            {text for text in tokenizer.added_tokens if text.strip() and text in template.source}
+            {text for text in tokenizer.added_tokens if text.strip() and text in template.text}
         )
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
-        written = template.source + self._trick.close_text
+        written = template.text + self._trick.close_text
         self.end_ids = frozenset(each for each in tokenizer.eos_ids if tokenizer.token_text(each) in written)
         """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
-        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
+        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence

@@ -1,8 +1,9 @@
 """The chat template of a model folder: a Jinja program that turns messages into text.
 
-Runs sandboxed, under the conventions of `transformers.utils.chat_template_utils`, and gives the same text on every day
-of the year: the only difference to `apply_chat_template`. An exception of a template over messages that it was not
-written for is the client's error. Knows no tokens.
+Runs sandboxed, under the conventions of `transformers.utils.chat_template_utils`. Two differences to its
+`apply_chat_template` are meant: the text is the same on every day of the year, and a content of None stays None, as it
+did until transformers 5, because templates such as DeepSeek V3's show calls only then. An exception of a template over
+messages that it was not written for is the client's error. Knows no tokens.
 """
 
 import datetime as dt
@@ -43,11 +44,12 @@ class JinjaTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None, *, tool_use: str | None = None) -> None:
         """Raises `TokenizerError` when a source does not compile."""
-        self.source = source if tool_use is None else source + tool_use
-        """Text of the templates, in which the markers and the call syntax of the family are found."""
+        self.sources = (source, source if tool_use is None else tool_use)
+        """For conversations without tools and with tools."""
+        self.text = "".join(dict.fromkeys(self.sources))
+        """The sources together, in which the markers and the call syntax of the family are found."""
         self._variables = dict(variables or {})
-        self._template = _compile(source)
-        self._tool_use = self._template if tool_use is None else _compile(tool_use)
+        self._compiled = [_compile(each) for each in dict.fromkeys(self.sources)]
 
     @classmethod
     def load(cls, directory: Path, template_file: Path | None = None) -> Self:
@@ -73,12 +75,12 @@ class JinjaTemplate:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the source."""
-        return hashlib.sha256(self.source.encode()).hexdigest()
+        """SHA-256 of the sources."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True) -> str:
         """The text of a conversation. Raises `MalformedRequest` when the template refuses the messages."""
-        template = self._tool_use if tools else self._template
+        template = self._compiled[-1 if tools else 0]
         told = {
             "messages": [_as_templates_know_it(message) for message in messages],
             "tools": list(tools) or None,
@@ -158,8 +160,11 @@ def _to_json(
 
 
 def _as_templates_know_it(message: Message) -> Json:
-    """`message` without empty fields, and with its reasoning under the names by which templates ask for it."""
-    said = {name: value for name, value in message.items() if value is not None}
+    """`message` without empty fields, and with its reasoning under the names by which templates ask for it.
+
+    An empty content stays: some templates show calls only beside None, and `MessageForm` finds that out.
+    """
+    said = {name: value for name, value in message.items() if value is not None or name == "content"}
     reasoning = next((said[name] for name in _REASONING if name in said), None)
     return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}
 

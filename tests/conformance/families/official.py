@@ -25,7 +25,8 @@ class Official:
     """Tokenizer and template of a family as its maker published them."""
 
     tokenizer: Tokenizer
-    source: str
+    sources: tuple[str, str]
+    """The template for conversations without tools, and with tools."""
     variables: dict[str, str]
     ends: tuple[str, ...]
     """The markers that end an answer, first the one that ends plain words; none where that is text."""
@@ -37,7 +38,7 @@ class Official:
         rendered, _ = render_jinja_template(
             [self.family.template.form.apply(said)],
             tools=list(tools) or None,
-            chat_template=self.source,
+            chat_template=self.sources[bool(tools)],
             add_generation_prompt=asks,
             date_string="01 Jan 2025",  # the day of ours
             current_date="2025-01-01",
@@ -83,7 +84,7 @@ def official(family: Family) -> Official:
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in special.items() if token}
     tokenizer = Tokenizer.from_file(str(family.folder / "tokenizer.json"))
     ends = tuple(family.chat.tokenizer.token_text(token_id) for token_id in sorted(family.template.end_ids))
-    return Official(tokenizer, family.template.template.source, texts, ends, family)
+    return Official(tokenizer, family.template.template.sources, texts, ends, family)
 
 
 REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)

@@ -27,7 +27,7 @@ TEXTS = st.sampled_from(
 def test_every_split_says_the_same(family):
     """Of text, of the family's markers, and of ids that no text has."""
     tokenizer = family.template.tokenizer
-    syntax = call_syntax_of(family.template.template.source)
+    syntax = call_syntax_of(family.template.template.text)
     reader = OutputReader(tokenizer, syntax)
     parts = st.one_of(
         st.sampled_from(syntax.markers).map(tokenizer.encode),

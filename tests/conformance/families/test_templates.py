@@ -1,12 +1,14 @@
 """Templates are rendered as `transformers.apply_chat_template` renders them: every one that can be had, to the letter.
 
-With `HARNESS_TRL_SRC` those of a checkout of TRL are looked at, too. One difference is meant: our day is always the
-first of 2025 (I10), so the day of transformers is held there.
+With `HARNESS_TRL_SRC` those of a checkout of TRL are looked at, too. Two differences are meant. Our day is always the
+first of 2025 (I10), so the day of transformers is held there. A content of None stays None, so none is in here:
+DeepSeek V3 shows calls only beside it, and transformers drops the field since version 5.
 """
 
 import datetime as dt
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -51,7 +53,7 @@ def conversations() -> Iterator[tuple[list[Message], list[Json]]]:
     """Of all roles, with and without tools, some with reasoning under each of its names, some with empty fields."""
     made = [*exchanges()]
     for number, case in enumerate(islice(made, 0, None, len(made) // CONVERSATIONS)):
-        reply = {**case.reply, **({}, {"reasoning_content": "hm"}, {"reasoning": "hm"}, {"content": None})[number % 4]}
+        reply = {**case.reply, **({}, {"reasoning_content": "hm"}, {"reasoning": "hm"}, {"name": None})[number % 4]}
         yield [*case.prior, reply, *case.new], list(case.tools)
 
 
@@ -60,7 +62,7 @@ def differences(template: JinjaTemplate, tokenizer: PreTrainedTokenizerFast, sou
     found, refusals = [], (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
     cases = [*conversations()][:CONVERSATIONS]
     assert len(cases) == CONVERSATIONS
-    forms = (MessageForm.of(template), MessageForm())
+    forms = (replace(MessageForm.of(template), no_content_beside_calls=False), MessageForm())
     for messages, tools in cases:
         for form in forms:
             formed = form.apply(messages)

@@ -42,6 +42,13 @@ def test_equal_calls_are_all_there():
     assert parse_output(call() + call()).tool_calls == (ToolCall("add", '{"a": 1}'),) * 2
 
 
+def test_arguments_may_be_called_parameters():
+    """As in the schema that the model was shown."""
+    text = '<tool_call>{"type": "function", "name": "add", "parameters": {"a": 1}}</tool_call>'
+
+    assert parse_output(text).tool_calls == (ToolCall("add", '{"a": 1}'),)
+
+
 def test_missing_arguments_are_an_empty_object():
     """A function without parameters needs no arguments."""
     assert parse_output('<tool_call>{"name": "now"}</tool_call>').tool_calls == (ToolCall("now", "{}"),)
@@ -75,6 +82,10 @@ MALFORMED = {
     "half a surrogate pair": call(arguments='{"a": "\\ud800"}'),
     "half a surrogate pair as name": call("\\udfff"),
     "trailing comma": call(arguments='{"a": 1,}'),
+    "arguments under another name": '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
+    "flat arguments": '<tool_call>{"name": "add", "a": 1}</tool_call>',
+    "more than a call": '<tool_call>{"name": "add", "arguments": {"a": 1}, "b": 2}</tool_call>',
+    "arguments twice": '<tool_call>{"name": "add", "arguments": {"a": 1}, "parameters": {}}</tool_call>',
     "two objects": '<tool_call>{"name": "a"}{"name": "b"}</tool_call>',
     "good and bad": f"{call()}<tool_call>oops</tool_call>",
 }

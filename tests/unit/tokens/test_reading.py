@@ -1,6 +1,7 @@
 """Reasoning, tool calls and content out of ids: by marker ids where there are any, and never an exception."""
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,7 @@ from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral
+from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
 from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import tool, toy_tokenizer
@@ -32,7 +33,9 @@ def marked_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = marked_tokenizer()
-SYNTAXES: list[CallSyntax] = [Hermes(), QwenXml(), Harmony(), Mistral(), DeepSeek(), LlamaJson()]
+SYNTAXES: list[CallSyntax] = [
+    *(Hermes(), QwenXml(), Harmony(), Mistral(), MistralNamed(), DeepSeek(), LlamaJson()),
+]
 
 
 def ids(text: str) -> list[int]:
@@ -87,6 +90,39 @@ def test_a_call_copied_into_arguments_is_part_of_them():
     assert parsed.tool_calls == (ToolCall("add", '{"b": "</tool_call>"}'),)
 
 
+@pytest.mark.parametrize(
+    ("text", "syntax", "arguments"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"b": "</tool_call> x"}}</tool_call>', Hermes(), "</tool_call> x"),
+        ('<tool_call>{"name": "add", "arguments": {"b": "\\"</tool_call>"}}</tool_call>', Hermes(), '"</tool_call>'),
+        ('<tool_call>{"name": "add", "arguments": {"b": "<tool_call>"}}</tool_call>', Hermes(), "<tool_call>"),
+        (
+            "<tool_call>\n<function=add>\n<parameter=b>\na </tool_call> b\n</parameter>\n</function>\n</tool_call>",
+            QwenXml(),
+            "a </tool_call> b",
+        ),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"b": "[TOOL_CALLS]"}}]', Mistral(), "[TOOL_CALLS]"),
+        ('[TOOL_CALLS]add[ARGS]{"b": "[TOOL_CALLS]sub[ARGS]"}', MistralNamed(), "[TOOL_CALLS]sub[ARGS]"),
+    ],
+)
+def test_a_marker_inside_a_value_ends_nothing(text, syntax, arguments):
+    """As one id: the end of the object decides."""
+    [called] = read(text, syntax).tool_calls
+
+    assert json.loads(called.arguments) == {"b": arguments}
+
+
+@pytest.mark.parametrize("syntax", [Hermes(), QwenXml()], ids=lambda syntax: syntax.name)
+def test_ends_inside_a_value_are_read_in_one_pass(syntax):
+    """A model that repeats the marker for its whole budget."""
+    begin = '<tool_call>{"s": "' if syntax.name == "hermes" else "<tool_call><function=f><parameter=p>"
+    output = ids(begin) + [TOKENIZER.marker_id("</tool_call>")] * 200_000
+    began = time.process_time()
+
+    assert read(output, syntax).malformed
+    assert time.process_time() - began < 5
+
+
 def test_without_tools_the_output_is_content_but_its_reasoning_is_not():
     """What reasons does so with or without tools."""
     assert read(f"<think>hm</think>{CALL}", tools=()) == ParsedOutput(CALL, reasoning="hm")
@@ -134,6 +170,68 @@ def test_qwen_parameters_are_typed_by_the_schema(parameters, arguments):
     [call] = read(XML.replace("{}", parameters), QwenXml()).tool_calls
 
     assert (call.name, json.loads(call.arguments)) == ("add", arguments)
+
+
+SCHEMAS = {
+    "optional": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+    "name": {"oneOf": [{"type": "string"}, {"type": "null"}]},
+    "at": {"$ref": "#/$defs/P"},
+    "level": {"enum": [1, 2, 3]},
+    "word": {"enum": ["1", "2"]},
+    "both": {"allOf": [{"$ref": "#/$defs/N"}, {"description": "narrower"}]},
+    "free": {"description": "anything"},
+    "fixed": {"const": 4},
+    "again": {"$ref": "#/$defs/Again"},
+    "place": {"properties": {"x": {"type": "integer"}}},
+    "kinds": {"type": ["integer", "array"]},
+    "maybe": {"type": "boolean", "nullable": True},
+}
+DEFINED = {
+    "P": {"type": "object"},
+    "N": {"type": ["number", "string"]},
+    "Again": {"anyOf": [{"$ref": "#/$defs/Again"}, {"type": "integer"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("optional", "20", 20),
+        ("optional", "null", None),
+        ("optional", "None", None),
+        ("optional", "many", "many"),
+        ("tags", '["x"]', ["x"]),
+        ("tags", "null", None),
+        ("name", "null", None),
+        ("name", "20", "20"),
+        ("at", '{"x": 1}', {"x": 1}),
+        ("level", "2", 2),
+        ("word", "2", "2"),
+        ("both", "1.5", 1.5),
+        ("both", "x", "x"),
+        ("free", "20", 20),
+        ("free", "twenty", "twenty"),
+        ("fixed", "4", 4),
+        ("again", "1", 1),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("kinds", "[1]", [1]),
+        ("maybe", "False", False),
+        ("maybe", "null", None),
+    ],
+)
+def test_a_qwen_parameter_is_typed_by_the_whole_schema(name, text, value):
+    """Choices, references, values that are listed, no type at all; also where the properties are referred to."""
+    for parameters in (
+        {"type": "object", "properties": SCHEMAS, "$defs": DEFINED},
+        {"$ref": "#/$defs/All", "$defs": DEFINED | {"All": {"allOf": [{"properties": SCHEMAS}]}}},
+        {"additionalProperties": SCHEMAS[name], "$defs": DEFINED},
+    ):
+        tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+        [called] = read(XML.replace("{}", parameter(name, text)), QwenXml(), tools=tools).tool_calls
+
+        read_as = json.loads(called.arguments)[name]
+        assert (type(read_as), read_as) == (type(value), value)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +290,7 @@ def test_harmony_channels_are_reasoning_content_and_calls(text, parsed):
         HARMONY_CALL.removesuffix("<|call|>"),
         HARMONY_CALL.replace('{"a": 1}', '{"a": '),
         HARMONY_CALL.replace("<|call|>", "<|end|>"),
+        HARMONY_CALL.replace("functions.add", "python"),
     ],
 )
 def test_malformed_harmony_is_content_and_said_so(text):
@@ -221,7 +320,15 @@ BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
             ParsedOutput("", (CALLED,)),
         ),
         ('so[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', Mistral(), ParsedOutput("so", (CALLED,))),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1}', MistralNamed(), ParsedOutput("", (CALLED,))),
+        ('so[TOOL_CALLS]add[CALL_ID]9[ARGS] {"a": 1}\n', Mistral(), ParsedOutput("so", (CALLED,))),
+        (
+            '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]sub[ARGS]{}',
+            MistralNamed(),
+            ParsedOutput("", (CALLED, ToolCall("sub", "{}"))),
+        ),
         ('{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        ('{"type": "function", "name": "add", "arguments": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DeepSeek(), ParsedOutput("so", (CALLED,))),
     ],
@@ -238,7 +345,14 @@ def test_other_families_have_their_own_syntax(text, syntax, parsed):
         ("[TOOL_CALLS][]", Mistral()),
         ('[TOOL_CALLS][{"name": "add"', Mistral()),
         ('[TOOL_CALLS][{"name": "add"}][TOOL_CALLS]', Mistral()),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1} and so on', MistralNamed()),
+        ('[TOOL_CALLS]add[ARGS]{"a": ', MistralNamed()),
+        ("[TOOL_CALLS]add", MistralNamed()),
+        ('[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]sub[ARGS]{}', MistralNamed()),
         ('{"name": "add", "parameters": [1]}', LlamaJson()),
+        ('{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}', LlamaJson()),
+        ('{"name": "add", "parameters": {"a": 1}, "b": "x"}', LlamaJson()),
+        ("<|python_tag|>add.call(a=1)", LlamaJson()),
         (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DeepSeek()),
         (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DeepSeek()),
     ],
@@ -261,7 +375,7 @@ def test_the_template_says_which_syntax_its_family_writes():
         "qwen3-coder": "<tool_call>\n<function=x><parameter=y>",
         "harmony": "<|channel|>x<|message|>",
     }
-    sources |= {"mistral": "[TOOL_CALLS]", "deepseek-v3": DeepSeek.markers[0]}
+    sources |= {"mistral": "[TOOL_CALLS]", "mistral-named": "[TOOL_CALLS]f[ARGS]{}", "deepseek-v3": DeepSeek.markers[0]}
     sources |= {"llama3": '<|start_header_id|>{"name": "f", "parameters": {}}'}
 
     assert {name: call_syntax_of(source).name for name, source in sources.items()} == {name: name for name in sources}

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
+
 from harness.client.connections import GATE, Connections, decode
 from harness.errors import HoldExpired, HoldNotFound, SessionServerError
 from harness.machine.deadlines import attempt
@@ -106,19 +108,19 @@ class GateClient:
         return await self._ask("GET", "gate", deadline_s)
 
     async def _ask(self, method: str, verb: str, deadline_s: float, body: Json | None = None) -> GateReport:
-        pause_s = _FIRST_PAUSE_S
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            try:
-                # One attempt may not use up the time of the others: a server that hangs is asked again.
-                timeout_s = deadline_s / _ATTEMPTS
-                content = await self._connections.ask(GATE, method, f"/sessions/{verb}", body, timeout_s=timeout_s)
-                break
-            except SessionServerError as error:
-                if not attempts_left or not (error.retryable or error.status >= 500):
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        return decode(content, GateReport)
+        repeated = AsyncRetrying(
+            retry=retry_if_exception(_may_repeat),
+            wait=wait_exponential(_FIRST_PAUSE_S),
+            stop=stop_after_attempt(_ATTEMPTS),
+            reraise=True,
+        )
+        # One attempt may not use up the time of the others: a server that hangs is asked again.
+        ask = partial(self._connections.ask, GATE, method, f"/sessions/{verb}", body, timeout_s=deadline_s / _ATTEMPTS)
+        return decode(await repeated(ask), GateReport)
+
+
+def _may_repeat(error: BaseException) -> bool:
+    return isinstance(error, SessionServerError) and (error.retryable or error.status >= 500)
 
 
 def new_holder(work: str) -> str:

@@ -17,11 +17,12 @@ itself: `apply` takes a checkpoint that the engines can read, or a function that
 """
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Iterator, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+
+from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_random
 
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
@@ -35,7 +36,7 @@ from harness.errors import (
     EngineError,
     EngineUnavailable,
 )
-from harness.machine.deadlines import to_the_end
+from harness.machine.deadlines import last_result, to_the_end
 from harness.machine.log import get_logger
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import Sample
@@ -146,20 +147,29 @@ class WeightUpdate:
         `ScenarioError` when the one that was waited for has brought a later version.
         """
         with self._step(UpdateStep.PAUSE_GATES):
-            until, has_waited = time.monotonic() + self._budget.turn_s, False
-            while (taken := await self._servers.pause()) is not None:
-                await self._open_gates()
-                if time.monotonic() >= until:
-                    raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
-                has_waited = True
-                await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))  # noqa: S311  # nothing secret
+            repeated = AsyncRetrying(
+                retry=retry_if_result(lambda taken: taken is not None),
+                wait=wait_random(*_ASK_AGAIN_S),
+                stop=stop_after_delay(self._budget.turn_s),
+                retry_error_callback=last_result,
+            )
+            taken: str | None = await repeated(self._shut_gates)
+            if taken is not None:
+                raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
             self._has_engines = True
-            if has_waited:
+            if repeated.statistics["attempt_number"] > 1:
                 await self._engines.read_live_version()
                 self._engines.require_upwards()
         with self._step(UpdateStep.PAUSE_ENGINES):
             self._has_paused = True
             await self._engines.pause()
+
+    async def _shut_gates(self) -> str | None:
+        """Why the gates are another update's, in whose way this one does not stand; None when they are shut."""
+        taken = await self._servers.pause()
+        if taken is not None:
+            await self._open_gates()
+        return taken
 
     async def apply(self, source: Path | Transfer) -> None:
         """Have every worker serve the new weights: a checkpoint in a folder that it can read, or a transfer.

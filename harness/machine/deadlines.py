@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_before_delay, wait_exponential
+
 from harness.errors import HarnessError
 
 _T = TypeVar("_T")
@@ -78,14 +80,24 @@ async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name
     One attempt does not use up the time of the others: a call that hangs is made again.
     """
     loop = asyncio.get_running_loop()
-    until, pause_s = loop.time() + seconds, _FIRST_PAUSE_S
-    while True:
-        left_s = until - loop.time()
-        error = await attempt(call, min(left_s, max(seconds / _ATTEMPTS, _SHORTEST_ATTEMPT_S)), name=name)
-        if error is None or loop.time() + pause_s >= until:
-            return error
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    until, most_s = loop.time() + seconds, max(seconds / _ATTEMPTS, _SHORTEST_ATTEMPT_S)
+
+    async def attempt_once() -> str | None:
+        return await attempt(call, min(until - loop.time(), most_s), name=name)
+
+    repeated = AsyncRetrying(
+        retry=retry_if_result(bool),
+        wait=wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+        stop=stop_before_delay(seconds),
+        retry_error_callback=last_result,
+    )
+    return await repeated(attempt_once)
+
+
+def last_result(state: RetryCallState) -> Any:
+    """Return what the last attempt returned: tenacity's `retry_error_callback` for work that returns its failures."""
+    assert state.outcome is not None
+    return state.outcome.result()
 
 
 async def work_through(

@@ -6,8 +6,9 @@ again until they obey. A hold that would pause them has to wait while that is tr
 somebody who has just paused it. Meanwhile `problem` says so, and `/health` with it.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
+
+from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from harness.engines.base import TokenProvider
 from harness.errors import StoreError, WeightsUnsettled
@@ -48,10 +49,10 @@ class LeftEngines:
         gate = self._gatekeeper.gate
         while True:
             await self._gatekeeper.until(lambda: gate.must_wake_engines)
-            pause_s = _FIRST_PAUSE_S
-            while gate.must_wake_engines and not await self._wake():
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await AsyncRetrying(
+                retry=retry_if_result(lambda has_woken: gate.must_wake_engines and not has_woken),
+                wait=wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            )(self._wake)
 
     async def _wake(self) -> bool:
         """Try once; whether the engines obeyed."""

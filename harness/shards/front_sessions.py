@@ -8,7 +8,6 @@ be where that one is, and is tried once.
 Everything else that an owner asks may be asked again, so the front does, for a while, when the shard is being started.
 """
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,6 +22,7 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, ShardUnavailable
 from harness.server.gatekeeper import Gatekeeper
@@ -191,20 +191,19 @@ class FrontSessions:
         path = request.scope["raw_path"].decode("ascii") + (f"?{request.url.query}" if request.url.query else "")
         silence_s = _END_S if request.url.path.endswith("/end") else _READ_S
         accept = request.headers.get("accept", "*/*")
-        loop = asyncio.get_running_loop()
-        until = loop.time() + RESTART_S
-        while True:
+
+        async def ask() -> Response:
             stack = AsyncExitStack()
-            try:
-                answer = link.answer(request.method, path, body, accept=accept, silence_s=silence_s)
-                response = await stack.enter_async_context(answer)
-            except ShardUnavailable:
-                await stack.aclose()
-                if loop.time() >= until:
-                    raise
-                await asyncio.sleep(0.1)
-                continue
+            answer = link.answer(request.method, path, body, accept=accept, silence_s=silence_s)
+            response = await stack.enter_async_context(answer)
             return StreamingResponse(_content(stack, response), response.status, _kept(response.headers))
+
+        return await AsyncRetrying(
+            retry=retry_if_exception_type(ShardUnavailable),
+            wait=wait_fixed(0.1),
+            stop=stop_after_delay(RESTART_S),
+            reraise=True,
+        )(ask)
 
     async def _redirect(self, request: Request) -> Response:
         """Refused, with the address that serves it: a client that follows a redirect leaves its key behind."""

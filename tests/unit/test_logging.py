@@ -220,13 +220,24 @@ async def test_values_are_bound_to_a_block_and_to_what_begins_in_it(caplog: pyte
     ]
 
 
-def test_a_record_names_who_has_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """For whoever listens with `logging` and formats file and line."""
-    caplog.set_level(logging.INFO)
-    get_logger(LOGGER).info("turn_ended")
+def test_rich_is_not_loaded_with_structlog() -> None:
+    """It costs a server 5 MiB and 100 modules; what loads it afterwards finds it."""
+    code = "import sys, harness.machine.log; before = 'rich' in sys.modules; import rich; print(before, rich.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    [record] = caplog.records
-    assert record.funcName == "test_a_record_names_who_has_logged"
+    assert done.stdout.split() == ["False", "rich"]
+
+
+def test_the_configuration_of_structlog_stays_the_embedding_programs() -> None:
+    """Our loggers neither change it nor follow it."""
+    code = (
+        "import logging, structlog; structlog.configure(processors=[lambda *_: 1 / 0]);"
+        "from harness.machine.log import get_logger; logging.basicConfig(format='%(message)s');"
+        "get_logger('harness.x').warning('told', turn=1); print(len(structlog.get_config()['processors']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert (done.stderr, done.stdout) == ("told turn=1\n", "1\n")
 
 
 def test_an_event_that_nobody_listens_to_is_not_made(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,8 +21,9 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_before_delay, wait_exponential
 
-from harness.machine.deadlines import within
+from harness.machine.deadlines import last_result, within
 from harness.machine.log import get_logger
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.tracing.collector import Answer, Collector, Verdict
@@ -167,21 +168,28 @@ class SpanSender:
         """Send the batch until the collector has it, will never have it, or has had time enough."""
         if not self._batch:
             return
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + self._pace.give_up_s, self._pace.first_pause_s
-        while (answer := await self._post()).verdict is Verdict.AGAIN:
-            if answer.wait_s is None:
-                wait_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311  # servers that lost it come back one by one
-                pause_s = min(2 * pause_s, self._pace.longest_pause_s)
-            else:
-                wait_s = max(answer.wait_s, self._pace.first_pause_s)
-            left_s = max(0.0, until - loop.time())
-            await asyncio.sleep(min(wait_s, left_s))
-            if wait_s >= left_s:
-                self._drop(DropReason.GIVEN_UP, len(self._batch))
-                self._batch = []
-                return
-        self._settle(answer)
+        loop, first_s = asyncio.get_running_loop(), self._pace.first_pause_s
+        until = loop.time() + self._pace.give_up_s
+        doubling = wait_exponential(first_s, max=self._pace.longest_pause_s)
+
+        def rest_s(state: RetryCallState) -> float:
+            asked_s: float | None = last_result(state).wait_s
+            if asked_s is not None:
+                return max(asked_s, first_s)
+            return doubling(state) * random.uniform(0.5, 1.0)  # noqa: S311  # servers that lost it come back one by one
+
+        answer: Answer = await AsyncRetrying(
+            retry=retry_if_result(lambda answer: answer.verdict is Verdict.AGAIN),
+            wait=rest_s,
+            stop=stop_before_delay(self._pace.give_up_s),
+            retry_error_callback=last_result,
+        )(self._post)
+        if answer.verdict is Verdict.AGAIN:
+            await asyncio.sleep(max(0.0, until - loop.time()))  # the next batch is not posted before its time either
+            self._drop(DropReason.GIVEN_UP, len(self._batch))
+            self._batch = []
+        else:
+            self._settle(answer)
 
     async def _post(self) -> Answer:
         answer = await self._collector.post(write_request(self._batch))

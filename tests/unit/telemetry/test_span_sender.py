@@ -161,7 +161,7 @@ async def test_spans_that_a_collector_rejects_one_by_one_are_counted():
             async with sender.sending():
                 for index in range(2):
                     sender.offer(turn(index))
-                await until(lambda: bool(collector.taken))
+                await until(lambda: "spans_sent" in counted(metrics))  # its answer has been read, too
     assert len(collector.bodies) == 1
     assert counted(metrics) == {"spans_sent": 1, 'spans_dropped{reason="refused"}': 3}
     assert [(each["event"], each["detail"]) for each in events] == [(SPANS_NOT_TAKEN, "too old")]

@@ -187,7 +187,7 @@ def _examine_installers(_: Scratch) -> list[Finding]:
         lacks = "the package uv has no program: no agent and no engine can be installed"
         found = Finding("uv", Level.FAIL, lacks, "pip install --force-reinstall uv")
     profiles = [bundled_profile(name) for name in bundled_agents() if bundled_agent(name).suffix == ".toml"]
-    of_node = ", ".join(each.name for each in profiles if each.spec.install.kind is Installer.NODE)
+    of_node = ", ".join(each.name for each in profiles if each.install.kind is Installer.NODE)
     own = agents_directory() / f"node-{NODE_VERSION}"
     npm = shutil.which("npm")
     node = f"Node {NODE_VERSION} {f'in {own}' if own.is_dir() else 'is fetched when an agent wants it'}"

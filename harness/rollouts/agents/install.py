@@ -37,18 +37,18 @@ def agents_directory() -> Path:
 
 def environment_of(profile: AgentProfile) -> Path:
     """Where the environment of the agent is, or will be."""
-    runtime = (
-        f"node {NODE_VERSION}" if profile.spec.install.kind is Installer.NODE else f"python {sys.version_info[:2]}"
-    )
-    digest = hashlib.sha256(f"{_FORMAT} {runtime} ".encode() + msgspec.json.encode(profile.spec.install))
+    runtime = f"node {NODE_VERSION}" if profile.install.kind is Installer.NODE else f"python {sys.version_info[:2]}"
+    digest = hashlib.sha256(f"{_FORMAT} {runtime} ".encode() + msgspec.json.encode(profile.install))
     digest.update(profile.lock_file.read_bytes())
     return agents_directory() / f"{profile.name}-{digest.hexdigest()[:16]}"
 
 
 def search_path(profile: AgentProfile) -> tuple[Path, ...]:
     """The folders with the programs of the agent."""
+    if profile.spec.install is None:
+        return (profile.folder,)
     environment = environment_of(profile)
-    if profile.spec.install.kind is Installer.PYTHON:
+    if profile.install.kind is Installer.PYTHON:
         return (environment / "bin",)
     return (environment / "node_modules" / ".bin", agents_directory() / f"node-{NODE_VERSION}")
 
@@ -65,7 +65,7 @@ async def install_agent(profile: AgentProfile, say: Say) -> Path:
     """
     target = environment_of(profile)
     try:
-        if profile.spec.install.kind is Installer.NODE:
+        if profile.install.kind is Installer.NODE:
             await provide_node(agents_directory(), say)
         lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
@@ -82,7 +82,7 @@ async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
     with staging(target) as scratch:
         built = scratch / "built"
         (scratch / "uv.toml").touch()  # uv looks for one from its working directory upwards, and ends its search here
-        match profile.spec.install.kind:
+        match profile.install.kind:
             case Installer.PYTHON:
                 await _install_python(profile, built, target.with_name(f"{target.name}.log"))
             case Installer.NODE:
@@ -103,7 +103,7 @@ async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
     options = ("--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
     # Not `ci`, which wants the packages of every platform in the lock file; what is in it is installed as it says.
     await _run(built.parent, log, find_npm(), "install", "--prefix", str(built), *options)
-    for name, pattern in profile.spec.install.programs.items():
+    for name, pattern in profile.install.programs.items():
         _link_program(built / "node_modules", name, pattern)
 
 

@@ -86,10 +86,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One sentence for the reader of `harness agent list`."""
     dialect: str
     """By its name among `DIALECTS`."""
-    install: InstallSpec
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Program and arguments; programs of the agent's own environment are found by their names."""
-    version_command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    install: InstallSpec | None = None
+    """None: the command is there already."""
+    version_command: tuple[str, ...] = ()
     """Prints the version of the agent; `harness agent doctor` runs it."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables of the agent, over those that every agent gets."""
@@ -103,22 +104,33 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """A profile and the folder that it stands in."""
+    """A profile and the file that it stands in."""
 
-    folder: Path
+    path: Path
     spec: Profile
     version: str
-    """Of the agent's package, as the lock file has it."""
+    """Of the agent's package, as the lock file has it; empty where nothing is installed."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file."""
+        return self.path.parent
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        return self.folder.name
+        """The name of its folder, or of a file that is called something else than `profile.toml`."""
+        return self.folder.name if self.path.name == PROFILE_FILE else self.path.stem
+
+    @property
+    def install(self) -> InstallSpec:
+        """The package of an agent that has one."""
+        assert self.spec.install is not None
+        return self.spec.install
 
     @property
     def lock_file(self) -> Path:
         """The file that pins what is installed."""
-        return self.folder / self.spec.install.kind.lock_file
+        return self.folder / self.install.kind.lock_file
 
     @property
     def is_served(self) -> bool:
@@ -126,9 +138,12 @@ class AgentProfile:
         return any(dialect.name == self.spec.dialect for dialect in DIALECTS)
 
 
-def load_profile(folder: Path) -> AgentProfile:
-    """The profile in `folder`. Raises `ScenarioError` naming the file and the key."""
-    path = folder / PROFILE_FILE
+def load_profile(path: Path) -> AgentProfile:
+    """The profile at `path`, a file or the folder of a `profile.toml`.
+
+    Raises `ScenarioError` naming the file and the key.
+    """
+    path = path / PROFILE_FILE if path.is_dir() else path
     try:
         spec = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Profile)
     except (OSError, ValueError, msgspec.ValidationError) as error:
@@ -136,12 +151,16 @@ def load_profile(folder: Path) -> AgentProfile:
     for name in spec.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ScenarioError(f"{path}: files: expected a path inside the home directory, got {name!r}")
-    lock = folder / spec.install.kind.lock_file
+    if spec.install is None:
+        return AgentProfile(path, spec, "")
+    if not spec.version_command:
+        raise ScenarioError(f"{path}: version_command: expected a command beside [install], got none")
+    lock = path.parent / spec.install.kind.lock_file
     try:
         version = _locked_version(spec.install, lock.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{lock}: expected a version of {spec.install.package!r}: {error}") from error
-    return AgentProfile(folder, spec, version)
+    return AgentProfile(path, spec, version)
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:

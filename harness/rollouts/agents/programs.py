@@ -54,7 +54,8 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         raise AgentError(
             f"{profile.name} speaks {profile.spec.dialect}, which this version of the harness does not serve"
         )
-    await install_agent(profile, say)
+    if profile.spec.install is not None:
+        await install_agent(profile, say)
     return ProgramAgent(
         profile.name,
         with_own_program(profile, profile.spec.command),
@@ -93,13 +94,15 @@ def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: 
 async def prepare_agent(
     script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S, say: Say = lambda _: None
 ) -> ProgramAgent:
-    """An agent that runs `script` in the environment of its header, or that of a profile.
+    """An agent that runs `script`: Python in the environment of its header, a profile, or a program as it is.
 
     Its default name is that of its folder.
     """
-    if script.name == PROFILE_FILE:
-        return await prepare_profile(load_profile(script.parent), say)
+    if script.suffix == ".toml":
+        return await prepare_profile(load_profile(script), say)
     path = _require_script(script)
+    if script.suffix != ".py":
+        return ProgramAgent(name or script.parent.name, (path,))
     try:
         async with asyncio.timeout(deadline_s):
             await run_uv("sync", "--quiet", "--script", path, deadline_s=None, failure=AgentError)

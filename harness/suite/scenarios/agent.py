@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
 
 from harness.rollouts.agents.programs import prepare_agent
-from harness.rollouts.agents.task import Agent
+from harness.rollouts.agents.task import Agent, ProgramAgent
 from harness.suite.scenarios.folder import ScenarioFolder
 
 
@@ -26,5 +26,6 @@ async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
         return
     spec = folder.scenario.agent
     game = {"HARNESS_GAME": str(folder.file(spec.game))} if spec.game else {}
-    program = await prepare_agent(folder.agent_script)
+    command = folder.agent_command
+    program = ProgramAgent(folder.name, command) if command else await prepare_agent(folder.agent_script)
     yield replace(program, env={**program.env, **game, **spec.env})

@@ -7,6 +7,9 @@ needs them.
 
 import hashlib
 import json
+import os
+import shlex
+import shutil
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from harness.errors import AgentError, ScenarioError, TokenizerError
 from harness.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
-from harness.rollouts.agents.profile import PROFILE_FILE
+from harness.rollouts.agents.profile import load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
@@ -61,15 +64,26 @@ class ScenarioFolder:
 
     @property
     def agent_script(self) -> Path:
-        """The script or the profile of the agent: a path in the folder, with a slash or an ending, or a bundled agent.
+        """The script, the profile or the program of the agent: a path in the folder, or a bundled agent.
 
         Raises `AgentError` when there is no bundled agent of that name.
         """
         profile = self.scenario.agent.profile
         assert profile is not None, "a function plays the scenario"
-        if profile.endswith((".py", ".toml")) or "/" in profile:
+        if profile.endswith((".py", ".toml")) or "/" in profile or self.file(profile).is_file():
             return (self.directory / profile).resolve()
         return bundled_agent(profile)
+
+    @property
+    def agent_command(self) -> tuple[str, ...]:
+        """The agent as a command line, its files by their paths; empty of a script, a profile and a bundled agent."""
+        profile = self.scenario.agent.profile or ""
+        words = shlex.split(profile)
+        program = words and (str(self.file(words[0])) if self.file(words[0]).is_file() else shutil.which(words[0]))
+        is_named = profile.endswith((".py", ".toml")) and len(words) == 1
+        if not program or is_named or profile in bundled_agents():
+            return ()
+        return (program, *(str(self.file(word)) if self.file(word).is_file() else word for word in words[1:]))
 
     def file(self, name: str) -> Path:
         """The absolute path of a file that `scenario.toml` names."""
@@ -111,9 +125,11 @@ class ScenarioFolder:
         files += [] if train is None else [train.model_program]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         if self.agent_function is None:
-            script = self.agent_script
+            command = self.agent_command
+            script = Path(command[0]) if command else self.agent_script
+            present |= {f"agent/{number}": Path(word) for number, word in enumerate(command) if Path(word).is_file()}
             present["agent"] = script
-            if script.name == PROFILE_FILE:  # what it installs and starts stands beside it
+            if script.suffix == ".toml":  # what it installs and starts stands beside it
                 present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
         else:  # which may import its neighbors
             function = self.agent_function.path
@@ -193,10 +209,8 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
             folder.agent_function.check()
         except ScenarioError as error:
             raise ScenarioError(f"{source}: agent.function: {error.message}") from None
-    elif not _has_agent(folder):
-        profile = scenario.agent.name
-        hint = suggestion(profile, bundled_agents())
-        raise ScenarioError(f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{hint}")
+    else:
+        _check_agent(folder, source)
     for number, prompt in enumerate(scenario.prompts):
         if not folder.text_of(prompt).strip():
             raise ScenarioError(
@@ -221,11 +235,28 @@ def _read_prompts(path: Path) -> list[Json]:
     return prompts
 
 
-def _has_agent(folder: ScenarioFolder) -> bool:
+def _check_agent(folder: ScenarioFolder, source: Path) -> None:
+    profile, command = folder.scenario.agent.name, folder.agent_command
+    if command:
+        if not os.access(command[0], os.X_OK):
+            raise ScenarioError(
+                f"{source}: agent.profile: expected a program that can be executed, got {profile!r}; chmod +x it, or"
+                f' write what runs it, as in "sh {profile}"'
+            )
+        return
     try:
-        return folder.agent_script.is_file()
+        script = folder.agent_script
     except AgentError:
-        return False
+        script = None
+    if script is None or not script.is_file():
+        hint = suggestion(profile, bundled_agents())
+        expected = "expected a bundled agent, a script, a profile or a command"
+        raise ScenarioError(f"{source}: agent.profile: {expected}, got {profile!r}{hint}")
+    if script.suffix == ".toml":
+        loaded = load_profile(script)
+        program, places = loaded.spec.command[0], os.pathsep.join([str(script.parent), os.environ.get("PATH", "")])
+        if loaded.spec.install is None and "$" not in program and shutil.which(program, path=places) is None:
+            raise ScenarioError(f"{script}: command: expected a program of its folder or of PATH, got {program!r}")
 
 
 def _read_text(path: Path) -> str:

@@ -56,8 +56,8 @@ class AgentSpec(_Strict):
     """The program or function that plays the scenario."""
 
     profile: str | None = None
-    """Name of a bundled agent (`harness agent list`), or the path of a script with a PEP 723 header or of a
-    `profile.toml`."""
+    """Name of a bundled agent (`harness agent list`), the path of a script with a PEP 723 header or of a profile
+    (`*.toml`), or any other command line, whose files are those of the scenario."""
     function: str | None = None
     """`FILE.py:NAME`, in the place of a program: an async function in a file of the scenario, trusted code."""
     game: str | None = None

@@ -1,17 +1,23 @@
 """What is wrong with a scenario is said by file, key, expectation and value."""
 
 import json
+import subprocess
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.errors import ScenarioError
+from harness.rollouts.agents.task import ProgramAgent
 from harness.suite.exits import NothingSelected
+from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import Scenario
 from tests.harness_command import write_scenario
+
+AN_AGENT = "expected a bundled agent, a script, a profile or a command"
 
 
 def _problems(directory: Path) -> list[str]:
@@ -34,7 +40,7 @@ def _problems(directory: Path) -> list[str]:
         ({"agent": {}}, "agent: expected either profile or function, got {}"),
         (
             {"agent": {"profile": "plain_chta"}},
-            "agent.profile: expected a bundled agent or a script, got 'plain_chta'; did you mean 'plain_chat'?",
+            f"agent.profile: {AN_AGENT}, got 'plain_chta'; did you mean 'plain_chat'?",
         ),
         (
             {"agent": {"profile": "agent.py", "game": "gone.py"}},
@@ -192,3 +198,52 @@ def test_the_schema_describes_every_key_a_bundled_scenario_uses():
     for folder in bundled_scenarios():
         keys = tomllib.loads((folder.directory / "scenario.toml").read_text())
         assert all(f'"{key}"' in schema for key in keys)
+
+
+PROFILE = """
+schema_version = 1
+description = "Plays."
+dialect = "openai_chat"
+command = ["agent.sh", "--loud"]
+"""
+
+
+def test_a_profile_of_any_name_is_read_when_the_scenario_is(tmp_path: Path):
+    """With its file and key; one that installs nothing needs no lock file and no version command."""
+    scenario = write_scenario(tmp_path / "s", agent={"profile": "mine.toml"})
+    profile = scenario / "mine.toml"
+    assert f"{AN_AGENT}, got 'mine.toml'" in _problems(scenario)[0]
+    for text, words in (
+        (PROFILE.replace("command", "comand"), "comand"),
+        (PROFILE + '\n[install]\nkind = "python"\npackage = "x"\n', "version_command: expected a command"),
+        ("[", "mine.toml"),
+        (PROFILE, "command: expected a program of its folder or of PATH, got 'agent.sh'"),
+    ):
+        profile.write_text(text)
+        with pytest.raises(ScenarioError, match=words) as refused:
+            load_scenario(scenario)
+        assert str(profile) in refused.value.message
+    profile.write_text(PROFILE.replace("agent.sh", "sh"))
+    assert load_scenario(scenario).agent_script == profile
+
+
+@pytest.mark.parametrize("how", ["mine.toml", "agent.sh", "sh agent.sh", "./agent.sh"])
+async def test_any_command_plays_a_scenario(tmp_path: Path, how: str):
+    """A profile without [install], a program of the scenario's folder, and a command line."""
+    scenario = write_scenario(tmp_path / "s", agent={"profile": how})
+    (scenario / "mine.toml").write_text(PROFILE)
+    (scenario / "agent.sh").write_text('#!/bin/sh\necho "I am $*"\n')
+    with nullcontext() if how.startswith("sh ") else pytest.raises(ScenarioError, match="expected a program"):
+        load_scenario(scenario)
+    (scenario / "agent.sh").chmod(0o755)
+    folder = load_scenario(scenario)
+    async with open_agent(folder) as agent:
+        assert isinstance(agent, ProgramAgent)
+        said = subprocess.run(
+            agent.command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=30
+        ).stdout
+
+    assert said == ("I am --loud\n" if how == "mine.toml" else "I am \n")
+    before = folder.digests()
+    (scenario / "agent.sh").write_text("#!/bin/sh\n")
+    assert folder.digests() != before

@@ -18,22 +18,26 @@ PARENT = f"""
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-S", "-c", {STUBBORN_CHILD!r}], stdout=subprocess.PIPE)
 child.stdout.readline()
-with open("family.part", "w") as file:
+pids = sys.argv[1]
+with open(pids + ".part", "w") as file:
     file.write(f"{{os.getpid()}} {{child.pid}}")
-os.rename("family.part", "family")
+os.rename(pids + ".part", pids)
 """
 
 
 class Family:
-    """An agent program with a child that ignores SIGTERM; its working directory must be `workdir`."""
+    """An agent program with a child that ignores SIGTERM; their process ids are in a file in `workdir`."""
 
     def __init__(self, workdir: Path) -> None:
         self._pids_file = workdir / "family"
 
-    def command(self, *, stays: bool = True) -> tuple[str, ...]:
-        """The agent's command; it exits while its child runs when it does not stay."""
+    def command(self, *, stays: bool = True, anywhere: bool = False) -> tuple[str, ...]:
+        """The agent's command; it exits while its child runs when it does not stay.
+
+        With `anywhere` it works for the family of whichever directory it runs in.
+        """
         source = PARENT + ("time.sleep(300)" if stays else "")
-        return (sys.executable, "-S", "-c", source)
+        return (sys.executable, "-S", "-c", source, self._pids_file.name if anywhere else str(self._pids_file))
 
     def pids(self, timeout_s: float = 20) -> list[int]:
         """Parent and child, once both are there."""

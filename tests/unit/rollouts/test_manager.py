@@ -571,7 +571,7 @@ async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tm
     """Three rollouts at once, each with a child that ignores SIGTERM."""
     families = [Family(tmp_path / str(number)) for number in range(3)]
     async with scripted_server() as server:
-        command = (sys.executable, "-c", HARNESS, server.url, str(tmp_path), *families[0].command())
+        command = (sys.executable, "-c", HARNESS, server.url, str(tmp_path), *families[0].command(anywhere=True))
         harness = await asyncio.create_subprocess_exec(*command)
         pids = [pid for family in families for pid in await family.appears()]
         harness.kill()

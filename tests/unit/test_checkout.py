@@ -1,0 +1,16 @@
+"""What lies at the top of the checkout is on a list: a file that a test or a tool left there is none of it."""
+
+import subprocess
+
+from tests.checkout import ROOT
+
+ENTRIES = {
+    *(".ci", ".gitignore", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("agents", "bench", "docs", "harness", "pyproject.toml", "scenarios", "server_patch", "soak", "tests"),
+}
+
+
+def test_the_checkout_has_the_entries_of_the_list():
+    """A new one is put on the list by whoever wants it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {path.partition("/")[0] for path in listed.split("\0") if path} == ENTRIES

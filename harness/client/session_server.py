@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
 import msgspec
+from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay, wait_exponential
 
 from harness.client.connections import (
     BRIEF,
@@ -42,8 +43,7 @@ from harness.types import Json, Sample
 
 Futures = Collection[asyncio.Future[None]]
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
+_DOUBLING = wait_exponential(0.1, max=5.0)  # seconds of pauses
 
 
 class SessionHandle(msgspec.Struct, frozen=True):
@@ -355,23 +355,41 @@ class SessionServerClient:
         give_up: Futures = (),
     ) -> bytes:
         """The content of a successful answer; raises the last `SessionServerError` when `deadline_s` is over."""
-        is_creation = (method, path) == ("POST", "/sessions")
-        deadline, pause_s = time.monotonic() + deadline_s, _FIRST_PAUSE_S
-        while True:
+        deadline = time.monotonic() + deadline_s
+        failed: list[SessionServerError] = []
+
+        async def ask() -> bytes:
+            if failed and has_given_up():
+                raise failed[-1]
             try:
                 return await self._connections.ask(room, method, path, body, timeout_s=deadline - time.monotonic())
             except SessionServerError as error:
-                wait_s = max(pause_s, error.retry_after_s)
-                # Where a creation finds the disk full, somebody has to free space first: no wait is long enough.
-                may_create = error.was_refused and error.code != StoreFull.code
-                may_repeat = may_create if is_creation else error.retryable
-                if not may_repeat or time.monotonic() + wait_s >= deadline:
-                    raise
-                never = asyncio.get_running_loop().create_future()
-                await asyncio.wait({*give_up, never}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-                if any(future.done() for future in give_up):
-                    raise
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                failed.append(error)
+                raise
+
+        def has_given_up() -> bool:
+            return any(future.done() for future in give_up)
+
+        async def rest(seconds: float) -> None:
+            never = asyncio.get_running_loop().create_future()
+            await asyncio.wait({*give_up, never}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+        return await AsyncRetrying(
+            retry=retry_if_exception(_may_create if (method, path) == ("POST", "/sessions") else _may_repeat),
+            wait=lambda state: max(_DOUBLING(state), failed[-1].retry_after_s),
+            stop=lambda state: has_given_up() or stop_before_delay(deadline_s)(state),
+            sleep=rest,
+            reraise=True,
+        )(ask)
+
+
+def _may_repeat(error: BaseException) -> bool:
+    return isinstance(error, SessionServerError) and error.retryable
+
+
+def _may_create(error: BaseException) -> bool:
+    """Whether nothing was created; on a full disk no wait is long enough, an operator has to free space first."""
+    return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
 
 
 class _Listed(msgspec.Struct):

@@ -6,10 +6,11 @@ rendered.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import TypeVar
@@ -20,14 +21,14 @@ from harness.dialects.noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import ServerBusy
-from harness.sessions.retries import older_request_digest, request_digest
+from harness.sessions.retries import CallParts, digest_kind, earlier_digests, request_digest
 from harness.sessions.session import Session
 from harness.sessions.tree import AttachPoint
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
 from harness.tokens.history import Prefix
-from harness.tokens.sent_body import SentBody
+from harness.tokens.sent_body import KEY_BYTES, SentBody
 from harness.types import TokenIds, Turn, as_ids
 
 _T = TypeVar("_T")
@@ -141,8 +142,8 @@ class ReadCall:
     """Those of its conversation: element i covers the tools and the first i messages."""
     digest: str
     """Of the body (`sessions.retries`)."""
-    older_digest: str | None
-    """The same of before, for a session that has turns with such."""
+    older_digests: Sequence[str]
+    """The same as earlier servers have made it, for a session that has turns of theirs."""
     noise: str = ""
     """The beginning of what was taken out of its head (`dialects.noise`)."""
 
@@ -156,6 +157,8 @@ class Prompts:
     heavy_work: HeavyWork
     limits: RequestLimits
     noise: NoiseRules
+    _digest_key: bytes = field(default_factory=partial(secrets.token_bytes, KEY_BYTES))
+    """Of the digests of bodies; no client learns it."""
 
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
@@ -165,8 +168,8 @@ class Prompts:
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
-        body, sent, history = wire.body, SentBody(wire.body), session.history
-        has_older_digests = session.has_older_digests
+        body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
+        kinds = frozenset(session.digest_kinds)
 
         def work(wire: WireCall = wire) -> ReadCall:
             call = replace(wire, sent=sent)
@@ -176,8 +179,10 @@ class Prompts:
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
             history.body_bytes = len(body) if asked.recall.known else 0
-            older = older_request_digest(body, idempotency_key) if has_older_digests else None
-            return ReadCall(asked, prefixes, request_digest(sent, idempotency_key), older, noise)
+            parts = CallParts(body, dialect.name, idempotency_key, prefixes[-1].exact)
+            digest = request_digest(parts, sent)
+            older = earlier_digests(kinds - {digest_kind(digest)}, parts)
+            return ReadCall(asked, prefixes, digest, older, noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
         size_bytes, known_bytes = len(body), 0 if len(body) > _LARGEST_KNOWN else history.known_bytes(sent)

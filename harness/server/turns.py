@@ -80,7 +80,7 @@ class ModelCall:
     session: Session
     read: ReadCall
     digest: str
-    """Of its body: by it the session recognizes a retry."""
+    """Of its body and dialect: by it the session recognizes a retry."""
     client: ClientConnection
     head: AnswerHead
     own_id: str
@@ -161,7 +161,7 @@ class TurnService:
         began_at = self.clock()
         client.look_up(self.processes, session)
         read = await self.prompts.read(dialect, wire, session, client.idempotency_key)
-        digest = session.known_digest(read.digest, read.older_digest)
+        digest = session.known_digest(read.digest, read.older_digests, read.request.dialect)
         asked, able = read.request.sampling, self.engine.capabilities
         if (asked.top_logprobs or 0) > able.max_top_logprobs:
             raise MalformedRequest(

@@ -2,17 +2,23 @@
 
 A client that never got its answer sends the same bytes again; a client that wants another sample does too. They differ
 in what became of the turn, and in whether the client says that it retries. The table is the whole policy.
+
+The same bytes in another dialect are another request: they may say something else there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from hashlib import blake2b
+from typing import NamedTuple
+
+from xxhash import xxh3_128
 
 from harness.tokens.sent_body import SentBody
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
 
-_KIND = "xxh3:"
+_KEYED = "keyed"
+_UNKEYED = "xxh3"
 
 
 class Standing(StrEnum):
@@ -69,21 +75,42 @@ def standing(turn: Turn) -> Standing:
     return Standing.DELIVERED if turn.delivered else Standing.UNDELIVERED
 
 
-def request_digest(body: SentBody, idempotency_key: str) -> str:
-    """The same for two requests that are the same call: `xxh3:` and a digest of the body and the client's own key.
+class CallParts(NamedTuple):
+    """What two requests have in common that are the same call."""
 
-    The route is not part of it: a client that falls back to another dialect with the same bytes is answered from the
-    turn that it has asked for already, in the words of the route it asks now.
+    body: bytes
+    dialect: str
+    idempotency_key: str
+    """The client's own; empty where it has none."""
+    conversation: bytes
+    """Digest of its tools and messages, to the letter (`tokens.history.Prefix.exact`)."""
+
+
+def request_digest(parts: CallParts, sent: SentBody) -> str:
+    """The same for two requests that are the same call: `keyed:`, the key and a keyed hash; `sent` is the body.
+
+    The key goes with it into the store, so a retry is known after a restart. No client sees either.
     """
-    return _KIND + body.digest_with(idempotency_key)
+    whole = (sent.digest(len(parts.body)), parts.dialect.encode(), parts.idempotency_key.encode(), parts.conversation)
+    framed = b"".join(len(part).to_bytes(8) + part for part in whole)
+    return f"{_KEYED}:{sent.key.hex()}:{blake2b(framed, key=sent.key, digest_size=16).hexdigest()}"
 
 
-def is_older_digest(digest: str) -> bool:
-    """It was made by a server from before there was `request_digest`, and is in the store since."""
-    return not digest.startswith(_KIND)
+def digest_kind(digest: str) -> str:
+    """How a digest was made: everything before its last colon."""
+    return digest.rpartition(":")[0]
 
 
-def older_request_digest(body: bytes, idempotency_key: str) -> str:
-    """What such a server made of the same call: blake2b-128."""
-    key = b"\0" + idempotency_key.encode() if idempotency_key else b""
-    return blake2b(body + key, digest_size=16).hexdigest()
+def earlier_digests(kinds: Iterable[str], parts: CallParts) -> list[str]:
+    """What earlier servers have made of the same call: with another key, or of the body alone."""
+    bare = b"\0".join((parts.body, *filter(None, (parts.idempotency_key.encode(),))))
+    found = []
+    for kind in kinds:
+        name, _, key = kind.partition(":")
+        if name == _KEYED:
+            found.append(request_digest(parts, SentBody(parts.body, bytes.fromhex(key))))
+        elif name == _UNKEYED:
+            found.append(f"{_UNKEYED}:{xxh3_128(bare).hexdigest()}")
+        else:
+            found.append(blake2b(bare, digest_size=16).hexdigest())
+    return found

@@ -21,7 +21,7 @@ from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools, find_overlooked
 from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
-from harness.sessions.retries import TREATMENTS, Standing, Treatment, is_older_digest, standing
+from harness.sessions.retries import TREATMENTS, Standing, Treatment, digest_kind, standing
 from harness.sessions.script import Step, next_step
 from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
@@ -67,8 +67,8 @@ class Session:
         self._admitted = 0
         self._asked: Counter[ChainKey] = Counter()
         self._latest_with_body: dict[str, int] = {}
-        self.has_older_digests = False
-        """Some of its turns came before there was `retries.request_digest`."""
+        self.digest_kinds: set[str] = set()
+        """How the digests of restored turns were made (`retries.digest_kind`)."""
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
         self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
@@ -100,9 +100,16 @@ class Session:
         """Admitted turns without an outcome."""
         return list(self._in_flight.values())
 
-    def known_digest(self, digest: str, older: str | None) -> str:
-        """The digest by which the session knows a call: `digest`, or the `older` one where a stored turn has that."""
-        return digest if older is None or older not in self._latest_with_body else older
+    def known_digest(self, digest: str, older: Sequence[str], dialect: str) -> str:
+        """The digest by which the session knows a call in `dialect`: `digest`, or an `older` one that a turn has."""
+
+        def has(each: str) -> bool:
+            index = self._latest_with_body.get(each, -1)
+            admission = self._in_flight.get(index)
+            notes = admission.request.notes if admission else self._tree.turn(index).notes if index >= 0 else {}
+            return notes.get("dialect") == dialect
+
+        return next(filter(has, older), digest)
 
     def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
         """How a request with that body digest is treated, and the turn it is about (-1 for none).
@@ -334,7 +341,7 @@ class Session:
         """Add a turn read back from the store; turns come in order of their admission."""
         self._count(turn.index, turn.key, turn.ordinal)
         self._latest_with_body[turn.request_digest] = turn.index
-        self.has_older_digests |= is_older_digest(turn.request_digest)
+        self.digest_kinds.add(digest_kind(turn.request_digest))
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
         self._plan = None

@@ -3,29 +3,39 @@
 The digest of a beginning is on the way to that of the whole. So the question whether a body begins with bytes that were
 there before costs nothing besides, as long as questions come in the order of the bytes; one that goes back begins anew.
 
-Digests are of xxHash, which is a hundred times faster than a cryptographic one, and no secret: a client that makes two
-bodies of one digest gets its own earlier answer for the second, and deceives nobody else.
+Digests are of xxHash, which is a hundred times faster than a cryptographic one. Whoever knows its seed can make two
+bodies of one digest, and whoever does not can guess: so there are two of them, with seeds that no client learns, and
+what decides by the digest of a whole body adds that of its conversation (`sessions.retries`).
 """
 
 import xxhash
 
+KEY_BYTES = 16
+"""Of a key: a seed for each of the two."""
+
 
 class SentBody:
-    """The body of one request."""
+    """The body of one request, and the key by which it is digested."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, key: bytes = bytes(KEY_BYTES)) -> None:
         self.content = content
-        self._hash = xxhash.xxh3_128()
+        self.key = key
+        self._hashes = self._new_hashes()
         self._digested = 0
         self._begins_with: tuple[int, bytes] | None = None
 
     def digest(self, size_bytes: int) -> bytes:
-        """XXH3-128 of its first `size_bytes` bytes."""
-        self._digest(size_bytes)
-        return self._hash.digest()
+        """Digest of its first `size_bytes` bytes: twice XXH3-128."""
+        if size_bytes < self._digested:
+            self._hashes, self._digested = self._new_hashes(), 0
+        with memoryview(self.content) as view:
+            for each in self._hashes:
+                each.update(view[self._digested : size_bytes])
+        self._digested = size_bytes
+        return b"".join(each.digest() for each in self._hashes)
 
     def begins_with(self, size_bytes: int, digest: bytes) -> bool:
-        """Whether it has so many bytes, and the first ones have that XXH3-128; asked again, it is known."""
+        """Whether it has so many bytes, and the first ones have that digest; asked again, it is known."""
         if self._begins_with == (size_bytes, digest):
             return True
         found = size_bytes <= len(self.content) and self.digest(size_bytes) == digest
@@ -33,18 +43,5 @@ class SentBody:
             self._begins_with = (size_bytes, digest)
         return found
 
-    def digest_with(self, key: str) -> str:
-        """XXH3-128 of all its bytes, and of `key` behind them when there is one; hexadecimal."""
-        self._digest(len(self.content))
-        whole = self._hash
-        if key:
-            whole = whole.copy()
-            whole.update(b"\0" + key.encode())
-        return whole.hexdigest()
-
-    def _digest(self, size_bytes: int) -> None:
-        if size_bytes < self._digested:
-            self._hash, self._digested = xxhash.xxh3_128(), 0
-        with memoryview(self.content) as view:
-            self._hash.update(view[self._digested : size_bytes])
-        self._digested = size_bytes
+    def _new_hashes(self) -> list[xxhash.xxh3_128]:
+        return [xxhash.xxh3_128(seed=int.from_bytes(half)) for half in (self.key[:8], self.key[8:])]

@@ -45,8 +45,8 @@ def _agent(place: Path, **changes: str) -> Path:
 @pytest.mark.agent
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("scenario", ["quickstart", "long_session"])
-def test_every_session_of_a_scenario_asks_for_the_same_to_the_byte(scenario: str, tmp_path: Path):
-    """The bodies of its requests have the recorded digests, and its turns the recorded tokens."""
+def test_every_session_of_a_scenario_asks_for_the_same(scenario: str, tmp_path: Path):
+    """Its requests say what the recorded ones said, and its turns have the recorded tokens."""
     run = tmp_path / "run"
     harness("run", scenario, "--engine", "scripted", "--out", run)
     rollouts = read_rollouts(run / "run.db")
@@ -62,7 +62,8 @@ def test_every_session_of_a_scenario_asks_for_the_same_to_the_byte(scenario: str
 def _of(store: Path, session_id: str | None) -> list[tuple[object, ...]]:
     def facts(turn: Turn) -> tuple[object, ...]:
         tokens = turn.output_ids.tolist(), turn.logprobs.tolist(), turn.version_spans
-        return turn.request_digest, turn.prompt_digest, turn.end, *tokens
+        asked = turn.messages_delta, turn.sampling["asked"], turn.notes["dialect"]
+        return asked, turn.prompt_digest, turn.end, *tokens
 
     assert session_id is not None
     return [facts(turn) for turn in read_session(store, session_id).turns]

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
+import xxhash
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.versions import unsettled_label
@@ -40,9 +41,18 @@ async def ask(client, session, **headers: str) -> dict:
     return answer.json()
 
 
+def blake2b_before(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def xxh3_before(content: bytes) -> str:
+    return f"xxh3:{xxhash.xxh3_128(content).hexdigest()}"
+
+
+@pytest.mark.parametrize("digest_before", [blake2b_before, xxh3_before])
 @pytest.mark.parametrize("headers", [{}, {"idempotency-key": "one"}], ids=["plain", "with a key"])
-async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_path, headers):
-    """Its store has blake2b-128 of bodies: the retry goes on, another body is a turn of its own, and so is it later."""
+async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_path, headers, digest_before):
+    """Its store has digests of bodies: the retry goes on, another body is a turn of its own, and so is it later."""
     path = tmp_path / "s.db"
     content = json.dumps({"messages": HI}).encode()
     key = b"\0one" if headers else b""
@@ -51,7 +61,7 @@ async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_pa
         await leave(client, session, content=content, headers=headers)
         await settled(client, session)
     with closing(sqlite3.connect(path)) as connection, connection:
-        older = blake2b(content + key, digest_size=16).hexdigest()
+        older = digest_before(content + key)
         assert connection.execute("UPDATE turns SET request_digest = ?", (older,)).rowcount == 1
     async with serving(*says("ignored", "other"), SLOW, store=path) as client:
         again = await client.http.post(url_of(session), content=content, headers=headers)
@@ -61,7 +71,94 @@ async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_pa
     assert again.json()["choices"][0]["message"]["content"] == SLOW.text
     assert other.status_code == 200
     assert [len(turn.segments) for turn in turns] == [2, 1]
-    assert [turn.request_digest.startswith("xxh3:") for turn in turns] == [False, True]
+    assert [turn.request_digest.startswith("keyed:") for turn in turns] == [False, True]
+
+
+async def test_a_call_is_known_again_after_restarts(tmp_path):
+    """Each server digests with a key of its own."""
+    path = tmp_path / "s.db"
+    contents = [json.dumps({"messages": [user(text)]}).encode() for text in ("a", "b", "c")]
+    answers = []
+    for number, content in enumerate(contents):
+        async with serving(*says("one", "two", "three"), store=path) as client:
+            if not number:
+                session = await client.create()
+            answers.append((await client.http.post(url_of(session), content=content)).json())
+    async with serving(store=path) as client:
+        retries = [
+            (await client.http.post(url_of(session), content=content, headers={"x-stainless-retry-count": "1"})).json()
+            for content in contents
+        ]
+        turns = client.server.sessions.in_memory(session.session_id).turns
+
+    assert retries == answers
+    assert len({turn.request_digest.split(":")[1] for turn in turns}) == 3
+
+
+@pytest.mark.parametrize("digest_before", [None, xxh3_before])
+async def test_the_same_body_in_another_dialect_is_another_request(tmp_path, digest_before):
+    """It may say something else there: a system prompt that the first route does not know."""
+    path = tmp_path / "s.db"
+    content = json.dumps({"max_tokens": 9, "system": "Be brief.", "messages": HI}).encode()
+    retry = {"content": content, "headers": {"x-stainless-retry-count": "1"}}
+    async with serving(*says("one", "two"), store=path) as client:
+        session = await client.create()
+        await client.http.post(url_of(session), content=content)
+    if digest_before is not None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE turns SET request_digest = ?", (digest_before(content),))
+    async with serving(*says("two"), store=path) as client:
+        answer = await client.http.post(f"/sessions/{session.session_id}/v1/messages", **retry)
+        record = await client.record(session)
+
+    assert answer.json()["content"] == [{"type": "text", "text": "two"}]
+    assert [turn["messages_delta"][0]["role"] for turn in record["turns"]] == ["user", "system"]
+
+
+_AT = 1_024
+"""Bytes that XXH3 takes in before it stirs its sums."""
+
+
+def colliding(suffix: str) -> tuple[bytes, bytes]:
+    """Two bodies of printable ASCII with one XXH3-128: two factors of its products change by the same.
+
+    Each begins with a message of one text, which is the rest of one block and the whole of the next one.
+    """
+    head = b'{"messages": [{"role": "user", "content": "'
+    blocks = []
+    for first, second in (("p", "q"), ("q", "p")):
+        block = bytearray(b"-" * _AT)
+        block[136:144] = f"{first}pppBtad".encode()
+        block[264:272] = f"{second}ppp98tZ".encode()
+        blocks.append(bytes(block))
+    one, two = (head + b"." * (_AT - len(head)) + block + suffix.encode() for block in blocks)
+    assert xxhash.xxh3_128(one).digest() == xxhash.xxh3_128(two).digest()
+    return one, two
+
+
+async def test_two_bodies_of_one_fast_digest_are_two_calls():
+    """However they were made: each gets an answer of its own."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        headers = {"x-stainless-retry-count": "1"}
+        for content in colliding('"}]}'):
+            await client.http.post(url_of(session), content=content, headers=headers)
+        record = await client.record(session)
+
+    assert [turn["reply"]["content"] for turn in record["turns"]] == ["one", "two"]
+
+
+async def test_two_beginnings_of_one_fast_digest_are_two_histories():
+    """The second conversation does not go on from the first one."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        first, _ = colliding('"}]}')
+        _, second = colliding('"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]}')
+        for content in (first, second):
+            await client.http.post(url_of(session), content=content)
+        record = await client.record(session)
+
+    assert [turn["parent"] for turn in record["turns"]] == [None, None]
 
 
 async def test_the_engine_stops_when_the_client_leaves():

@@ -4,10 +4,10 @@ import pytest
 
 from harness.errors import ClientLeft, EngineUnavailable, SessionClosing
 from harness.sessions.continuation import Output
-from harness.sessions.retries import TREATMENTS, Standing, Treatment, request_digest
+from harness.sessions.retries import TREATMENTS, CallParts, Standing, Treatment, request_digest
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import break_off_turn
-from harness.tokens.sent_body import SentBody
+from harness.tokens.sent_body import KEY_BYTES, SentBody
 from harness.turn_ends import TurnEnd
 from tests.builders import admit, finish, new_session, take_turn, user
 
@@ -112,7 +112,11 @@ def test_a_drained_session_answers_no_retry():
 
 def test_the_clients_own_key_tells_equal_bodies_apart():
     """The same key is the same call, another key another one."""
-    plain, one, two = (request_digest(SentBody(b"{}"), key) for key in ("", "1", "2"))
 
-    assert len({plain, one, two}) == 3
-    assert request_digest(SentBody(b"{}"), "1") == one
+    def digest(idempotency_key: str = "", dialect: str = "openai_chat", conversation: bytes = b"c") -> str:
+        return request_digest(
+            CallParts(b"{}", dialect, idempotency_key, conversation), SentBody(b"{}", b"k" * KEY_BYTES)
+        )
+
+    assert len({digest(), digest("1"), digest("2"), digest(dialect="other"), digest(conversation=b"d")}) == 5
+    assert digest("1") == digest("1")

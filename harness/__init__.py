@@ -53,7 +53,11 @@ if TYPE_CHECKING:
     from harness.engines.base import PauseMode as PauseMode
     from harness.engines.base import TokenProvider as TokenProvider
     from harness.engines.connect import open_engine as open_engine
+    from harness.engines.examine.closeness import check_logprobs_close as check_logprobs_close
+    from harness.engines.huggingface.provider import HuggingFaceTokenProvider as HuggingFaceTokenProvider
     from harness.engines.pool.pool import EnginePool as EnginePool
+    from harness.engines.remote.sglang import SGLangTokenProvider as SGLangTokenProvider
+    from harness.engines.remote.vllm import VLLMTokenProvider as VLLMTokenProvider
     from harness.engines.scripted import Script as Script
     from harness.engines.scripted import ScriptedEngine as ScriptedEngine
     from harness.engines.scripted import ScriptedFault as ScriptedFault
@@ -106,6 +110,7 @@ if TYPE_CHECKING:
     from harness.store.sqlite import SQLiteStore as SQLiteStore
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
+    from harness.tokens.templates.chat_template import ChatTemplateTokenizer as ChatTemplateTokenizer
     from harness.turn_ends import TurnEnd as TurnEnd
     from harness.turn_ends import TurnStatus as TurnStatus
     from harness.types import GenerationRequest as GenerationRequest
@@ -155,6 +160,11 @@ _HOMES: Mapping[str, str] = {
     # Engines
     "open_engine": "harness.engines.connect",
     "TokenProvider": "harness.engines.base",
+    "SGLangTokenProvider": "harness.engines.remote.sglang",
+    "VLLMTokenProvider": "harness.engines.remote.vllm",
+    "HuggingFaceTokenProvider": "harness.engines.huggingface.provider",
+    "ChatTemplateTokenizer": "harness.tokens.templates.chat_template",
+    "check_logprobs_close": "harness.engines.examine.closeness",
     "EnginePool": "harness.engines.pool.pool",
     "ScriptedEngine": "harness.engines.scripted",
     "Script": "harness.engines.scripted",

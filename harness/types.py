@@ -5,9 +5,10 @@ to after they were made. Everything here is immutable data; behavior lives in th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ class SampleStatus(StrEnum):
 class SamplingParams:
     """How to sample one generation."""
 
-    max_new_tokens: int
+    max_new_tokens: int = 0
     """Upper bound on output tokens, at least 1."""
     temperature: float = 1.0
     """0 is greedy."""
@@ -82,6 +83,12 @@ class SamplingParams:
     """Output tokens before one of the model's own end-of-turn ids, or a stop id, may be sampled."""
     json_schema: str | None = None
     """JSON text of the schema that the output must follow; None leaves it free."""
+    max_tokens: InitVar[int | None] = None
+    """Another name of `max_new_tokens`, as vLLM and OpenAI have it."""
+
+    def __post_init__(self, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            object.__setattr__(self, "max_new_tokens", max_tokens)
 
     @property
     def forbids_tokens(self) -> bool:
@@ -182,6 +189,15 @@ class GenerationRequest:
     what else an engine says of them is judged at the end. None: nobody reads along."""
     write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
     """Writes `input_ids` as a JSON array, for whoever has most of that written; None has it written as a whole."""
+
+    @classmethod
+    def of(cls, request: Self | None, input_ids: Sequence[int], params: SamplingParams | None) -> Self:
+        """Return `request`, or a fresh one that continues `input_ids`. Raises `ValueError` for both and for neither."""
+        if request is not None and params is None:
+            return request
+        if request is None and params is not None:
+            return cls(as_ids(input_ids), params, uuid4().hex)
+        raise ValueError("expected a GenerationRequest, or input_ids and sampling_params")
 
     def tell(self, delta: "GenerationDelta") -> None:
         """Tell whoever wants to know that `delta` has come."""

@@ -8,7 +8,7 @@ paged attention on a GPU, is not what this engine is for.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -154,8 +154,15 @@ class HuggingFaceTokenProvider:
         if not has_stopped and kind is None:
             raise EngineError(f"the local engine did not stop within {_STOP_DEADLINE_S:.0f} s")
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    async def generate(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        input_ids: Sequence[int] = (),
+        sampling_params: SamplingParams | None = None,
+    ) -> GenerationResult:
         """See `TokenProvider.generate`."""
+        request = GenerationRequest.of(request, input_ids, sampling_params)
         self._check(request)
         outcome = await self._outcome(request)
         assert isinstance(outcome, GenerationResult)

@@ -20,7 +20,7 @@ provider measures that and refuses a server without it, unless the caller states
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -93,8 +93,15 @@ class SGLangTokenProvider(RemoteProvider):
     """None before the provider has been entered."""
     _server = ServerInfo(max_req_input_len=0)
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    async def generate(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        input_ids: Sequence[int] = (),
+        sampling_params: SamplingParams | None = None,
+    ) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
+        request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):

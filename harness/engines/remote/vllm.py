@@ -15,7 +15,7 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -82,8 +82,15 @@ class VLLMTokenProvider(RemoteProvider):
     _scorings_sent = 0
     _scorings_answered = 0
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    async def generate(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        input_ids: Sequence[int] = (),
+        sampling_params: SamplingParams | None = None,
+    ) -> GenerationResult:
         """See `TokenProvider.generate`."""
+        request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)

@@ -57,9 +57,23 @@ class FamilyDescription:
     """The template tells the model which tools there are."""
     shows_calls: bool = True
     """The template renders the tool calls of earlier turns."""
+    reads_calls: bool = True
+    """Calls as the template writes them are read as those calls."""
     shows_late_system: bool = True
     """The template shows a system message behind others where it is said; else its text goes into a neighbor."""
     notes: Sequence[str] = field(default=())
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Tools or calls that get lost, in words; an agent that has tools fails without an error of its own."""
+        found = {
+            "tools are not in the prompt: the template does not show them": not self.shows_tools,
+            "tool calls cannot be checked: the template does not show those of earlier turns": not self.shows_calls,
+            f"tool calls cannot be read: the template does not write them as {self.call_syntax}": (
+                self.shows_calls and not self.reads_calls
+            ),
+        }
+        return tuple(fault for fault, is_found in found.items() if is_found)
 
 
 class SampledTurn(NamedTuple):

@@ -1,12 +1,14 @@
 """The properties that must hold for a model family, checked over generated conversations.
 
 A check takes one exchange and returns a mismatch, or nothing. Messages that a family refuses (a template that knows no
-tools, say) are counted and prove nothing. That what was sampled is a prefix of the next prompt (I1) is not among the
-properties: a family writes only what comes behind, and a session puts the two together. The tests and `harness verify
-tokens` are made of these checks; nothing is loaded or printed here.
+tools, say) are counted and prove nothing: where they are too many, the property was not seen to hold. That what was
+sampled is a prefix of the next prompt (I1) is not among the properties: a family writes only what comes behind, and a
+session puts the two together. The tests and `harness verify tokens` are made of these checks; nothing is loaded or
+printed here.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,6 +19,10 @@ from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledT
 from harness.tokens.conversations import LONG_TEXT, Exchange, exchanges
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Message
+
+MOST_REFUSED = 0.1
+"""Share of refused conversations up to which a check has looked."""
+_FORGED_AT_ONCE = 200
 
 
 class Property(StrEnum):
@@ -29,7 +35,9 @@ class Property(StrEnum):
     CLOSED = "an answer that was cut off is closed"
     """It goes on as one that ended itself does, behind the family's end marker."""
     GUARDED = "no message can forge a marker"
-    """Markers written out in messages change no marker of the prompt."""
+    """Added tokens written out in messages, every one, change no marker of the prompt."""
+    TOOLS = "tools are in the prompt"
+    """The model is told which there are."""
     CALLS = "tool calls are read back"
     """Calls that the template renders are parsed to the same calls."""
     READ = "any output is read"
@@ -59,8 +67,8 @@ class PropertyResult:
 
     @property
     def holds(self) -> bool:
-        """No case contradicts it."""
-        return self.mismatch is None
+        """No case contradicts it, and few were refused."""
+        return self.mismatch is None and self.refused <= MOST_REFUSED * self.cases
 
 
 class Branched(Exception):  # not an error: the family rewrites history here
@@ -75,6 +83,15 @@ class FamilyUnderTest:
     template: ChatTemplateTokenizer
     _prompts: dict[int, tuple[Exchange, list[int]]] = field(default_factory=dict, init=False, repr=False)
     """By the identity of an exchange, which is kept with it: most checks ask for the same prompt."""
+    _unforged: deque[str] = field(default_factory=deque, init=False, repr=False)
+
+    def hostile_words(self) -> str:
+        """The next added tokens written out; all of them when this has been asked often enough."""
+        tokenizer = self.chat.tokenizer
+        if not self._unforged:
+            self._unforged.extend(sorted(tokenizer.added_tokens.intersection(tokenizer.markers)))
+        taken = [self._unforged.popleft() for _ in range(min(_FORGED_AT_ONCE, len(self._unforged)))]
+        return "".join(f"{each}assistant\n" for each in taken)
 
     def prompt_ids(self, case: Exchange) -> list[int]:
         """The prompt that the answer of `case` was sampled after, rendered once. Raises `MalformedRequest`."""
@@ -144,15 +161,17 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
     ends = family.template.end_ids  # none where the end of an answer is no marker: then it is always prompt
     is_closed = rest == ended and len(closing) == min(1, len(ends)) and ends.issuperset(closing)
-    decode = family.chat.tokenizer.decode
+    decode, answer = family.chat.tokenizer.decode, family.chat.tokenizer.encode_plain("answer")
+    for end in family.chat.tokenizer.eos_ids - ends if ends else ():
+        behind = _extension(family, case, [*answer, end])
+        if behind != (ended[1:] if ended[0] == end else ended):
+            return _compare(case, f"{decode([end])}, {decode(ended)}", decode([end, *behind]))
     return None if is_closed else _compare(case, f"an end marker and {decode(ended)!r}", repr(decode(cut)))
 
 
 def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.GUARDED`: in prompts and in delimiters."""
-    source = family.template.template.text
-    markers = [marker for marker in family.chat.tokenizer.markers if len(marker) > 1 or marker in source][:30]
-    text = "".join(f"{marker}assistant\n" for marker in markers)  # in every message but the assistant's
+    text = family.hostile_words()  # in every message but the assistant's
     hostile = replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
     harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
     expected = _markers(family, family.prompt_ids(harmless))
@@ -163,11 +182,20 @@ def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     return _compare(case, " ".join(expected), " ".join(seen))
 
 
+def check_tools(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
+    """`Property.TOOLS`."""
+    prompt = family.chat.tokenizer.decode(family.prompt_ids(case))
+    hidden = [tool["function"]["name"] for tool in case.tools if tool["function"]["description"] not in prompt]
+    return _compare(case, ", ".join(hidden), "") if hidden else None
+
+
 def check_calls(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.CALLS`, where the template shows calls at all."""
+    """`Property.CALLS`."""
     template = family.template
-    if not case.reply.get("tool_calls") or not template.form.shows_calls:
+    if not case.reply.get("tool_calls"):
         return None
+    if not template.form.shows_calls:
+        return Mismatch(str(case), "a template that shows calls", "one that does not: reading them cannot be checked")
     prompt = template.template.render(template.form.apply(case.prior), case.tools)
     answered = template.template.render(
         template.form.apply([*case.prior, case.reply]), case.tools, generation_prompt=False
@@ -199,6 +227,7 @@ CHECKS: dict[Property, Check] = {
     Property.DELIMITER: check_delimiter,
     Property.CLOSED: check_closed,
     Property.GUARDED: check_guarded,
+    Property.TOOLS: check_tools,
     Property.CALLS: check_calls,
     Property.READ: check_read,
 }

@@ -71,15 +71,18 @@ class CachedSuffix:
     """The delimiter of one transition."""
 
     runs: tuple[_Fixed | _Open, ...]
-    begins_with_end_marker: bool
-    """The first run is the marker with which an answer ends."""
+    first_marker: int | None
+    """The marker with which it begins."""
+    closes: bool
+    """That is the one with which the template ends answers."""
     form: TextForm = _as_it_is
 
-    def encode(self, contents: Sequence[str], tokenizer: Tokenizer, *, has_ended: bool) -> list[int]:
-        """Ids with `contents` in the holes; an answer that `has_ended` itself needs no end marker."""
+    def encode(self, contents: Sequence[str], tokenizer: Tokenizer, end: int | None) -> list[int]:
+        """Ids with `contents` in the holes; an answer that ended itself with `end` needs no other end."""
         texts = [self.form(content) for content in contents]
         ids: list[int] = []
-        for run in self.runs[1:] if has_ended and self.begins_with_end_marker else self.runs:
+        is_written = end is not None and (self.closes or self.first_marker == end)
+        for run in self.runs[1:] if is_written else self.runs:
             if isinstance(run, _Fixed):
                 ids += run.ids
             else:
@@ -92,12 +95,14 @@ class KeptSuffixes:
     """The suffixes of one family, each cut when the first turn needs it: a server has started before all of them are.
 
     Args:
+        end_ids: With which the template ends answers.
         text_of: What stands between two answers, as text.
         ids_of: The same as ids: what a suffix has to give.
     """
 
-    def __init__(self, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> None:
+    def __init__(self, tokenizer: Tokenizer, end_ids: frozenset[int], text_of: TrickText, ids_of: TrickIds) -> None:
         self._tokenizer = tokenizer
+        self._end_ids = end_ids
         self._text_of = text_of
         self._ids_of = ids_of
         self._kept: dict[Transition, CachedSuffix | None] = {}
@@ -107,7 +112,9 @@ class KeptSuffixes:
         if transition not in COMMON_TRANSITIONS:
             return None
         if transition not in self._kept:
-            self._kept[transition] = build_suffix(transition, self._tokenizer, self._text_of, self._ids_of)
+            self._kept[transition] = build_suffix(
+                transition, self._tokenizer, self._end_ids, self._text_of, self._ids_of
+            )
         return self._kept[transition]
 
 
@@ -119,17 +126,17 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
 
 
 def build_suffix(
-    transition: Transition, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds
+    transition: Transition, tokenizer: Tokenizer, end_ids: frozenset[int], text_of: TrickText, ids_of: TrickIds
 ) -> CachedSuffix | None:
     """The suffix of `transition`, None when there is none that is as good as the prefix trick."""
     slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
     tools = dummy_tools() if transition.has_tools else ()
     text = text_of(transition, dummy_messages(transition.roles, slots), tools)
-    candidates = () if text is None else _cut(text, slots, tokenizer)
+    candidates = () if text is None else _cut(text, slots, tokenizer, end_ids)
     return next((each for each in candidates if _is_right(each, transition, tokenizer, ids_of)), None)
 
 
-def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
+def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozenset[int]) -> Iterator[CachedSuffix]:
     """`text` in runs, once for each form in which it has every slot once.
 
     `text` is cut at its markers, which the encoder never joins with the text beside them. Between two markers, a
@@ -153,7 +160,8 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[Cach
                 runs.append(_Fixed(tuple(tokenizer.encode(stretch))))
             else:
                 runs.append(_Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece)))
-        yield CachedSuffix(tuple(runs), tokenizer.marker_id(stretches[0]) in tokenizer.eos_ids, form)
+        first = tokenizer.marker_id(stretches[0])
+        yield CachedSuffix(tuple(runs), first, first in end_ids, form)
 
 
 def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
@@ -163,6 +171,6 @@ def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer
         texts = [text, f"{text}and{text}"][: len(transition.roles)]
         messages = dummy_messages(transition.roles, texts, call_ids="other")
         expected = ids_of(transition, messages, dummy_tools("seek") if transition.has_tools else ())
-        if suffix.encode(texts, tokenizer, has_ended=False) != expected:
+        if suffix.encode(texts, tokenizer, None) != expected:
             return False
     return True

@@ -6,8 +6,10 @@ that is as good as the prefix trick (`tokens.delimiter`), else with the trick. M
 (`tokens.markers`). Does not know sessions.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +18,10 @@ from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dumm
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
+from harness.tokens.outputs.reasoning import THINK, THOUGHT
 from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.tokens.syntaxes.json_calls import Hermes
+from harness.tokens.syntaxes.unread import Unread
 from harness.tokens.templates.append_only import find_dependence, find_divergence
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
@@ -24,19 +29,26 @@ from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
+_WHITE_SPACE = " \t\r\n\N{LOWER ONE EIGHTH BLOCK}"
+"""The last is how vocabularies of SentencePiece write a space."""
 _CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\"", "count": 5}', "{}"))
 _OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 _PARAMETERS = {"type": "object", "properties": {"find": {"type": "string"}, "count": _OPTIONAL}}
 _FINDING: Json = {"type": "function", "function": {"name": "find", "parameters": _PARAMETERS}}
 _ASKING: Message = {"role": "user", "content": "question"}
-_CALLING: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": f"call_0_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for i, call in enumerate(_CALLS)
-    ],
-}
+_CALLING: tuple[Message, ...] = tuple(
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": f"call_0_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for i, call in enumerate(_CALLS[:calls])
+        ],
+    }
+    for calls in (2, 1)
+)
+"""Some templates refuse more than one call in an answer."""
+_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
 class ChatTemplateTokenizer:
@@ -45,21 +57,21 @@ class ChatTemplateTokenizer:
     def __init__(self, tokenizer: Tokenizer, template: JinjaTemplate) -> None:
         """Raises `TokenizerError` when the template cannot render a question and its answer."""
         self.template = template
-        # Added tokens that the template is built from are markers of the family, too; white space is nobody's marker.
-        self.tokenizer = tokenizer.guarding(
-            {text for text in tokenizer.added_tokens if text.strip() and text in template.text}
-        )
+        # Every added token is a marker, special or not, written by the template or not; runs of white space are text.
+        self.tokenizer = tokenizer.guarding({text for text in tokenizer.added_tokens if text.strip(_WHITE_SPACE)})
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
-        written = template.text + self._trick.close_text
-        self.end_ids = frozenset(each for each in tokenizer.eos_ids if tokenizer.token_text(each) in written)
-        """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
+        self.end_ids = self._find_ends()
+        """End-of-turn ids that the template writes behind answers; a model may end them with others, too."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
+        is_hermes = isinstance(self._reader.syntax, Hermes)  # as every template that writes calls in no known way
+        if is_hermes and self.form.shows_calls and not self.reads_calls and (begin := self._call_marker()):
+            self._reader = OutputReader(self.tokenizer, Unread(begin))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
         """Where the template is not append-only; what was sampled is kept all the same."""
-        self._suffixes = KeptSuffixes(self.tokenizer, self.dummy_text, self._dummy_ids)
+        self._suffixes = KeptSuffixes(self.tokenizer, self.end_ids, self.dummy_text, self._dummy_ids)
 
     @property
     def end_of_turn_id(self) -> int | None:
@@ -87,12 +99,13 @@ class ChatTemplateTokenizer:
         if self._depends_on_history:
             return None
         messages = self.form.place(messages, goes_on=True)
-        has_ended = bool(previous.output_ids) and previous.output_ids[-1] in self.end_ids
+        last = previous.output_ids[-1] if previous.output_ids else None
+        end = last if last in self.tokenizer.eos_ids else None  # with any of them: the template then writes none
         transition = Transition.behind(previous, messages, tools)
         suffix, texts = self._suffixes.find(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
-            return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
-        return self._by_trick(transition, previous.reply, messages, tools, has_ended)
+            return suffix.encode(texts, self.tokenizer, end)
+        return self._by_trick(transition, previous.reply, messages, tools, end)
 
     def has_ended_in_order(self, previous: SampledTurn) -> bool:
         """The answer ended with a marker that the template writes; of its other markers, all that began has ended."""
@@ -102,13 +115,36 @@ class ChatTemplateTokenizer:
     @cached_property
     def reads_calls(self) -> bool:
         """Calls are read as this family writes them; not so where it writes them in no way that is known here."""
-        prompt = self.template.try_render(self.form.apply([_ASKING]))
-        whole = self.template.try_render(self.form.apply([_ASKING, _CALLING]), generation_prompt=False)
-        if prompt is None or whole is None or not whole.startswith(prompt):
-            return False
-        ids = self.tokenizer.encode(whole.removeprefix(prompt).rstrip())
-        output = SampledOutput(ids, self.tokenizer.encode(prompt))
-        return self.parse(output, [_FINDING]).tool_calls == _CALLS
+        return self.reads_back(self._reader.read)
+
+    def reads_back(self, parse: Callable[[SampledOutput, Sequence[Json]], ParsedOutput]) -> bool:
+        """Whether `parse` finds the calls in what the template writes for an answer with calls."""
+        prompt, written, calls = self._written_calls()
+        ids = self.tokenizer.encode(written.rstrip())
+        return (
+            calls > 0
+            and parse(SampledOutput(ids, self.tokenizer.encode(prompt)), [_FINDING]).tool_calls == (_CALLS[:calls])
+        )
+
+    def _written_calls(self) -> tuple[str, str, int]:
+        """A prompt, an answer with calls behind it as the template writes it, and how many; none where it refuses."""
+        prompt = self.template.try_render(self.form.apply([_ASKING]), [_FINDING]) or ""
+        for calling in _CALLING:
+            messages = self.form.apply([_ASKING, calling])
+            whole = self.template.try_render(messages, [_FINDING], generation_prompt=False)
+            if whole is not None:
+                begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
+                if begin != prompt:  # some begin reasoning that is not there
+                    begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
+                return begin, whole.removeprefix(begin), len(calling["tool_calls"])
+        return prompt, "", 0
+
+    def _call_marker(self) -> str | None:
+        """The first marker that the template writes in an answer with calls and not in another one."""
+        said = self.template.try_render([_ASKING, dummy_answer(0)], [_FINDING], generation_prompt=False) or ""
+        plain = said.rpartition(_ASKING["content"])[2]
+        found = (match.group() for match in _MARKER.finditer(self._written_calls()[1]))
+        return next((text for text in found if text not in plain and text not in (THINK, THOUGHT)), None)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""
@@ -126,6 +162,10 @@ class ChatTemplateTokenizer:
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the template was loaded."""
+        return self._description
+
+    @cached_property
+    def _description(self) -> FamilyDescription:
         delimiters: dict[str, DelimiterSource] = {}
         for transition in DESCRIBED_TRANSITIONS:
             messages = self.form.place(dummy_messages(transition.roles, ["text"] * len(transition.roles)), goes_on=True)
@@ -146,6 +186,7 @@ class ChatTemplateTokenizer:
             divergence=self.divergence,
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,
+            reads_calls=self.reads_calls,
             shows_late_system="system" in self.form.late_roles,
         )
 
@@ -155,16 +196,16 @@ class ChatTemplateTokenizer:
         reply: Message,
         messages: Sequence[Message],
         tools: Sequence[Json],
-        has_ended: bool,
+        end: int | None,
     ) -> list[int] | None:
         guard = GuardedMessages(self.tokenizer, self.form.apply(messages, goes_on=True), tools)
         *start, answer = self.form.apply([*dummy_start(transition), {**reply, "content": ""}])
         text = self._trick.find(start, answer, guard.messages, guard.tools)
         if text is None:
             return None
-        if has_ended:  # with one of the markers, whichever: the template writes none behind it
-            ends = [self.tokenizer.token_text(token_id) for token_id in self.end_ids]
-            text = text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
+        if end is not None:
+            ends = [self.tokenizer.token_text(token_id) for token_id in (end, *self.end_ids)]
+            text = text.removeprefix(next((each for each in ends if text.startswith(each)), ""))
         return guard.encode(text)
 
     def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
@@ -175,7 +216,22 @@ class ChatTemplateTokenizer:
     def _dummy_ids(
         self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
-        return self._by_trick(transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False)
+        return self._by_trick(transition, dummy_answer(transition.calls, "seek"), messages, tools, end=None)
+
+    def _find_ends(self) -> frozenset[int]:
+        """Ends that the template writes, without those with which it begins messages of one role only.
+
+        A model that goes on to the next role ends with its marker, as GLM does.
+        """
+        ends = {self.tokenizer.token_text(each): each for each in self.tokenizer.eos_ids}
+        begins: list[set[str]] = []
+        for calls, role in ((0, "user"), (1, "tool")):
+            transition = Transition(False, False, calls, (role,), False)
+            text = self.dummy_text(transition, dummy_messages([role], ["text"]), ()) or ""
+            behind = text.removeprefix(self._trick.close_text)
+            begins.append({end for end in ends if behind.startswith(end)})
+        written = self.template.text + self._trick.close_text
+        return frozenset(ends[end] for end in ends.keys() - (begins[0] ^ begins[1]) if end in written)
 
 
 DESCRIBED_TRANSITIONS = tuple(

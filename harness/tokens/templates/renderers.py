@@ -17,7 +17,7 @@ names in annotations.
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
@@ -53,7 +53,10 @@ class RenderersTokenizer:
         self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
         self._renderer = _build(name, TokenizerView(self.tokenizer))
         self._suffixes = KeptSuffixes(
-            self.tokenizer, template.dummy_text, lambda _, messages, tools: self._dummy_ids(messages, tools)
+            self.tokenizer,
+            template.end_ids,
+            template.dummy_text,
+            lambda _, messages, tools: self._dummy_ids(messages, tools),
         )
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
@@ -83,7 +86,7 @@ class RenderersTokenizer:
             placed = self._form.place(messages, goes_on=True)
             suffix, texts = self._suffixes.find(Transition.behind(previous, placed, tools)), fillable_texts(placed)
             if suffix is not None and texts is not None:
-                return suffix.encode(texts, self.tokenizer, has_ended=True)
+                return suffix.encode(texts, self.tokenizer, previous.output_ids[-1])
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
@@ -115,6 +118,10 @@ class RenderersTokenizer:
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the renderer was picked."""
+        return self._description
+
+    @cached_property
+    def _description(self) -> FamilyDescription:
         output = [*self.tokenizer.encode("text"), min(self.tokenizer.eos_ids, default=0)]
         delimiters: dict[str, DelimiterSource] = {}
         for transition in DESCRIBED_TRANSITIONS:
@@ -125,7 +132,13 @@ class RenderersTokenizer:
             source = DelimiterSource.FULL_RENDER if bridged is None else DelimiterSource.RENDERER
             delimiters[str(transition)] = source
         notes = ("the renderer gives other ids than the chat template",) if self.differs_from_template() else ()
-        return replace(self._template.describe(), delimiters=delimiters, renderer=self.name, notes=notes)
+        return replace(
+            self._template.describe(),
+            delimiters=delimiters,
+            renderer=self.name,
+            reads_calls=self._template.reads_back(self.parse),
+            notes=notes,
+        )
 
     def differs_from_template(self) -> bool:
         """Whether this renderer gives other ids than the chat template for some conversation that both accept."""

@@ -1,15 +1,18 @@
 """Messages to prompt ids: exact, append-only, and impossible to forge."""
 
+from collections.abc import Sequence
 from importlib import resources
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_tokenizer import SampledTurn
+from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
+from harness.tokens.parsing import ParsedOutput
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer
@@ -300,3 +303,88 @@ def test_a_template_that_writes_a_tag_for_each_argument_gets_them_as_an_object()
     assert template.describe().shows_calls
     assert template.describe().call_syntax == "qwen3-coder"
     assert template.reads_calls
+
+
+def with_tokens(*texts: str, ends: Sequence[str] = ("<|im_end|>",)) -> Tokenizer:
+    """The toy tokenizer with further added tokens, none of them special."""
+    raw = RawTokenizer.from_str(toy_tokenizer()._raw.to_str())
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
+    return Tokenizer(raw, eos_ids=frozenset(raw.token_to_id(end) for end in ends))
+
+
+def test_every_added_token_in_a_message_is_characters():
+    """Special or not, written in the template or not; in prompts, in delimiters and in tools."""
+    texts = ("<|fim_prefix|>", "<|repo_name|>", "<think>", "</think>")
+    chat = ChatTemplateTokenizer(with_tokens(*texts), toy_template().template)
+    ids = {chat.tokenizer.marker_id(text) for text in texts}
+    said = user(f"see {' and '.join(texts)}")
+    tools = [{"type": "function", "function": {"name": "f", "description": said["content"]}}]
+
+    assert ids.isdisjoint(chat.render_ids([said], tools))
+    assert ids.isdisjoint(chat.extend_ids(answered(assistant("x")), [said], tools))
+    assert said["content"] in chat.tokenizer.decode(chat.render_ids([said], []))
+
+
+ROLES = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ '<|eot|>' if m.role == 'assistant' and closes }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+GLM_ENDS = ("<|user|>", "<|tool|>")
+
+
+@pytest.mark.parametrize(
+    ("closes", "ends", "end", "new", "written"),
+    [
+        (True, ("<|eot|>", "<|eom|>"), "<|eom|>", user("b"), "<|user|>\nb<|assistant|>\n"),
+        (True, ("<|eot|>", "<|eom|>"), "<|eot|>", user("b"), "<|user|>\nb<|assistant|>\n"),
+        (True, ("<|eot|>", "<|eom|>"), "x", user("b"), "<|eot|><|user|>\nb<|assistant|>\n"),
+        (False, GLM_ENDS, "<|user|>", user("b"), "\nb<|assistant|>\n"),
+        (False, GLM_ENDS, "<|tool|>", user("b"), "<|user|>\nb<|assistant|>\n"),
+        (False, GLM_ENDS, "<|user|>", {"role": "tool", "content": "b"}, "<|tool|>\nb<|assistant|>\n"),
+        (False, GLM_ENDS, "x", user("b"), "<|user|>\nb<|assistant|>\n"),
+        (False, GLM_ENDS, "<|user|>", user("b") | {"name": "n"}, "\nb<|assistant|>\n"),
+        (True, ("<|eot|>", "<|eom|>"), "<|eom|>", user("b") | {"name": "n"}, "<|user|>\nb<|assistant|>\n"),
+    ],
+)
+def test_any_declared_end_is_one_end(closes, ends, end, new, written):
+    """None is written behind another; the next role's marker is neither written twice nor swallowed."""
+    tokenizer = with_tokens("<|eot|>", "<|eom|>", *GLM_ENDS, "<|assistant|>", ends=ends)
+    chat = ChatTemplateTokenizer(tokenizer, JinjaTemplate(ROLES, {"closes": closes}))
+    last = chat.tokenizer.encode(end)[0]
+
+    assert chat.tokenizer.decode(chat.extend_ids(answered(assistant("x"), last), [new], [])) == written
+
+
+UNKNOWN = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}<calling>{{ call.function.name }}:"
+    "{{ call.function.arguments }}</calling>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_calls_that_cannot_be_read_are_malformed_and_said_so():
+    """Recognized by what the template writes around them; never read as another family's."""
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(UNKNOWN))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    def read(text: str) -> ParsedOutput:
+        return chat.parse(SampledOutput(chat.tokenizer.encode_plain(text)), tools)
+
+    assert read("<calling>f:{}</calling>") == ParsedOutput("<calling>f:{}</calling>", malformed=True)
+    assert read('<tool_call>{"name": "f"}</tool_call>') == ParsedOutput('<tool_call>{"name": "f"}</tool_call>')
+    assert read("words") == ParsedOutput("words")
+    assert ["cannot be read" in fault for fault in chat.describe().faults] == [True]
+    with pytest.raises(MalformedRequest, match="tool_choice"):
+        chat.call_beginning_ids("f")
+
+
+@pytest.mark.parametrize(
+    ("source", "faults"),
+    [(toy_template().template.text, []), (ROLES, ["tools are not in the prompt", "tool calls cannot be checked"])],
+)
+def test_a_family_that_loses_tools_says_so(source, faults):
+    """For the log, health, records and `verify`."""
+    described = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source)).describe()
+
+    assert [fault.partition(":")[0] for fault in described.faults] == faults

@@ -36,9 +36,11 @@ def tokens(
     renderer: options.Renderer = "auto",
     as_json: options.Json = False,
 ) -> int:
-    """Check over generated conversations that prompts are exact, append-only and cannot be forged.
+    """Check over generated conversations that prompts are exact, append-only and cannot be forged, and calls are read.
 
-    Exit code 1 when a property does not hold. Example: `harness verify tokens --tokenizer ~/models/qwen3`
+    Exit code 1 when a property does not hold, or the template refuses more than a tenth of the conversations.
+
+    Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
     from harness.models.chat_templates import find_template
     from harness.suite.exits import ExitCode
@@ -117,10 +119,13 @@ def _print_tokens(family: "FamilyDescription", results: "list[PropertyResult]") 
         seen = family.divergence
         where = f"{seen.conversation}, token {seen.position}: {seen.before!r} became {seen.after!r}"
         output.print_text(f"template     rewrites history ({where})")
+    for fault in family.faults:
+        output.print_text(f"fault        {fault}")
     for note in family.notes:
         output.print_text(f"note         {note}")
     for result in results:
         counts = f"{result.cases} conversations, {result.refused} refused, {result.branched} branch"
+        counts += "; too many refused to tell" * (result.mismatch is None and not result.holds)
         output.print_text(f"{'pass' if result.holds else 'FAIL'}  {result.checked_property:50}  {counts}")
         if result.mismatch is not None:
             output.print_text(f"      in       {result.mismatch.conversation}")

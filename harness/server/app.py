@@ -210,6 +210,7 @@ class SessionServer:
                 "detail": store_problem or "",
                 "quarantined": len(self.sessions.quarantined),
             },
+            "model_family": {"faults": list(self._turns.chat_tokenizer.describe().faults)},
         }
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 

@@ -237,3 +237,5 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
     )
     if family.divergence is not None:
         log.warning("template_not_append_only", **asdict(family.divergence))
+    for fault in family.faults:
+        log.warning("template_loses_tools", fault=fault)

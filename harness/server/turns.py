@@ -255,6 +255,8 @@ class TurnService:
         about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
         kind = call_notes(asked.tools, call.read.prefixes[0].key) if point.parent is None else {}
         notes = {**asked.notes, **kind, **about}
+        if asked.tools and point.parent is None and (faults := self.chat_tokenizer.describe().faults):
+            notes["model_family_faults"] = list(faults)
         if session.config.strays is Strays.REFUSE and (reason := find_stray(session.turns, notes, delta)):
             raise StrayRefused(f"a call of another program than the session's agent: {reason}")
         if loosely := session.loose_matches(point, asked.messages, asked.recall.known):

@@ -5,7 +5,7 @@ to after they were made. Everything here is immutable data; behavior lives in th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn, Self
 from uuid import uuid4
@@ -83,12 +83,13 @@ class SamplingParams:
     """Output tokens before one of the model's own end-of-turn ids, or a stop id, may be sampled."""
     json_schema: str | None = None
     """JSON text of the schema that the output must follow; None leaves it free."""
-    max_tokens: InitVar[int | None] = None
-    """Another name of `max_new_tokens`, as vLLM and OpenAI have it."""
+    max_tokens: int | None = None
+    """Another name of `max_new_tokens`, as vLLM and OpenAI have it; None afterwards. msgspec knows no `InitVar`."""
 
-    def __post_init__(self, max_tokens: int | None) -> None:
-        if max_tokens is not None:
-            object.__setattr__(self, "max_new_tokens", max_tokens)
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            object.__setattr__(self, "max_new_tokens", self.max_tokens)
+            object.__setattr__(self, "max_tokens", None)
 
     @property
     def forbids_tokens(self) -> bool:
@@ -97,7 +98,7 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """All of them by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "max_tokens"}
 
 
 @dataclass(frozen=True, slots=True)

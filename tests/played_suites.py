@@ -1,17 +1,38 @@
 """Suites that are run in this process, and a look at what they leave behind."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.suite.record.config import Overrides
-from harness.suite.run.batch import Silence
+from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run
 from harness.suite.run.report import RunReport
 from harness.suite.run.runner import SuiteRun
+from harness.suite.run.watch import LiveSession
+from harness.suite.scenarios.plan import PlannedRollout
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
 from tests.session_servers.store_file import read_file
+
+
+class Silence:
+    """A `Progress` that is not watched."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    def begin(self, total: int, done: int) -> None:
+        """Say nothing."""
+
+    def begin_rollout(self, rollout: PlannedRollout) -> None:
+        """Say nothing."""
+
+    def look(self, sessions: Sequence[LiveSession]) -> None:
+        """Say nothing."""
+
+    def end_rollout(self, record: RolloutRecord) -> None:
+        """Say nothing."""
 
 
 async def play(suite: Path | str, out: Path, overrides: Overrides | None = None) -> RunReport:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,21 @@ from harness.cli import output
 if TYPE_CHECKING:
     from harness.server.settings import ServerSettings
     from harness.tokens.chat_tokenizer import ChatTokenizer
+
+
+def yields_to(*flags: str) -> Callable[..., Any]:
+    """A callback that drops an option which came from a variable where one of `flags` is on the command line.
+
+    Options of the command line are read first, so their sources are known.
+    """
+
+    def drop(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        came_by = {name: getattr(context.get_parameter_source(name), "name", "") for name in (param.name or "", *flags)}
+        is_overruled = came_by[param.name or ""] == "ENVIRONMENT" and "COMMANDLINE" in map(came_by.get, flags)
+        return None if is_overruled else value
+
+    return drop
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
@@ -32,6 +48,7 @@ Template = Annotated[
     typer.Option(
         "--template",
         envvar="HARNESS_TEMPLATE",
+        callback=yields_to("server"),
         help="Chat template in place of the folder's: a file, or ours:"
         " `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`, `chatml_hermes`.",
         show_default=False,
@@ -110,6 +127,7 @@ _AdminToken = Annotated[
     str | None,
     typer.Option(
         envvar="HARNESS_ADMIN_TOKEN",
+        callback=yields_to("no_auth"),
         help="Needed for everything but the model calls of a session.  [default: made at each start and printed]",
         show_default=False,
     ),
@@ -120,6 +138,7 @@ _NoAuth = Annotated[
     typer.Option(
         "--no-auth",
         envvar="HARNESS_NO_AUTH",
+        callback=yields_to("admin_token"),
         help="On loopback: everybody who reaches the port may do everything, agents too.",
     ),
 ]
@@ -157,6 +176,15 @@ _Selections = Annotated[
         envvar="HARNESS_SELECTION",
         metavar="MODULE:FUNCTION",
         help="A function that sessions may choose their samples with; may be repeated.",
+        show_default=False,
+    ),
+]
+_TemplateVariables = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HARNESS_TEMPLATE_VARIABLE",
+        metavar="NAME=JSON",
+        help="Sets a variable of the chat template, as `enable_thinking=false`; may be repeated.",
         show_default=False,
     ),
 ]
@@ -226,6 +254,7 @@ Otlp = Annotated[
     typer.Option(
         "--otlp",
         envvar="HARNESS_OTLP_ENDPOINT",
+        callback=yields_to("server"),
         metavar="URL",
         help="OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
         show_default=False,
@@ -253,6 +282,7 @@ class ServerOptions:
     tokenizer: _Tokenizer = None
     renderer: Renderer = "auto"
     template: Template = None
+    template_variable: _TemplateVariables = None
     host: _Host = "127.0.0.1"
     port: _Port = 8000
     store: _Store = "memory"
@@ -338,7 +368,12 @@ class ServerOptions:
         if folder is None:
             raise ScenarioError("no tokenizer: expected --model NAME_OR_DIR, or --tokenizer DIR")
         template = None if self.template is None else find_template(self.template)
-        return open_chat_tokenizer(folder, template_file=template, renderer=self.renderer)
+        try:
+            pairs = (each.partition("=") for each in self.template_variable or ())
+            variables = {name: json.loads(value) for name, _, value in pairs}
+        except ValueError as error:
+            raise ScenarioError(f'--template-variable: expected NAME=JSON, as `effort="low"`: {error}') from error
+        return open_chat_tokenizer(folder, template_file=template, renderer=self.renderer, template_variables=variables)
 
     def announce(self, url: str, settings: "ServerSettings", said: str, *, as_json: bool, **more: Any) -> None:
         """Tell the operator that the server answers, and how to get in: `said`, or one JSON document with `more`."""

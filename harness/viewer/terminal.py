@@ -155,7 +155,9 @@ def ledger_words(ledger: Ledger) -> str:
     dropped = sum(ledger.dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
     unknown = ledger.unknown
-    unheard = f"; unknown: at most {unknown.tokens:,} of {unknown.requests:,} requests" if unknown.requests else ""
+    unheard = f"; unknown: {unknown.requests:,} requests" if unknown.requests else ""
+    if unknown.tokens <= ledger.generated:  # else it is a budget that nobody has set, and bounds nothing
+        unheard = unheard and f"{unheard}, at most {unknown.tokens:,} tokens"
     return (
         f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
         f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}{unheard}"

@@ -14,7 +14,6 @@ from harness.suite.exits import ExitCode
 from harness.suite.judge.verdicts import Verdict
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord
-from harness.suite.run.batch import Silence
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run
 from harness.suite.run.report import RunReport, RunStatus
@@ -23,6 +22,7 @@ from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.providers import make_fake, scripted_engine
 from tests.harness_command import write_scenario
+from tests.played_suites import Silence
 
 pytestmark = pytest.mark.agent
 

@@ -28,6 +28,7 @@ _Engine = Annotated[
     typer.Option(
         "--engine",
         envvar="HARNESS_ENGINE",
+        callback=options.yields_to("server", "worker"),
         help="`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
         show_default=False,
@@ -38,6 +39,7 @@ _Server = Annotated[
     typer.Option(
         "--server",
         envvar="HARNESS_SERVER",
+        callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
         help="A session server or router that runs already, in the place of an engine.",
         show_default=False,
@@ -58,7 +60,13 @@ _Workers = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option("--model", envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.", show_default=False),
+    typer.Option(
+        "--model",
+        envvar="HARNESS_MODEL",
+        callback=options.yields_to("server"),
+        help="Catalogue name, folder or hub id.",
+        show_default=False,
+    ),
 ]
 _Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", show_default=False)]
 _Set = Annotated[

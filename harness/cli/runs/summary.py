@@ -10,13 +10,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.errors import Cause
 from harness.store.sqlite import read_session
+from harness.suite.judge.verdicts import sessions_words
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.telemetry.printable import printable
 from harness.types import Message
+from harness.viewer.look import look_at
+from harness.viewer.run_view import SessionLine
 from harness.viewer.terminal import ledger_words, message_text, show
 
 _MAX_LINE = 100
@@ -82,11 +86,26 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
     for scenario in report.scenarios:
         if scenario.faults:
             yield Padding(_faults(scenario), (1, 0, 0, 0))
+    yield from _failures(report.directory)
     for scenario in report.scenarios:
         for remark, count in scenario.remarks.most_common(_MOST_REMARKS):
             yield Text(f"{scenario.name}, {count} of {scenario.planned} sessions: {printable(remark)}", style="yellow")
     yield Padding(_facts(report), (1, 0))
     yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
+
+
+def _failures(directory: Path) -> Iterator[Text]:
+    """A line for the sessions that failed in one way: how many, why, and the log of the first."""
+    alike: dict[tuple[str | None, str | None, str], list[SessionLine]] = {}
+    for line in look_at(directory).sessions:
+        if line.cause not in (None, Cause.LIMIT):
+            alike.setdefault((line.scenario, line.outcome, line.last_words or line.detail), []).append(line)
+    for (scenario, outcome, why), lines in list(alike.items())[:_MOST_REMARKS]:
+        sessions = sessions_words([line.number for line in lines if line.number is not None])
+        log = "" if lines[0].agent_log is None else f" (log: {lines[0].agent_log})"
+        yield Text(printable(f"{scenario}, {sessions} {outcome}: {why}{log}"), style="red")
+    if len(alike) > _MOST_REMARKS:
+        yield Text(f"and in {len(alike) - _MOST_REMARKS} other ways: harness show {directory}", style="red")
 
 
 def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:

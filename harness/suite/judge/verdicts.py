@@ -33,11 +33,27 @@ class Verdict(NamedTuple):
 
 def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
     """The verdicts of a scenario's checks on all of its rollouts."""
-    errors = [f"session {record.number}: {record.score_error}" for record in records if record.score_error]
-    scored = Verdict("check.py", "a score for every session", "; ".join(errors) or "all scored", not errors)
+    failed: dict[str, list[int]] = {}
+    for record in records:
+        if record.score_error:
+            failed.setdefault(record.score_error, []).append(record.number)
+    seen = "; ".join(f"{sessions_words(numbers)}: {error}" for error, numbers in failed.items())
+    scored = Verdict("check.py", "a score for every session", seen or "all scored", not failed)
     asked = ((name, rule, getattr(checks, name)) for name, rule in _RULES.items())
     verdicts = [rule(name, expected, records) for name, rule, expected in asked if expected is not None]
     return [scored, *verdicts]
+
+
+def sessions_words(numbers: Sequence[int]) -> str:
+    """`sessions 0-3, 7`: the numbers of sessions, neighbors together."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    listed = ", ".join("-".join(map(str, span)) for span in spans)
+    return f"session{'s' if len(numbers) > 1 else ''} {listed}"
 
 
 def mean_reward(records: Sequence[RolloutRecord]) -> float | None:

@@ -147,6 +147,7 @@ class SuiteSelection:
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
         if overrides.server is not None:
             _require_shareable(resolved)
+        _require_weights(resolved)
         if overrides.settings is not None:  # which may name other files
             for folder in resolved:
                 check_files(folder, folder.directory / SCENARIO_FILE)
@@ -219,6 +220,17 @@ def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
     ]
     if problems:
         raise ScenarioError("\n".join(problems))
+
+
+def _require_weights(folders: Iterable[ScenarioFolder]) -> None:
+    """Raises `ScenarioError` for scenarios that change the weights of a model which has none."""
+    for folder in folders:
+        model = folder.scenario.engine.model
+        has_none = model == SMALL_TOKENIZER or (Path(model).is_dir() and not any(Path(model).glob("*.safetensors")))
+        if folder.scenario.weights is not None and has_none:
+            raise ScenarioError(
+                f"{folder.name}: weights.updates: expected a model with weights, got {model}; name one with --model"
+            )
 
 
 def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder]) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import REPLAYED, read_rollouts
-from harness.suite.run.batch import Silence
 from harness.suite.run.failed import FailedOnly
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import resume_run
@@ -17,7 +16,7 @@ from harness.suite.run.read_run import read_run
 from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun
 from tests.harness_command import harness, write_scenario
-from tests.played_suites import play
+from tests.played_suites import Silence, play
 from tests.recorded_runs import write_run
 
 PLAY = '''

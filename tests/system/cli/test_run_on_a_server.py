@@ -23,7 +23,6 @@ from harness.errors import EngineUnavailable, RunError, ScenarioError, SessionSe
 from harness.server.settings import ServerSettings
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import read_rollouts
-from harness.suite.run.batch import Silence
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import OpenedRun, begin_run, resume_run
 from harness.suite.run.read_run import read_run
@@ -32,7 +31,7 @@ from harness.suite.run.runner import SuiteRun
 from harness.types import Json
 from tests.builders import toy_tokenizer, user
 from tests.harness_command import AGENT, SCRIPT, announced, harness, start_harness, wait, wait_for, write_scenario
-from tests.played_suites import play
+from tests.played_suites import Silence, play
 from tests.session_servers.served import Client, Served, serving_with
 
 pytestmark = pytest.mark.agent

@@ -9,14 +9,13 @@ from harness.samples.codec import sample_from_json
 from harness.suite.faults.firing import Firing
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord
-from harness.suite.run.batch import Silence
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run, resume_run
 from harness.suite.run.report import RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
-from tests.played_suites import incomplete_inside, play
+from tests.played_suites import Silence, incomplete_inside, play
 from tests.session_servers.store_file import read_file
 
 SHIPPED = ROOT / "scenarios" / "abort_end_of_rollout"

@@ -6,6 +6,8 @@ result, log, the agent's home) have a folder of their own: the directory that th
 creates a session, prints the variables by which a client finds it, and leaves it to whoever asked.
 """
 
+import codecs
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +17,11 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
+    import asyncio
+
     from harness.rollouts.agents.profile import AgentProfile
     from harness.samples.rollout import Rollout
+    from harness.types import Json
 
 _Server = Annotated[
     str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server that runs already.")
@@ -29,6 +34,8 @@ _Agent = Annotated[
     typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
 ]
 _URL = "http://127.0.0.1:8000"
+_FOLLOW_S = 0.1
+_PIECE = 8_192  # bytes of the log at a time: `printable` cuts what is longer
 _REACH_S = 5.0
 """For a server to say what it is: whoever typed a wrong address waits no longer."""
 
@@ -49,10 +56,19 @@ def execute(
             help="Where the command works.  [default: runs/exec-<time>, where its log stays]", show_default=False
         ),
     ] = None,
+    selection: Annotated[
+        str | None,
+        typer.Option(
+            help="Which branches become samples: `all`, `one`, or a function that the server was started with.",
+            show_default=False,
+        ),
+    ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds after which it is stopped.")] = 3600.0,
     as_json: options.Json = False,
 ) -> None:
     """Run a command line in a session of its own, then print the record and the samples.
+
+    Standard error has the output of the command as it comes.
 
     Exit codes: 0 it ended by itself, or at a limit of the session; 1 it failed; 6 the server or its engine did.
 
@@ -80,6 +96,7 @@ def execute(
             admin_token=admin_token,
             instruction=instruction,
             cwd=workdir,
+            session={} if selection is None else {"selection": selection},
             deadline_s=deadline,
         )
     )
@@ -153,12 +170,15 @@ async def _play(
     admin_token: str | None,
     instruction: str,
     cwd: Path | None,
+    session: "Json",
     deadline_s: float,
 ) -> "tuple[Rollout, Path]":
     """The rollout, and the folder with its files."""
+    import asyncio
     from dataclasses import replace
 
     from harness.client.connections import server_url
+    from harness.rollouts.agents.agent_environment import LOG_FILE
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
     from harness.rollouts.agents.task import AgentTask, ProgramAgent
@@ -171,8 +191,39 @@ async def _play(
     url = server_url(server)
     model = await _model(url, admin_token)
     folder = _new_folder()
-    async with SessionManager(url, admin_token=admin_token) as manager:
-        return await manager.run(AgentTask(program, instruction, folder, model, deadline_s=deadline_s, cwd=cwd)), folder
+    task = AgentTask(program, instruction, folder, model, deadline_s=deadline_s, session=session, cwd=cwd)
+    over = asyncio.Event()
+    async with SessionManager(url, admin_token=admin_token) as manager, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_show_output(folder / LOG_FILE, over))
+        try:
+            rollout = await manager.run(task)
+        finally:
+            over.set()
+    return rollout, folder
+
+
+async def _show_output(log: Path, over: "asyncio.Event") -> None:
+    """Write what the command prints to standard error, as its log grows, until `over`."""
+    import asyncio
+
+    from harness.telemetry.printable import printable
+
+    decoder, position = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    while True:
+        is_over = over.is_set()
+        data = b""
+        with suppress(FileNotFoundError), log.open("rb") as file:
+            file.seek(position)
+            data = file.read(_PIECE)
+        position += len(data)
+        is_last = is_over and not data
+        sys.stderr.write(printable(decoder.decode(data, is_last)))
+        sys.stderr.flush()
+        if is_last:
+            return
+        if not data:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _FOLLOW_S)
 
 
 def _new_folder() -> Path:

@@ -32,16 +32,16 @@ def bundled_agents() -> list[str]:
 
 
 def bundled_agent(name: str) -> Path:
-    """The file that makes `name` an agent: its profile, or its script. Raises `AgentError` when there is none."""
+    """The file that makes `name` an agent: its profile, or its script. Raises `ScenarioError` when there is none."""
     for file in _AGENT_FILES:
         path = bundled_directory("agents") / name / file
         if path.is_file():
             return path
-    raise AgentError(f"no bundled agent {name!r}; {closest(name, bundled_agents())}")
+    raise ScenarioError(f"no bundled agent {name!r}; {closest(name, bundled_agents())}")
 
 
 def bundled_profile(name: str) -> AgentProfile:
-    """The profile of a bundled agent. Raises `AgentError` when there is no such agent, `ScenarioError` for a script."""
+    """The profile of a bundled agent. Raises `ScenarioError` when there is no such agent, or it is a script."""
     path = bundled_agent(name)
     if path.name != PROFILE_FILE:
         raise ScenarioError(f"{name} is a script without a profile: it is installed when a scenario plays it")

@@ -18,7 +18,7 @@ from pathlib import Path
 import tomli_w
 
 from harness.engines.scripted import Script
-from harness.errors import AgentError, ScenarioError, TokenizerError
+from harness.errors import ScenarioError, TokenizerError
 from harness.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
@@ -66,7 +66,7 @@ class ScenarioFolder:
     def agent_script(self) -> Path:
         """The script, the profile or the program of the agent: a path in the folder, or a bundled agent.
 
-        Raises `AgentError` when there is no bundled agent of that name.
+        Raises `ScenarioError` when there is no bundled agent of that name.
         """
         profile = self.scenario.agent.profile
         assert profile is not None, "a function plays the scenario"
@@ -246,7 +246,7 @@ def _check_agent(folder: ScenarioFolder, source: Path) -> None:
         return
     try:
         script = folder.agent_script
-    except AgentError:
+    except ScenarioError:
         script = None
     if script is None or not script.is_file():
         hint = suggestion(profile, bundled_agents())

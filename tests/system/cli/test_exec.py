@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.rollouts.agents.profile import expand, literal
-from tests.harness_command import Ended, harness
+from tests.harness_command import Ended, harness, start_harness, wait
 from tests.session_servers.served import says, serving
 
 CALL = """
@@ -42,6 +42,26 @@ async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
     log = (tmp_path / document["folder"] / "agent.log").read_text()
     assert log.splitlines() == ["Good day.", "given Greet. ${LITERAL}"]
     assert document["session_id"] not in json.dumps(left)
+
+
+async def test_the_output_of_a_command_is_shown_as_it_comes(tmp_path: Path) -> None:
+    """While it runs, without its escape sequences; and why tokens were dropped."""
+    program = f"{CALL.replace('print(', 'said = (')}\nfor n in range(2): urllib.request.urlopen(request)\n"
+    program += "print('\\x1b[2Jasked', flush=True)\nwhile not os.path.exists('seen'): pass\nprint('x' * 30_000 + 'end')"
+    (tmp_path / "mine").mkdir()
+    async with serving(*says("One.", "Two.", "Three.")) as client:
+        command = ("exec", "--server", client.url, "--workdir", "mine", "--selection", "one", "--")
+        with start_harness(*command, sys.executable, "-c", program, cwd=tmp_path) as process:
+            assert process.stderr is not None
+            first = await asyncio.to_thread(process.stderr.readline)
+            (tmp_path / "mine" / "seen").touch()
+            ended = await asyncio.to_thread(wait, process)
+        refused = await run(*command[:-2], "best", "--", "true", cwd=tmp_path)
+
+    assert first == "\\x1b[2Jasked\n"
+    assert ended.stderr == "x" * 30_000 + "end\n"
+    assert "ledger: 17 generated, 7 trained, dropped: 10 resample" in ended.stdout
+    assert "selection" in refused.stdout
 
 
 @pytest.mark.parametrize(("program", "code", "words"), [("pass", 1, "no_model_call"), (f"{CALL}\n1 / 0", 1, "crashed")])
@@ -98,7 +118,7 @@ async def test_a_command_without_a_session_is_not_run(tmp_path: Path) -> None:
     nothing = await run("exec")
     nobody = await run("exec", "--agent", "codecs", "--", "true")
 
-    assert (refused.code, nothing.code, nobody.code) == (6, 4, 6)
+    assert (refused.code, nothing.code, nobody.code) == (6, 4, 4)
     assert "-- COMMAND" in nothing.stderr
     assert "did you mean 'codex'?" in nobody.stderr
     assert [ended.stderr.count("\n") for ended in (refused, nothing, nobody)] == [1, 1, 1]

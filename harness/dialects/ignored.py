@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.errors import RequestError
+from harness.errors import MalformedRequest, RequestError
 from harness.types import Json
 
 NULL = msgspec.Raw(b"null")
@@ -21,6 +21,23 @@ MOST_NOTED = 16
 LONGEST_NOTE = 500
 """Bytes of a name, and of a value's JSON."""
 _LEVELS = 16
+_SCHEMA = "the answer's schema is asked for with `response_format`"
+REFUSED: Mapping[str, str] = {
+    "functions": "functions are offered as `tools`",
+    "function_call": "a call is asked for with `tool_choice`",
+    "guided_json": _SCHEMA,
+    "guided_regex": _SCHEMA,
+    "guided_choice": _SCHEMA,
+    "guided_grammar": _SCHEMA,
+    "structured_outputs": _SCHEMA,
+    "regex": _SCHEMA,
+    "ebnf": _SCHEMA,
+    "json_schema": _SCHEMA,
+    "repetition_penalty": "such logprobs are not the model's",
+    "chat_template": "the operator chooses it, `harness serve --template`",
+    "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
+}
+"""Wishes that change the prompt or the sampling, which no dialect serves under these names, and what to do instead."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -49,8 +66,12 @@ def find_ignored(
     """The fields that came and are not served, with their values; None for a value that may be a secret.
 
     `settings` and `others` name fields of `wire` that are kept as `msgspec.Raw`. A setting has the values at which
-    nothing is ignored.
+    nothing is ignored. Raises `MalformedRequest` naming one that must not be ignored.
     """
+    unknown = list(unknown)
+    for name in unknown:
+        if name in REFUSED:
+            raise MalformedRequest(f"{name}: expected none, {REFUSED[name]}", param=name)
     found: dict[str, Any] = {}
     for name, neutral in settings.items():
         raw = bytes(getattr(wire, name))

@@ -136,6 +136,8 @@ class ModelRequest:
     """What is known of it by its bytes."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What a reader of the record should know of the request: what was ignored, normalized or left out."""
+    template_variables: Json = field(default_factory=dict)
+    """Variables of the chat template that it wants set."""
     ignored: Sequence[str] = ()
     """The fields of the body that are not served (`dialects.ignored`)."""
 

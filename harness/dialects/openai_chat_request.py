@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.ignored import NULL, decode_and_find_unknown, find_ignored, note_ignored
+from harness.dialects.ignored import NULL, REFUSED, decode_and_find_unknown, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -128,11 +128,13 @@ class _WireRequest(msgspec.Struct):
     top_logprobs: int | None = None
     response_format: _ResponseFormat | None = None
     logit_bias: dict[str, float] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    repetition_penalty: float | None = None
     # Ignored, and noted
     frequency_penalty: msgspec.Raw = NULL
     presence_penalty: msgspec.Raw = NULL
     parallel_tool_calls: msgspec.Raw = NULL
-    reasoning_effort: msgspec.Raw = NULL
     verbosity: msgspec.Raw = NULL
     service_tier: msgspec.Raw = NULL
     store: msgspec.Raw = NULL
@@ -150,7 +152,6 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "frequency_penalty": (b"0", b"0.0"),
     "presence_penalty": (b"0", b"0.0"),
     "parallel_tool_calls": (b"true",),
-    "reasoning_effort": (),
     "verbosity": (),
     "service_tier": (b'"auto"', b'"default"'),
     "store": (b"false",),
@@ -176,7 +177,11 @@ def parse_request(
     """
     wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
-    recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages, call.sent)
+    variables = _read_variables(wire, limits)
+    recall = NOTHING_RECALLED
+    if history is not None:
+        raws = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(variables))] if variables else ())]
+        recall = history.recall(NAME, raws, wire.messages, call.sent)
     messages = _read_messages(wire.messages, recall.known)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
     check_calls(read)
@@ -209,6 +214,7 @@ def parse_request(
         recall=recall,
         notes=note_ignored(ignored),
         ignored=tuple(ignored),
+        template_variables=variables,
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
@@ -223,6 +229,9 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
     if wire.logit_bias:
         raise MalformedRequest("logit_bias: expected none, such tokens could not be trained", param="logit_bias")
+    if wire.repetition_penalty not in (None, 1):
+        param = "repetition_penalty"
+        raise MalformedRequest(f"{param}: expected 1, {REFUSED[param]}", param=param)
     if wire.stream_options is not None and not wire.stream:
         raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
     bounds: tuple[tuple[str, float, float], ...] = (
@@ -238,6 +247,14 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
     )
     for name, low, high in bounds:
         check_bounds(name, getattr(wire, name), low, high)
+
+
+def _read_variables(wire: _WireRequest, limits: RequestLimits) -> Json:
+    """The variables of the chat template that are wanted; the effort of reasoning is one of them."""
+    variables = dict(wire.chat_template_kwargs or {})
+    limits.require("schema_bytes", len(msgspec.json.encode(variables)), "chat_template_kwargs")
+    check_json(variables, "chat_template_kwargs", limits.json_depth)
+    return variables if wire.reasoning_effort is None else {"reasoning_effort": wire.reasoning_effort, **variables}
 
 
 def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]:

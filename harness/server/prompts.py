@@ -15,14 +15,17 @@ from functools import partial
 from threading import Lock
 from typing import TypeVar
 
+from msgspec import json
+
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode, WireCall
 from harness.dialects.noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
-from harness.errors import ServerBusy
+from harness.errors import MalformedRequest, ServerBusy
 from harness.sessions.retries import CallParts, digest_kind, earlier_digests, request_digest
 from harness.sessions.session import Session
+from harness.sessions.session_config import AfterIncomplete
 from harness.sessions.tree import AttachPoint
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
@@ -144,6 +147,8 @@ class ReadCall:
     """Of the body (`sessions.retries`)."""
     older_digests: Sequence[str]
     """The same as earlier servers have made it, for a session that has turns of theirs."""
+    chat: ChatTokenizer
+    """The family with the variables that this request is rendered with."""
     noise: str = ""
     """The beginning of what was taken out of its head (`dialects.noise`)."""
 
@@ -174,7 +179,9 @@ class Prompts:
         def work(wire: WireCall = wire) -> ReadCall:
             call = replace(wire, sent=sent)
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
-            prefixes = history.read(asked.messages, asked.tools, asked.recall)
+            chat = self._chat_for(session, asked)
+            variables = dict(chat.describe().template_variables)
+            prefixes = history.read(asked.messages, asked.tools, asked.recall, variables)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
@@ -182,7 +189,7 @@ class Prompts:
             parts = CallParts(body, dialect.name, idempotency_key, prefixes[-1].exact)
             digest = request_digest(parts, sent)
             older = earlier_digests(kinds - {digest_kind(digest)}, parts)
-            return ReadCall(asked, prefixes, digest, older, noise)
+            return ReadCall(asked, prefixes, digest, older, chat, noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
         size_bytes, known_bytes = len(body), 0 if len(body) > _LARGEST_KNOWN else history.known_bytes(sent)
@@ -214,6 +221,31 @@ class Prompts:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
         return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
+    def _chat_for(self, session: Session, asked: ModelRequest) -> ChatTokenizer:
+        """The family with the variables of server, session and request.
+
+        Raises `MalformedRequest` naming one that the template does not read, or that the session does not leave open.
+        """
+        own = self.chat_tokenizer.with_variables(session.config.template_variables)
+        if not asked.template_variables:
+            return own
+        config, known = session.config, own.describe().template_variables
+        is_open = config.request_template_variables
+        if is_open is None:
+            is_open = config.after_incomplete is AfterIncomplete.SERVE
+        try:
+            wished = own.with_variables(asked.template_variables)
+        except MalformedRequest as error:
+            raise MalformedRequest(error.message, param="chat_template_kwargs") from error
+        for name, value in {} if is_open else asked.template_variables.items():
+            if name not in known or json.encode(known[name]) != json.encode(value):
+                raise MalformedRequest(
+                    f"chat_template_kwargs.{name}: expected the session's value ({known.get(name, 'not set')!r}); its"
+                    " owner may set `template_variables`, or allow others with `request_template_variables`",
+                    param="chat_template_kwargs",
+                )
+        return wished
+
     async def _encode_behind(self, parent: Turn | None, known: int, call: ReadCall) -> TokenIds | None:
         """The ids of what `call` says behind its first `known` messages, the last of which is the answer of `parent`.
 
@@ -228,7 +260,7 @@ class Prompts:
                 require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, context_length)
             ids: Sequence[int] | None
             if parent is None:
-                ids = self.chat_tokenizer.render_ids(new, asked.tools)
+                ids = call.chat.render_ids(new, asked.tools)
             else:
                 previous = SampledTurn(
                     parent.reply,
@@ -237,7 +269,7 @@ class Prompts:
                     opens_with_system=before.opens_with_system,
                     after_tools=before.after_tools,
                 )
-                ids = self.chat_tokenizer.extend_ids(previous, new, asked.tools)
+                ids = call.chat.extend_ids(previous, new, asked.tools)
             return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
 
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()

@@ -120,7 +120,9 @@ class SessionRoutes:
             parse_session_config, body, settings.matchings, settings.selections, settings.limits, read_script=read
         )
         is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
-        return await turns.heavy_work.do(len(body), work) if is_long else work()
+        config = await turns.heavy_work.do(len(body), work) if is_long else work()
+        turns.chat_tokenizer.with_variables(config.template_variables)  # now, where their name can be refused
+        return config
 
     async def _list(self, request: Request) -> Response:
         wanted = parse_list(request.query_params)

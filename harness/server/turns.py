@@ -254,9 +254,8 @@ class TurnService:
         delta = tuple(asked.messages[point.matched :])
         about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
         kind = call_notes(asked.tools, call.read.prefixes[0].key) if point.parent is None else {}
-        notes = {**asked.notes, **kind, **about}
-        if asked.tools and point.parent is None and (faults := self.chat_tokenizer.describe().faults):
-            notes["model_family_faults"] = list(faults)
+        of_family = _family_notes(call.read) if point.parent is None else {}
+        notes = {**asked.notes, **kind, **of_family, **about}
         if session.config.strays is Strays.REFUSE and (reason := find_stray(session.turns, notes, delta)):
             raise StrayRefused(f"a call of another program than the session's agent: {reason}")
         if loosely := session.loose_matches(point, asked.messages, asked.recall.known):
@@ -361,6 +360,14 @@ class TurnService:
         )
         error = generation.limit or generation.failure
         return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)
+
+
+def _family_notes(read: ReadCall) -> Json:
+    """The variables that a root is rendered with, and the tools or calls that its template loses."""
+    family = read.chat.describe()
+    variables = {"template_variables": dict(family.template_variables)} if family.template_variables else {}
+    faults = {"model_family_faults": list(family.faults)} if read.request.tools and family.faults else {}
+    return {**variables, **faults}
 
 
 def _tools(asked: ModelRequest) -> Sequence[Json]:

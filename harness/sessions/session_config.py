@@ -57,6 +57,10 @@ class SessionConfig:
     """How a history that is sent back is compared, beside the default (`tokens.matching.normal_form`)."""
     streaming: StreamingMode | None = None
     """When the text of streamed answers goes out; None leaves it to the server."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, beside the server's."""
+    request_template_variables: bool | None = None
+    """A request may set others; None allows it where a session goes on after an incomplete turn (evaluation)."""
     strict: bool = False
     """A call is refused that has a field which the server does not serve."""
     script: Script | None = None

@@ -7,7 +7,7 @@ Two implementations: `ChatTemplateTokenizer` for any Jinja template, `RenderersT
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput
@@ -51,6 +51,8 @@ class FamilyDescription:
     call_syntax: str
     """How the model writes tool calls."""
     renderer: str | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Those that are set."""
     divergence: TemplateDivergence | None = None
     """The first conversation in which the template is not append-only; what was sampled is kept all the same."""
     shows_tools: bool = True
@@ -123,6 +125,12 @@ class ChatTokenizer(Protocol):
 
         An output that did not end itself (cut by length, by an abort, by a stop string) is closed first with the
         family's own marker. None when the family rewrites here what was before; the caller then renders a new branch.
+        """
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """This family, with `variables` of its template set beside its own; kept for the next time.
+
+        Raises `MalformedRequest` naming a variable that the template does not read.
         """
 
     def call_beginning_ids(self, name: str | None) -> list[int]:

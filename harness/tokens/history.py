@@ -53,10 +53,10 @@ class Prefix(NamedTuple):
     """Some tool has answered."""
 
     @classmethod
-    def of_tools(cls, tools: Sequence[Json]) -> Self:
-        """That of a conversation before its first message."""
+    def of_tools(cls, tools: Sequence[Json], variables: Json | None = None) -> Self:
+        """That of a conversation before its first message, rendered with `variables` of the template."""
         encoded = msgspec.json.encode(tools) if tools else b""
-        [key] = chain_keys((), tools)
+        [key] = chain_keys((), [*tools, {"template_variables": variables}] if variables else tools)
         return cls(key, key, len(encoded), len(encoded.decode()))
 
     def extend(self, message: Message, form: NormalForm, *, is_first: bool) -> "Prefix":
@@ -181,13 +181,19 @@ class History:
         return Recall((head,), self._prefixes.get(head, ()))
 
     def read(
-        self, messages: Sequence[Message], tools: tuple[Json, ...], recall: Recall = NOTHING_RECALLED
+        self,
+        messages: Sequence[Message],
+        tools: tuple[Json, ...],
+        recall: Recall = NOTHING_RECALLED,
+        variables: Json | None = None,
     ) -> Sequence[Prefix]:
         """All prefixes of a conversation, of which `recall` knows the first ones; they are remembered.
 
+        `variables` are those of the template; a dialect that reads some recalls what was said with the same ones.
+
         Element i covers the tools and the first i messages. Raises as the session's matching does.
         """
-        prefixes = list(recall.prefixes) or [Prefix.of_tools(tools)]
+        prefixes = list(recall.prefixes) or [Prefix.of_tools(tools, variables)]
         for number, message in enumerate(messages[recall.known :], start=recall.known):
             prefixes.append(prefixes[-1].extend(message, self._form, is_first=not number))
         if recall.digests:

@@ -78,6 +78,8 @@ class Tokenizer:
     def guarding(self, added_tokens: Collection[str]) -> Self:
         """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
         further_markers = self.added_tokens & set(added_tokens)
+        if further_markers == self._further_markers:
+            return self
         return type(self)(
             self._raw,
             eos_ids=self.eos_ids,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -59,10 +59,13 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     matching: tuple[str, ...] = ()
     """See `tokens.matching`: the differences that the agent makes when it sends its history back."""
     selection: Selection = Selection.ALL
+    template_variables: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking`."""
 
     def to_json(self) -> Json:
         """The part of the body of `POST /sessions`."""
-        return {"matching": list(self.matching), "selection": str(self.selection)}
+        variables = {"template_variables": self.template_variables} if self.template_variables else {}
+        return {"matching": list(self.matching), "selection": str(self.selection), **variables}
 
 
 class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -67,6 +67,8 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     strays: Strays = Strays.SERVE
     matching: tuple[str, ...] = ()
     streaming: StreamingMode | None = None
+    template_variables: dict[str, Any] = msgspec.field(default_factory=dict)
+    request_template_variables: bool | None = None
     strict: bool = False
     resumes: str | None = None
     session_id: _SessionId | None = None
@@ -175,6 +177,7 @@ def parse_session_config(
     limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
     metadata = decode_json(_metadata_decoder, wire.metadata, "metadata")
     check_json(metadata, "metadata", limits.json_depth)
+    check_json(wire.template_variables, "template_variables", limits.json_depth)
     wishes = msgspec.structs.asdict(wire.sampling)
     max_new_tokens, min_new_tokens = wishes.pop("max_tokens"), wishes.pop("min_tokens")
     sampling = SamplingWishes(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **wishes)
@@ -205,6 +208,8 @@ def parse_session_config(
         sampling=sampling,
         after_incomplete=wire.after_incomplete,
         streaming=wire.streaming,
+        template_variables=wire.template_variables,
+        request_template_variables=wire.request_template_variables,
         strict=wire.strict,
         selection=wire.selection,
         trained_roles=wire.trained_roles,

@@ -36,6 +36,7 @@ class PlannedRollout:
             "limits": scenario.limits.model_dump(exclude_none=True),
             "sampling": {**scenario.sampling.model_dump(exclude_none=True), "seed": self.seed},
             "after_incomplete": scenario.after_incomplete,
+            **scenario.variables,
         }
 
 

@@ -8,7 +8,16 @@ files around them are read in `folder.py`.
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
@@ -16,6 +25,7 @@ from harness.errors import ScenarioError
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.scenarios.validation import WHOLE_SENTENCE
+from harness.types import Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
@@ -281,6 +291,8 @@ class Scenario(_Strict):
     sampling: Sampling = Field(default_factory=Sampling)
     after_incomplete: Literal["refuse", "serve"] = "refuse"
     """The answer of a session after a turn that was cut: nothing more, or (for evaluation) the next turn."""
+    template_variables: dict[str, JsonValue] = Field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking`, for every session."""
     seed: int = Field(default=0, ge=0)
     """Seeds of the sessions derive from it."""
     concurrency: int = Field(default=4, ge=1)
@@ -335,6 +347,11 @@ class Scenario(_Strict):
         if signals and self.agent.function is not None:
             raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")
         return self
+
+    @property
+    def variables(self) -> Json:
+        """The part of the body of `POST /sessions` that sets variables; a profile's stay where it sets none."""
+        return {"template_variables": self.template_variables} if self.template_variables else {}
 
     @property
     def forces_tokens(self) -> bool:

@@ -49,7 +49,12 @@ class ScenarioTasks:
             workdir=self.workdirs.of(index),
             model=self.model,
             deadline_s=spec.deadline_s,
-            session={"limits": limits, "sampling": sampling, "after_incomplete": scenario.after_incomplete},
+            session={
+                "limits": limits,
+                "sampling": sampling,
+                "after_incomplete": scenario.after_incomplete,
+                **scenario.variables,
+            },
             request_kwargs=spec.request_kwargs,
             metadata={**prompt.metadata, GROUP_SEED: self._group_seed(index.group)},
         )

@@ -6,12 +6,13 @@ that is as good as the prefix trick (`tokens.delimiter`), else with the trick. M
 (`tokens.markers`). Does not know sessions.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from os.path import commonprefix
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
@@ -29,6 +30,8 @@ from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
+MOST_BOUND = 32
+"""Sets of variables that a family is kept with."""
 _WHITE_SPACE = " \t\r\n\N{LOWER ONE EIGHTH BLOCK}"
 """The last is how vocabularies of SentencePiece write a space."""
 _CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\"", "count": 5}', "{}"))
@@ -61,6 +64,7 @@ class ChatTemplateTokenizer:
         self.tokenizer = tokenizer.guarding({text for text in tokenizer.added_tokens if text.strip(_WHITE_SPACE)})
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
+        self._bound: dict[str, ChatTemplateTokenizer] = {}
         self.end_ids = self._find_ends()
         """End-of-turn ids that the template writes behind answers; a model may end them with others, too."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
@@ -111,6 +115,15 @@ class ChatTemplateTokenizer:
         """The answer ended with a marker that the template writes; of its other markers, all that began has ended."""
         *said, last = previous.output_ids or (None,)
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplateTokenizer":
+        """See `ChatTokenizer`."""
+        key = json.dumps(variables, sort_keys=True)
+        if variables and key not in self._bound:
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
+            self._bound[key] = ChatTemplateTokenizer(self.tokenizer, self.template.with_variables(variables))
+        return self._bound[key] if variables else self
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -183,6 +196,7 @@ class ChatTemplateTokenizer:
             template_digest=self.template.digest,
             delimiters=delimiters,
             call_syntax=self._reader.syntax.name,
+            template_variables=self.template.variables,
             divergence=self.divergence,
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,

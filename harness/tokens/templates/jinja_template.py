@@ -10,12 +10,14 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from copy import copy
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -35,6 +37,7 @@ _FAULTS = (
 )
 """The exceptions of a template over messages that it was not written for: it is somebody else's program."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; templates are written for the first two."""
 
@@ -48,7 +51,9 @@ class JinjaTemplate:
         """For conversations without tools and with tools."""
         self.text = "".join(dict.fromkeys(self.sources))
         """The sources together, in which the markers and the call syntax of the family are found."""
-        self._variables = dict(variables or {})
+        self._special = dict(variables or {})
+        self.variables: Mapping[str, Any] = {}
+        """Those that an operator, a session or a request has set."""
         self._compiled = [_compile(each) for each in dict.fromkeys(self.sources)]
 
     @classmethod
@@ -73,6 +78,29 @@ class JinjaTemplate:
             raise TokenizerError(f"expected a chat template in {where}, found none; pass one or use an instruct model")
         return cls(source, variables, tool_use=tool_use)
 
+    @cached_property
+    def variable_names(self) -> frozenset[str]:
+        """The variables that may be set: the template reads them, and no conversation or tokenizer has them."""
+        read = {
+            name
+            for source in self.sources
+            for name in jinja2.meta.find_undeclared_variables(_environment().parse(source))
+        }
+        return frozenset(read - _environment().globals.keys() - {*_SPECIAL_TOKENS, *_OF_CONVERSATIONS})
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """This template, `variables` set beside its own. Raises `MalformedRequest` naming one that it does not read."""
+        for name in variables:
+            if name not in self.variable_names:
+                known = ", ".join(sorted(self.variable_names)) or "none"
+                raise MalformedRequest(
+                    f"template variable {name[:64]!r}: expected one that the chat template reads ({known})",
+                    param="template_variables",
+                )
+        bound = copy(self)
+        bound.variables = {**self.variables, **variables}
+        return bound
+
     @property
     def digest(self) -> str:
         """SHA-256 of the sources."""
@@ -88,7 +116,7 @@ class JinjaTemplate:
             "add_generation_prompt": generation_prompt,
         }
         try:
-            return template.render(self._variables | told)
+            return template.render({**self._special, **self.variables, **told})
         except _FAULTS as error:
             raise MalformedRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 

@@ -14,8 +14,9 @@ The package is imported only where a family needs it, and without the `openai` a
 names in annotations.
 """
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
@@ -23,13 +24,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
+from harness.tokens.chat_tokenizer import ChatTokenizer, DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import Transition, dummy_answer, dummy_messages, dummy_tools
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput, tool_call
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
-from harness.tokens.templates.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import DESCRIBED_TRANSITIONS, MOST_BOUND, ChatTemplateTokenizer
 from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
@@ -49,6 +50,7 @@ class RenderersTokenizer:
         self.name = name
         self.tokenizer = template.tokenizer
         self._template = template
+        self._bound: dict[str, ChatTokenizer] = {}
         form = template.form
         self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
         self._renderer = _build(name, TokenizerView(self.tokenizer))
@@ -88,6 +90,17 @@ class RenderersTokenizer:
             if suffix is not None and texts is not None:
                 return suffix.encode(texts, self.tokenizer, previous.output_ids[-1])
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
+        """See `ChatTokenizer`; a renderer that then writes something else than the template gives way to it."""
+        key = json.dumps(variables, sort_keys=True)
+        if variables and key not in self._bound:
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
+            template = self._template.with_variables(variables)
+            renderer = RenderersTokenizer(self.name, template)
+            self._bound[key] = template if renderer.differs_from_template() else renderer
+        return self._bound[key] if variables else self
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""

@@ -95,7 +95,6 @@ def test_a_real_clients_request_is_understood():
         user="me",
         store=False,
         response_format={"type": "text"},
-        reasoning_effort="low",
         metadata={"a": "b"},
     )
 
@@ -505,3 +504,33 @@ def test_what_could_not_be_recorded_is_refused(fields, param):
 def test_an_empty_logit_bias_is_none():
     """Some clients always send it."""
     assert parse_request(WireCall(body(HI, logit_bias={}))).messages == (user("hi"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
+        ("structured_outputs", {"json": {}}),
+        ("repetition_penalty", 1.2),
+        ("chat_template", "{{ messages }}"),
+    ],
+)
+def test_a_wish_that_changes_prompt_or_sampling_is_refused_by_name(name, value):
+    """Never ignored; the message says what to ask for instead."""
+    with pytest.raises(MalformedRequest, match=f"^{name}: ") as caught:
+        parse_request(WireCall(body([user("hi")], **{name: value})))
+
+    assert caught.value.param == name
+
+
+def test_variables_of_the_template_are_read():
+    """The effort is one of them; a penalty that changes nothing is none."""
+    wishes = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "repetition_penalty": 1.0}
+
+    asked = parse_request(WireCall(body([user("hi")], **wishes)))
+
+    assert asked.template_variables == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert asked.ignored == ()

@@ -93,7 +93,7 @@ class Trainer:
     is_pausing: bool = False
     """It has paused workers, and did not continue them yet."""
     due: float | None = None
-    """When `then` happens unless another verb comes before; in seconds of the server's clock."""
+    """When `then` happens unless another verb comes before; in seconds of the gatekeeper's lease clock."""
     then: Then = Then.OPEN
 
     @classmethod

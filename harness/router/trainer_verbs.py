@@ -39,7 +39,7 @@ ABORT_ENDED_SESSIONS = "abort_all_ended_sessions"
 _HOLDER = "trainer"
 _HOLDERS = re.compile(rf"{_HOLDER}-[0-9a-f]{{16}}")  # of `new_holder`: others may call theirs `trainer-0`
 _SWEPT_AT_ONCE = 8
-_LONGEST_LOOK_S = 1.0  # the clock may be set
+_LONGEST_LOOK_S = 1.0  # a clock that was handed in may jump
 
 log = get_logger(__name__)
 
@@ -87,7 +87,7 @@ class TrainerVerbs:
             return results
         finally:
             obeyed = sum(result.succeeded for result in results)
-            until = self._gatekeeper.clock() + FOLLOW_S
+            until = self._gatekeeper.lease_clock() + FOLLOW_S
             self._trainer = before.advance(intent, obeyed=obeyed, until=until)
             if self._trainer.begun is not None:
                 await self._note(self._trainer.begun)
@@ -108,7 +108,7 @@ class TrainerVerbs:
 
     @property
     def _left_s(self) -> float:
-        return (self._trainer.due or 0.0) - self._gatekeeper.clock()
+        return (self._trainer.due or 0.0) - self._gatekeeper.lease_clock()
 
     def _is_over(self) -> bool:
         """No other verb is waited for; somebody else who shuts the gate after an abort knows what it was for."""
@@ -142,7 +142,7 @@ class TrainerVerbs:
             return Trainer()
         if self._trainer.is_shut:
             return self._trainer
-        return Trainer.of(self._hold.work, until=self._gatekeeper.clock() + FOLLOW_S)
+        return Trainer.of(self._hold.work, until=self._gatekeeper.lease_clock() + FOLLOW_S)
 
     async def _shut(self, begun: Begun) -> None:
         holder = self._hold.holder if self._hold else new_holder(_HOLDER)

@@ -123,7 +123,7 @@ class SessionServer:
         return json_response(self.gatekeeper.report_times(parse_since(request.query_params)))
 
     def _report_gate(self, *, changed: bool = False, sessions_closed: int = 0, released: int = 0) -> GateReport:
-        gate, now = self.gatekeeper.gate, self.gatekeeper.clock()
+        gate, now = self.gatekeeper.gate, self.gatekeeper.lease_clock()
         return GateReport(
             state=gate.state,
             epoch=gate.epoch,

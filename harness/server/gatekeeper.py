@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from harness.errors import GateClosed, HoldExpired, HoldNotFound, StoreError
-from harness.machine.clock import Clock
+from harness.machine.clock import Clock, steady
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
@@ -31,7 +31,7 @@ HOLD_EXPIRED = "gate_hold_expired"
 
 _ROW = 16  # turns that begin in one round of the event loop once a gate opens
 _RETRY_AFTER_S = 2
-_LONGEST_LOOK_S = 1.0  # the clock may be set while a hold is waited for
+_LONGEST_LOOK_S = 1.0  # a clock that was handed in may jump while a hold is waited for
 
 log = get_logger(__name__)
 
@@ -40,11 +40,19 @@ class Gatekeeper:
     """Lets work through, holds it for a bounded time, or turns it away, as the holds on its gate want it."""
 
     def __init__(
-        self, store: SessionStore, metrics: ServerMetrics, *, pause_timeout_s: float, clock: Clock = time.time
+        self,
+        store: SessionStore,
+        metrics: ServerMetrics,
+        *,
+        pause_timeout_s: float,
+        clock: Clock = time.time,
+        lease_clock: Clock | None = None,
     ) -> None:
         self.gate = Gate()
         self.times = HoldTimes()
         self.clock = clock
+        self.lease_clock = lease_clock or steady(clock)
+        """By which holds run out: nobody sets it."""
         self.held_by_work: Counter[Work] = Counter()
         """Requests that wait now, by what they want."""
         self.held_by_session: Counter[str] = Counter()
@@ -67,7 +75,7 @@ class Gatekeeper:
         """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Hold`, `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
         try:
-            until = self.clock() + ttl_of(wanted)
+            until = self.lease_clock() + ttl_of(wanted)
             hold = self.gate.place(Hold(wanted.holder, kind, until, wanted.engines, work))
         finally:
             self.look_again()  # also when it comes too late: engines may be left
@@ -78,7 +86,7 @@ class Gatekeeper:
     def renew(self, wanted: RenewRequest) -> Hold:
         """Have a hold last longer; see `Gate.renew`."""
         try:
-            return self.gate.renew(wanted.holder, self.clock() + ttl_of(wanted))
+            return self.gate.renew(wanted.holder, self.lease_clock() + ttl_of(wanted))
         except HoldExpired:
             self.look_again()  # engines may be left
             raise
@@ -90,7 +98,7 @@ class Gatekeeper:
         """
         for current in self.gate.holds:
             if current.holder == hold.holder:
-                await self._store.keep_hold(current)
+                await self._store.keep_hold(replace(current, until=current.until + self._clock_was_set_by))
 
     async def release(self, wanted: ReleaseRequest) -> None:
         """Take a hold off the gate, in force at once and durable on return. See `Gate.release`; raises `StoreError`."""
@@ -107,6 +115,11 @@ class Gatekeeper:
             log.info(HOLD_RELEASED, holder=hold.holder, kind=str(hold.kind))
             await self._forget(hold)
 
+    @property
+    def _clock_was_set_by(self) -> float:
+        """Seconds: the next server knows the time of day only."""
+        return self.clock() - self.lease_clock()
+
     def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
         """Stand as the gate of a front does; nothing of it is kept here, and nothing runs out but there."""
         self.gate.mirror(holds, epoch)
@@ -115,13 +128,14 @@ class Gatekeeper:
     async def restore(self) -> None:
         """Have the holds that a previous server left behind; those that have run out meanwhile end now."""
         self.times.restore(await self._store.load_hold_times(MOST_HOLD_TIMES))
-        self.gate.restore(await self._store.load_holds())
+        kept = await self._store.load_holds()
+        self.gate.restore([replace(hold, until=hold.until - self._clock_was_set_by) for hold in kept])
         await self.expire()
         self.times.note(self.gate.holds, self.clock())
 
     async def expire(self) -> None:
         """End every hold whose time is over."""
-        expired = self.gate.expire(self.clock())
+        expired = self.gate.expire(self.lease_clock())
         if expired:
             self.look_again()
         for hold in expired:
@@ -142,7 +156,7 @@ class Gatekeeper:
             if next_end is None:
                 await changed
             else:
-                await within(max(0.0, min(next_end - self.clock(), _LONGEST_LOOK_S)), changed)
+                await within(max(0.0, min(next_end - self.lease_clock(), _LONGEST_LOOK_S)), changed)
 
     async def forget_left(self) -> None:
         """Note that engines which holds had left paused work again. Raises `StoreError`."""

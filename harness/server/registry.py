@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.credentials import is_same
 from harness.errors import GateClosed, MalformedRequest, SessionClosing, SessionDamaged, SessionNotFound, StoreError
-from harness.machine.clock import Clock
+from harness.machine.clock import Clock, steady
 from harness.machine.log import get_logger
 from harness.server.admitted import AdmittedTurns
 from harness.server.held_sessions import HeldSessions
@@ -68,6 +68,7 @@ class SessionRegistry:
         turns: AdmittedTurns,
         clock: Clock = time.time,
         *,
+        idle_clock: Clock | None = None,
         drain_grace_s: float,
         is_comparable: IsComparable = lambda _: True,
         idle_ttl_s: float | None = None,
@@ -81,7 +82,7 @@ class SessionRegistry:
         self._clock = clock
         self._drain_grace_s = drain_grace_s
         self._idle_ttl_s = idle_ttl_s
-        self._held = HeldSessions(store, metrics, clock, is_comparable, idle_page_out_s)
+        self._held = HeldSessions(store, metrics, idle_clock or steady(clock), is_comparable, idle_page_out_s)
         self._shard = shard
         self._tracer = tracer
         self._quarantined: dict[str, DamagedSession] = {}

@@ -144,7 +144,7 @@ class Front:
     ) -> GateReport:
         """How the gate stands, once every shard has been told, or had its time."""
         told = await self._links.ask(ShardLink.tell, VERB_S)
-        gate, now = self._gatekeeper.gate, self._gatekeeper.clock()
+        gate, now = self._gatekeeper.gate, self._gatekeeper.lease_clock()
         counts = add_counts(told.answers.values())
         return GateReport(
             state=gate.state,

@@ -12,6 +12,8 @@ number of header lines, of any length, at any pace, and hold an answer for ever 
 - requests do not overlap. One that comes before the answer to the last is not read, nor is anything behind it, and the
   connection ends with that answer; an agent that leaves is noticed in any case. (uvicorn queues such requests, stops
   reading, and tells only the last one that its client has left.)
+- an offer to speak another protocol is declined, and the request served. (Java's client offers HTTP/2 with its first
+  request; uvicorn's parser then takes the body for that protocol.)
 
 Times are looked at for all connections of a server together, four times in the shortest bound and once in a second at
 least, which costs a request nothing. The bound of
@@ -26,6 +28,7 @@ from http import HTTPStatus
 from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -159,8 +162,29 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._beside_body_bytes > 2 * FRAMING_BYTES:
                 _reset(self.transport)
             return
-        super().data_received(data)
+        self._parse(data)
         self._bound_rest()
+
+    def _parse(self, data: bytes) -> None:
+        """As upstream, but for a request that offers another protocol: its head is parsed again without the offer."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as offer:
+            if self._get_upgrade() is None:  # CONNECT, whose answer ends the connection
+                return
+            head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+            head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._head_bytes = self._header_lines = 0
+            self._parse(b"\r\n".join((*head, b"", b"")) + data[offer.args[0] :])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    @property
+    def _offers_other_protocol(self) -> bool:
+        return self.parser.should_upgrade() and self._get_upgrade() is not None
 
     def on_message_begin(self) -> None:
         """A request begins; one that does so before the answer to the last is not read."""
@@ -188,6 +212,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The body begins, if there is one."""
+        if self._offers_other_protocol:
+            return
         self._is_in_head = False
         self._arrives_since = self.loop.time()
         super().on_headers_complete()
@@ -200,6 +226,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete; another one may begin."""
+        if self._offers_other_protocol:
+            return
         self._arrives_since = self._ends_at = None
         self._head_bytes = self._header_lines = self._beside_body_bytes = 0
         self._is_in_head, self._has_moved = True, False

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import pytest
 import uvicorn
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -184,3 +185,54 @@ async def test_the_time_in_which_nobody_takes_a_body_is_not_its_senders():
             server.protocol().look(now)
         server.may_read.set()
         assert await agent.is_answered(b"\r\n0\r\n\r\n")
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAAAAMAAAAA\r\n"
+
+
+@pytest.mark.parametrize("pieces", ["at once", "head and body", "byte by byte"])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"content-length: 4\r\n", b"body"),
+        (b"transfer-encoding: chunked\r\n", b"4\r\nbody\r\n0\r\n\r\n"),
+        (b"", b""),
+    ],
+)
+async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_served(
+    framing: bytes, body: bytes, pieces: str
+):
+    """Java's client offers HTTP/2 with its first request; what follows on the connection is served as well."""
+    head = b"POST /x HTTP/1.1\r\nhost: x\r\n" + OFFER + framing + b"\r\n"
+    async with bounded() as server, server.connect() as agent:
+        server.may_read.set()
+        server.may_answer.set()
+        for _ in range(2):
+            sent = {"at once": [head + body], "head and body": [head, body]}.get(pieces, [])
+            for piece in sent or [bytes([byte]) for byte in head + body]:
+                agent.writer.write(piece)
+                await agent.writer.drain()
+                await asyncio.sleep(0)
+            assert await agent.is_answered()
+            taken = b"".join(server.pieces.get_nowait() for _ in range(server.pieces.qsize()))
+            assert taken == (b"body" if body else b"")
+
+
+@pytest.mark.parametrize("offer", [b"", OFFER])
+async def test_a_tunnel_is_a_request_without_a_body(offer: bytes):
+    """The application refuses it."""
+    async with bounded() as server, server.connect() as agent:
+        server.may_read.set()
+        server.may_answer.set()
+        agent.writer.write(b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        assert await asyncio.wait_for(agent.reader.read(100), PATIENCE_S)
+
+
+async def test_a_request_that_offers_another_protocol_is_bounded_as_any_other():
+    """Its head counts once, and another one behind it is not read."""
+    async with bounded() as server, server.connect() as agent:
+        offer = b"GET / HTTP/1.1\r\nhost: x\r\n" + OFFER
+        agent.writer.write(offer + b"x: y\r\n" * 200 + b"\r\n")
+        assert not await agent.is_answered()
+
+    assert [error.limit for error in server.refused] == ["header_lines"]

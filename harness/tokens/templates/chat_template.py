@@ -14,6 +14,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Self
 
+from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
 from harness.tokens.markers import GuardedMessages
@@ -26,7 +27,7 @@ from harness.tokens.syntaxes.unread import Unread
 from harness.tokens.templates.append_only import find_dependence, find_divergence
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
-from harness.tokens.templates.message_form import MessageForm
+from harness.tokens.templates.message_form import MessageForm, refusal_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
@@ -93,10 +94,13 @@ class ChatTemplateTokenizer:
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         """Ids of the whole prompt for the assistant's next turn.
 
-        Raises `MalformedRequest` when the template refuses the messages.
+        Raises `MalformedRequest` when the template refuses the messages, naming a call that it cannot take.
         """
         guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
-        return guard.encode(self.template.render(guard.messages, guard.tools))
+        try:
+            return guard.encode(self.template.render(guard.messages, guard.tools))
+        except MalformedRequest as error:
+            raise refusal_of(messages, error.message) from error
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Self
 
+from harness.errors import MalformedRequest
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
@@ -104,6 +105,16 @@ class MessageForm:
         if self.short_call_ids and "tool_call_id" in message:
             formed["tool_call_id"] = _short_id(str(message["tool_call_id"]))
         return formed
+
+
+def refusal_of(messages: Sequence[Message], said: str) -> MalformedRequest:
+    """What a family's refusal is to a client, naming the first call whose arguments are no JSON object, if any."""
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            if not isinstance(_argument_object(call["function"]["arguments"]), dict):
+                field = f"messages[{i}].tool_calls[{j}].function.arguments"
+                return MalformedRequest(f"{field}: expected a JSON object ({said})", param=field)
+    return MalformedRequest(said, param="messages")
 
 
 def _fold(messages: Sequence[Message], hidden: Set[str]) -> list[Message]:

@@ -31,7 +31,7 @@ from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput, tool_call
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.chat_template import DESCRIBED_TRANSITIONS, MOST_BOUND, ChatTemplateTokenizer
-from harness.tokens.templates.message_form import MessageForm
+from harness.tokens.templates.message_form import MessageForm, refusal_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
@@ -70,9 +70,7 @@ class RenderersTokenizer:
                 _plain(guard.messages), tools=_plain(guard.tools) or None, add_generation_prompt=True
             )
         except Exception as error:  # of a foreign program over messages it was not written for
-            raise MalformedRequest(
-                f"the renderer {self.name} refuses these messages: {error}", param="messages"
-            ) from error
+            raise refusal_of(messages, f"the renderer {self.name} refuses these messages: {error}") from error
         return list(ids)
 
     @property

@@ -305,6 +305,21 @@ def test_a_template_that_writes_a_tag_for_each_argument_gets_them_as_an_object()
     assert template.reads_calls
 
 
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "text", '{"a": "\\ud800"}'])
+def test_a_malformed_call_in_a_history_is_rendered_or_refused_by_name(arguments):
+    """With message, call and field; a template that takes texts gets it as it was sampled."""
+    good, bad = (
+        {"id": f"c{i}", "type": "function", "function": {"name": "add", "arguments": text}}
+        for i, text in enumerate(('{"a": 2}', arguments))
+    )
+    messages = [user("hi"), assistant("") | {"tool_calls": [good]}, assistant("") | {"tool_calls": [good, bad]}]
+
+    with pytest.raises(MalformedRequest, match=r"^messages\[2\]\.tool_calls\[1\]\.function\.arguments: ") as caught:
+        ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(TAGGED)).render_ids(messages, [])
+    assert caught.value.param == "messages[2].tool_calls[1].function.arguments"
+    assert arguments in toy_tokenizer().decode(toy_template().render_ids(messages, []))
+
+
 def with_tokens(*texts: str, ends: Sequence[str] = ("<|im_end|>",)) -> Tokenizer:
     """The toy tokenizer with further added tokens, none of them special."""
     raw = RawTokenizer.from_str(toy_tokenizer()._raw.to_str())

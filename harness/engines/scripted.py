@@ -341,7 +341,7 @@ class ScriptedEngine:
         input_ids, params = request.input_ids, request.params
         budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
         ids = self._ids(step, request)
-        stops = StopStrings(self._tokenizer.decode, params.stop)
+        stops = StopStrings(self._tokenizer.decode, params.stop, self._tokenizer.byte_ids)
         detector = None
         if self._repeat_guard is not None:
             detector = RepeatDetector(self._repeat_guard, object_key_ids(self._tokenizer))

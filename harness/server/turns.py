@@ -284,7 +284,9 @@ class TurnService:
                 self.engine,
                 self.gatekeeper,
                 self.live,
-                Endings(tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early),
+                Endings(
+                    tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early, tokenizer.byte_ids
+                ),
                 self.settings,
                 self._request_ids,
                 session,

@@ -24,7 +24,7 @@ partial for prompt. So whatever an engine decides by its own output is decided h
 Pure: the server asks the engine, waits at the gate and decides when to give up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -64,6 +64,8 @@ class Endings(NamedTuple):
     decode: Callable[[Sequence[int]], str]
     may_stop_early: bool = True
     """A stop string counts among the first `min_new_tokens` too."""
+    byte_ids: frozenset[int] = frozenset()
+    """See `Tokenizer.byte_ids`."""
 
 
 class Broken(NamedTuple):
@@ -181,7 +183,9 @@ class Output:
         if self.finish is not FinishReason.ABORT and len(self.segments) <= 1:
             return self
         least = 0 if endings.may_stop_early else params.min_new_tokens
-        match = first_stop_string(self.ids, params.stop, endings.decode, least=least, searched=self.searched)
+        match = first_stop_string(
+            self.ids, params.stop, endings.decode, least=least, searched=self.searched, byte_ids=endings.byte_ids
+        )
         if match is not None:
             return self._cut(match.end, match.text)
         searched = replace(self, searched=int(self.ids.size))
@@ -281,7 +285,13 @@ class StopMatch(NamedTuple):
 
 
 def first_stop_string(
-    ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str], *, least: int = 0, searched: int = 0
+    ids: TokenIds,
+    stop: Sequence[str],
+    decode: Callable[[Sequence[int]], str],
+    *,
+    least: int = 0,
+    searched: int = 0,
+    byte_ids: Container[int] = (),
 ) -> StopMatch | None:
     """The first stop string that `ids` complete behind the first `least`, joints between requests included.
 
@@ -291,11 +301,16 @@ def first_stop_string(
     if not stop:
         return None
     start = max(0, searched - max(map(len, stop)) * _IDS_PER_CHARACTER - _CONTEXT_IDS)
+    while start and int(ids[start]) in byte_ids:  # a run is one text
+        start -= 1
     text = decode(ids[start:].tolist())
-    if not any(each in text for each in stop):
+    is_plain = (
+        not byte_ids or "\N{REPLACEMENT CHARACTER}" not in text
+    )  # else a run may have been text before it went on
+    if is_plain and not any(each in text for each in stop):
         return None
     # It is there, or nearly so: which token completes it is found by going through them one by one.
-    strings = StopStrings(decode, stop)
+    strings = StopStrings(decode, stop, byte_ids)
     for position, token_id in enumerate(ids.tolist(), start=1):
         matched = strings.push(token_id)
         if matched is not None and position > least:

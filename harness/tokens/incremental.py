@@ -3,29 +3,39 @@
 Decoding a growing list of ids from its start each time would cost quadratic time; decoding each id alone breaks
 characters that span tokens. `IncrementalDecoder` decodes a short window: the ids whose text is not final yet, with
 some finished ids before them for context. Cost per token is constant.
+
+To a tokenizer that falls back to bytes, a run of single bytes is one text, or none: such a run waits for its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 _LONGEST_WINDOW = 16  # ids; then it is cut back
 _SHORTEST_WINDOW = 8  # ids: those of a character that is pending, and context; sub-word decoders look to their left
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4  # bytes
 
 
 class IncrementalDecoder:
     """Yields the text of a growing id sequence as soon as it is final.
 
     However the ids are cut, the texts put together are the decoding of all ids. Bytes at the end that are not a
-    character yet decode to one replacement character, so that is all that waits.
+    character yet decode to one replacement character, so that is all that waits; `byte_ids` wait as a run.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], byte_ids: Container[int] = ()) -> None:
         self._decode = decode
+        self._byte_ids = byte_ids
+        self._run: list[int] = []
         self._window: list[int] = []
         self._given = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became final with `ids`; the beginning of an incomplete character waits."""
+        ids = [*self._run, *ids]
+        end = len(ids)
+        while end and ids[end - 1] in self._byte_ids:
+            end -= 1
+        ids, self._run = ids[:end], ids[end:]
         if not ids:
             return ""
         self._window.extend(ids)
@@ -40,27 +50,53 @@ class IncrementalDecoder:
 
     def end(self) -> str:
         """The text that waited, as nothing follows it; what is pushed afterwards is decoded by itself."""
-        text = self._decode(self._window)[self._given :] if self._window else ""
-        self._window, self._given = [], 0
+        waiting = [*self._window, *self._run]
+        text = self._decode(waiting)[self._given :] if waiting else ""
+        self._window, self._run, self._given = [], [], 0
         return text
 
 
 class StopStrings:
     """Tells at which token a generation completes one of its stop strings."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
-        self._decoder = IncrementalDecoder(decode)
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], byte_ids: Container[int] = ()
+    ) -> None:
+        self._decode = decode
+        self._byte_ids = byte_ids
+        self._decoder = IncrementalDecoder(decode, byte_ids)
         self._stop = tuple(stop)
         self._tail_length = max((len(text) for text in self._stop), default=0)
         self._tail = ""
+        self._in_run: str | None = None
+        """The tail as a run of bytes goes on, were it to end here; None outside of one."""
+        self._character: list[int] = []
+        """Bytes of the run that are no character yet; more than there can be once the run is no text."""
 
     def push(self, token_id: int) -> str | None:
         """The stop string that the text contains since `token_id`, None while there is none."""
         if not self._stop:
             return None
-        known = len(self._tail)
-        text = self._tail + self._decoder.push([token_id])
-        self._tail = text[-self._tail_length :]
-        places = {stop: text.find(stop, max(0, known - len(stop) + 1)) for stop in self._stop}
+        final = self._decoder.push([token_id])
+        if token_id in self._byte_ids:
+            return self._push_byte(token_id)
+        self._in_run, self._character = None, []
+        self._tail, found = self._search(self._tail, final)
+        return found
+
+    def _push_byte(self, token_id: int) -> str | None:
+        if len(self._character) < _LONGEST_CHARACTER:
+            self._character.append(token_id)
+        text = self._decode(self._character)
+        if _REPLACEMENT in text:
+            return None
+        self._character = []
+        self._in_run, found = self._search(self._tail if self._in_run is None else self._in_run, text)
+        return found
+
+    def _search(self, before: str, new: str) -> tuple[str, str | None]:
+        """The end of the text with `new`, and the stop string in it that begins first."""
+        text = before + new
+        places = {stop: text.find(stop, max(0, len(before) - len(stop) + 1)) for stop in self._stop}
         found = [stop for stop in self._stop if places[stop] >= 0]
-        return min(found, key=places.__getitem__) if found else None
+        return text[-self._tail_length :], min(found, key=places.__getitem__) if found else None

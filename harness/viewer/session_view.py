@@ -123,7 +123,7 @@ class TurnView:
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:
         """Every sampled token of the output; none where the record has no columns."""
-        decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode)
+        decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode, tokenizer.byte_ids)
         if decoder is not None:
             decoder.push(self.context_ids[-_CONTEXT:])
         versions = iter(self.versions)

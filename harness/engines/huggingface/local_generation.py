@@ -35,6 +35,8 @@ class StopRules(NamedTuple):
     decode: Callable[[Sequence[int]], str]
     new_detector: Callable[[], RepeatDetector | None] = lambda: None
     """The repeat guard's state for one more output; None while there is no guard."""
+    byte_ids: frozenset[int] = frozenset()
+    """See `Tokenizer.byte_ids`."""
 
 
 class SampledToken(NamedTuple):
@@ -97,7 +99,7 @@ class LocalGeneration:
         self.tokens = TokenSequence(buffer, known, logits_from, request.session_id)
         self.sampled: list[SampledToken] = []
         self._versions: list[VersionSpan] = []
-        self._stop_strings = StopStrings(rules.decode, params.stop)
+        self._stop_strings = StopStrings(rules.decode, params.stop, rules.byte_ids)
         self._matched_stop: int | str | None = None
         self._detector = rules.new_detector()
         if self._detector is not None:

@@ -241,7 +241,7 @@ class HuggingFaceTokenProvider:
         scheduler = Scheduler(BatchLimits(self._max_batch, self._step_tokens, kv_tokens, self._shares_prefixes))
         context_length = min(model.facts.context_length, kv_tokens)
         self._object_key_ids = object_key_ids(tokenizer)
-        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode)
+        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode, byte_ids=tokenizer.byte_ids)
         if self._repeat_guard is not None:
             rules = rules._replace(new_detector=partial(RepeatDetector, self._repeat_guard, self._object_key_ids))
         return LocalEngine(model, scheduler, rules, version=self._version)

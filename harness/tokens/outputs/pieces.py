@@ -34,8 +34,7 @@ class PieceCutter:
 
     def __init__(self, markers: Markers) -> None:
         self._markers = markers
-        self._bytes: list[int] = []  # a run of single bytes is decoded as one, or is no text as one
-        self._decoder = IncrementalDecoder(markers.decode)
+        self._decoder = IncrementalDecoder(markers.decode, markers.byte_ids)
         self._waiting = ""
 
     def push(self, ids: Sequence[int]) -> list[Piece]:
@@ -47,12 +46,7 @@ class PieceCutter:
             pieces += self._end_text(ids[begin:position])
             pieces.append(Piece(by_id[ids[position]], is_marker=True))
             begin = position + 1
-        text_ids = [*self._bytes, *ids[begin:]]
-        end = len(text_ids)
-        while end and text_ids[end - 1] in self._markers.byte_ids:
-            end -= 1
-        self._bytes = text_ids[end:]
-        text = self._decoder.push(text_ids[:end])
+        text = self._decoder.push(ids[begin:])
         return pieces + (self._cut(text) if text else [])
 
     def end(self) -> list[Piece]:
@@ -60,9 +54,9 @@ class PieceCutter:
         return self._end_text(())
 
     def _end_text(self, ids: Sequence[int]) -> list[Piece]:
-        text = self._decoder.push([*self._bytes, *ids]) + self._decoder.end()
+        text = self._decoder.push(ids) + self._decoder.end()
         pieces = self._cut(text)
-        waiting, self._waiting, self._bytes = self._waiting, "", []
+        waiting, self._waiting = self._waiting, ""
         return [*pieces, Piece(waiting)] if waiting else pieces
 
     def _cut(self, text: str) -> list[Piece]:

@@ -119,7 +119,7 @@ def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
 
 def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
     """The tokens of a turn: those of its context, then those of its output with their logprobs."""
-    decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode)
+    decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode, tokenizer.byte_ids)
 
     def text_of(token_id: int) -> str | None:
         return decoder.push([token_id]) if decoder and tokenizer and token_id in tokenizer else None

@@ -23,6 +23,7 @@ from harness.types import (
     as_logprobs,
 )
 from tests.builders import EOS, toy_tokenizer
+from tests.unit.tokens.test_incremental import FALLBACK
 
 PROMPT = as_ids([1, 2])
 PARAMS = SamplingParams(max_new_tokens=100, seed=5)
@@ -206,6 +207,20 @@ def test_a_stop_string_is_found_wherever_the_joints_are(words, cuts):
             output = output.join(part).end_as_whole(params, ENDINGS)
 
     assert output.ids.size == (len(ids) if whole is None else whole.end)
+
+
+@pytest.mark.parametrize("rest", [[], [0xFF], [ord("x")]])
+@pytest.mark.parametrize("searched", [0, 300])
+def test_a_stop_string_of_bytes_is_found_however_long_their_run_is(searched: int, rest: list[int]):
+    """A search that begins inside a run would read all of it as no text."""
+    ids = [*"日本".encode() * 50, *"🛑".encode(), *rest]
+
+    found = first_stop_string(
+        as_ids(ids), ["🛑"], FALLBACK.decode, searched=min(searched, len(ids) - 1), byte_ids=FALLBACK.byte_ids
+    )
+
+    assert found is not None
+    assert found.end == 304
 
 
 def test_a_turn_that_is_cut_often_is_searched_once():

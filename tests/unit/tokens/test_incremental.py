@@ -1,6 +1,7 @@
 """Text that appears token by token: the same text in the end, stop strings at the right token, constant work."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 from hypothesis import example, given
@@ -52,6 +53,83 @@ def test_no_text_is_given_out_before_it_is_final(text, sizes):
     for i in range(len(tokenizer.pieces)):
         said += decoder.push([i])
         assert text.startswith(said)
+
+
+BYTES_AT = 256
+"""Ids below it are bytes; those above are a text each."""
+
+
+class FallbackTokenizer:
+    """Falls back to bytes as SentencePiece does: a run of bytes is one text, or a replacement character for each."""
+
+    byte_ids = frozenset(range(BYTES_AT))
+    texts = (*"ab 日", "stop")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        texts = []
+        for is_byte, run in groupby(ids, key=self.byte_ids.__contains__):
+            if not is_byte:
+                texts += [self.texts[each - BYTES_AT] for each in run]
+                continue
+            raw = bytes(run)
+            try:
+                texts.append(raw.decode())
+            except UnicodeDecodeError:
+                texts.append("\N{REPLACEMENT CHARACTER}" * len(raw))
+        return "".join(texts)
+
+
+FALLBACK = FallbackTokenizer()
+FALLBACK_IDS = st.lists(
+    st.one_of(
+        st.integers(BYTES_AT, BYTES_AT + len(FALLBACK.texts) - 1).map(lambda each: [each]),
+        st.sampled_from(["🛑", "〈end〉", "日a", "é"]).map(lambda text: list(text.encode())),
+        st.integers(0, BYTES_AT - 1).map(lambda byte: [byte]),
+    ),
+    max_size=30,
+).map(lambda parts: [each for part in parts for each in part])
+
+
+@given(FALLBACK_IDS, PIECES)
+@example(list("日🛑".encode()) + [0xF0] * 20 + [BYTES_AT], [1])
+def test_bytes_that_a_tokenizer_falls_back_to_are_one_text(ids, sizes):
+    """However the ids are cut: a run of them is read as a whole."""
+    decoder, said, begin = IncrementalDecoder(FALLBACK.decode, FALLBACK.byte_ids), "", 0
+    while begin < len(ids):
+        size = sizes[begin % len(sizes)]
+        said += decoder.push(ids[begin : begin + size])
+        assert FALLBACK.decode(ids).startswith(said)
+        begin += size
+
+    assert said + decoder.end() == FALLBACK.decode(ids)
+
+
+@given(FALLBACK_IDS, st.lists(st.sampled_from(["🛑", "〈end〉", "日", "aé", "日a", "stop", "b 日🛑"]), max_size=3))
+@example(list("a🛑".encode()), ["🛑"])
+@example([*"〈end".encode(), *"〉".encode(), BYTES_AT], ["〈end〉"])
+@example([0xFF, *"🛑".encode(), BYTES_AT], ["🛑"])
+def test_a_stop_string_of_bytes_is_found_at_the_byte_that_completes_it(ids, stops):
+    """Though the run may go on, and be no text then."""
+    search = StopStrings(FALLBACK.decode, stops, FALLBACK.byte_ids)
+    found = next((n for n, token_id in enumerate(ids, start=1) if search.push(token_id) is not None), None)
+
+    assert found == naive_stop(FALLBACK.decode, ids, stops)
+
+
+def test_work_per_byte_does_not_grow():
+    """A script of which the vocabulary has no character is one run, however long the text is (I11)."""
+    decoded: list[int] = []
+
+    def counting(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return FALLBACK.decode(ids)
+
+    search = StopStrings(counting, ["never said"], FALLBACK.byte_ids)
+    ids = list("ภาษาไทย".encode()) * 100
+    for token_id in ids:
+        search.push(token_id)
+
+    assert sum(decoded) <= 4 * len(ids)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=5), max_size=30))

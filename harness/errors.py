@@ -16,6 +16,7 @@
     │   ├── ResponseNotFound       404, no answer of the session has this id
     │   │   └── PreviousResponseNotFound   400, `previous_response_not_found`
     │   ├── MethodNotAllowed       405
+    │   ├── EncodingRefused        415, a body that is packed in a way the server does not read
     │   ├── UpgradeRefused         426, a WebSocket
     │   ├── Misdirected            421, the front of shards cannot answer it: names the shard that can
     │   ├── HoldNotFound           404, nothing to release at the gate
@@ -130,6 +131,13 @@ class RequestError(HarnessError):
 
 class MalformedRequest(RequestError):
     """Not JSON, a wrong type, an unknown role, an option that is not offered."""
+
+
+class EncodingRefused(RequestError):
+    """The header `content-encoding` of a request names an encoding that the server does not read."""
+
+    status = 415
+    code = "encoding_refused"
 
 
 class OverLimit(RequestError):

@@ -304,10 +304,8 @@ def first_stop_string(
     while start and int(ids[start]) in byte_ids:  # a run is one text
         start -= 1
     text = decode(ids[start:].tolist())
-    is_plain = (
-        not byte_ids or "\N{REPLACEMENT CHARACTER}" not in text
-    )  # else a run may have been text before it went on
-    if is_plain and not any(each in text for each in stop):
+    is_final = "\N{REPLACEMENT CHARACTER}" not in text  # else bytes may have been a text until more came
+    if is_final and not any(each in text for each in stop):
         return None
     # It is there, or nearly so: which token completes it is found by going through them one by one.
     strings = StopStrings(decode, stop, byte_ids)

@@ -16,6 +16,7 @@ from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import BodyTooLarge, MalformedRequest, TooSlow
 from harness.samples.delivery import DEPRECATED_SELECTIONS, TRAINABLE_ROLES, TRAINED_ROLES, Selection
 from harness.samples.roles import Role
+from harness.server.http.packed_body import unpack_body
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
@@ -127,11 +128,12 @@ _renewals = msgspec.json.Decoder(RenewRequest)
 async def read_body(request: Request, limits: RequestLimits, count: Callable[[int], None] | None = None) -> bytes:
     """The request body. Raises `BodyTooLarge` as soon as it is known to be too long, `TooSlow` when it takes too long.
 
-    Its bytes are told to `count` as they arrive, which may refuse them.
+    One that is packed (`content-encoding`) is unpacked within the same bounds. Its bytes are told to `count` as they
+    arrive, and as they are unpacked, which may refuse them. Raises `EncodingRefused`, `MalformedRequest`.
 
     A body of a length that its header declares too long is not read; one that declares none is read up to the limit.
     """
-    declared = request.headers.get("content-length", "")
+    declared, encoding = request.headers.get("content-length", ""), request.headers.get("content-encoding", "")
     chunks: list[bytes] = []
     size_bytes = 0
     if not declared.isdecimal() or (len(declared) <= _SHOWN and int(declared) <= limits.body_bytes):
@@ -145,7 +147,12 @@ async def read_body(request: Request, limits: RequestLimits, count: Callable[[in
                     if count is not None:
                         count(len(chunk))
                 else:
-                    return b"".join(chunks)
+                    body = b"".join(chunks)
+                    if encoding.strip().lower() not in ("", "identity"):
+                        body = await unpack_body(body, encoding.strip().lower(), limits.body_bytes)
+                        if count is not None:
+                            count(max(0, len(body) - size_bytes))
+                    return body
         except TimeoutError as error:
             raise TooSlow(
                 f"body: expected within {limits.body_seconds} s (the server's limit `body_seconds`)",

@@ -1,0 +1,70 @@
+"""Request bodies that come packed: gzip and zstd, unpacked in another thread up to the size that a body may have.
+
+A few bytes unpack to many, so what comes out is bounded and not what came in; so is the memory that a frame of zstd may
+ask for.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from io import BytesIO
+
+from harness.errors import BodyTooLarge, EncodingRefused, MalformedRequest
+
+_GZIP = 16 + zlib.MAX_WBITS
+_ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 has every decoder support
+_PIECE_BYTES = 256  # of zstd, which unpack to 8 MiB at most: a block of 128 KiB has 4 bytes at least
+
+
+async def unpack_body(packed: bytes, encoding: str, most_bytes: int) -> bytes:
+    """The body that was `packed`; raises `EncodingRefused`, `BodyTooLarge`, or `MalformedRequest` for no such data."""
+    unpack = _UNPACKERS.get(encoding)
+    if unpack is None:
+        raise EncodingRefused(
+            f"content-encoding: expected {' or '.join(_UNPACKERS)}, or none; got {encoding[:64]!r}",
+            param="content-encoding",
+        )
+    body = await asyncio.to_thread(unpack, packed, most_bytes + 1)
+    if len(body) > most_bytes:
+        raise BodyTooLarge(
+            f"body: expected at most {most_bytes} bytes once unpacked (the server's limit `body_bytes`), got more",
+            limit="body_bytes",
+        )
+    return body
+
+
+def _unpack_gzip(packed: bytes, most_bytes: int) -> bytes:
+    member = zlib.decompressobj(_GZIP)
+    try:
+        body = member.decompress(packed, most_bytes)
+    except zlib.error as error:
+        raise _not_packed("gzip", error) from error
+    if len(body) < most_bytes and (not member.eof or member.unused_data):
+        raise _not_packed("gzip", "it is not one whole member")
+    return body
+
+
+def _unpack_zstd(packed: bytes, most_bytes: int) -> bytes:
+    import zstandard  # here, because few clients pack their bodies
+
+    frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+    body, source = bytearray(), BytesIO(packed)
+    try:
+        while len(body) < most_bytes and not frame.eof and (piece := source.read(_PIECE_BYTES)):
+            body += frame.decompress(piece)
+    except zstandard.ZstdError as error:
+        raise _not_packed("zstd", error) from error
+    if len(body) < most_bytes and (not frame.eof or frame.unused_data or source.read(1)):
+        raise _not_packed("zstd", "it is not one whole frame")
+    return bytes(body)
+
+
+_UNPACKERS: Mapping[str, Callable[[bytes, int], bytes]] = {
+    "gzip": _unpack_gzip,
+    "x-gzip": _unpack_gzip,
+    "zstd": _unpack_zstd,
+}
+
+
+def _not_packed(encoding: str, why: object) -> MalformedRequest:
+    return MalformedRequest(f"body: expected {encoding} data, as content-encoding says: {why}", param="body")

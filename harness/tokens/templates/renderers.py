@@ -51,9 +51,11 @@ class RenderersTokenizer:
         self.tokenizer = template.tokenizer
         self._template = template
         self._bound: dict[str, ChatTokenizer] = {}
+        self._bridges_only = False
         form = template.form
         self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
-        self._renderer = _build(name, TokenizerView(self.tokenizer))
+        self._variables = template.template.variables
+        self._renderer = _build(name, TokenizerView(self.tokenizer), self._variables)
         self._suffixes = KeptSuffixes(
             self.tokenizer,
             template.end_ids,
@@ -63,6 +65,8 @@ class RenderersTokenizer:
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         """Ids of the whole prompt. Raises `MalformedRequest` when the renderer refuses the messages."""
+        if self._bridges_only:
+            return self._template.render_ids(messages, tools)
         guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
         renderer = self._renderer_for(guard)
         try:
@@ -90,14 +94,22 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
-        """See `ChatTokenizer`; a renderer that then writes something else than the template gives way to it."""
+        """See `ChatTokenizer`; a renderer that then writes something else than the template bridges turns only.
+
+        Qwen3's, told not to think, writes an empty thought into earlier answers: as they were sampled, not as rendered.
+        """
         key = json.dumps(variables, sort_keys=True)
         if variables and key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
             template = self._template.with_variables(variables)
-            renderer = RenderersTokenizer(self.name, template)
-            self._bound[key] = template if renderer.differs_from_template() else renderer
+            try:
+                renderer = RenderersTokenizer(self.name, template)
+            except TokenizerError:  # over a value that only the template takes
+                self._bound[key] = template
+            else:
+                renderer._bridges_only = renderer.differs_from_template()
+                self._bound[key] = renderer if renderer._bridges_as_template() else template
         return self._bound[key] if variables else self
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
@@ -186,9 +198,16 @@ class RenderersTokenizer:
         """A bridge behind a dummy that did not end itself; the renderer is told nothing else of what was before."""
         return self._bridge(self.render_ids([_USER], tools), self.tokenizer.encode("text"), messages, tools)
 
+    def _bridges_as_template(self) -> bool:
+        ids = self._dummy_ids([_USER], ())
+        whole = self._template.render_ids([_USER, {"role": "assistant", "content": "text"}, _USER], ())
+        return ids is not None and whole[-len(ids) :] == ids
+
     def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
         """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""
-        return _build(self.name, TokenizerView(self.tokenizer, guard)) if guard.has_markers else self._renderer
+        if not guard.has_markers:
+            return self._renderer
+        return _build(self.name, TokenizerView(self.tokenizer, guard), self._variables)
 
 
 class TokenizerView:
@@ -242,13 +261,18 @@ def renderer_names() -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("auto", "default", "custom"))
 
 
-def _build(name: str, view: TokenizerView) -> "Renderer":
-    """The renderer `name` on a tokenizer. Raises `TokenizerError` when there is none, or markers are missing."""
+def _build(name: str, view: TokenizerView, variables: Mapping[str, Any]) -> "Renderer":
+    """The renderer `name` on a tokenizer, with those `variables` of the template that it has, too.
+
+    Raises `TokenizerError` when there is none, markers are missing, or a value is not the renderer's.
+    """
     if name not in renderer_names():
         raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
     kind = renderer_class(name)
     try:
-        renderer: Renderer = kind(view, _config(name))
+        config = _config(name)
+        known = {each: value for each, value in variables.items() if each in type(config).model_fields}
+        renderer: Renderer = kind(view, type(config).model_validate({**config.model_dump(), **known}))
     except Exception as error:  # of a foreign program whose markers this vocabulary may lack
         raise TokenizerError(f"the renderer {name!r} does not fit this tokenizer: {error}") from error
     return renderer

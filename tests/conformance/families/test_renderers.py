@@ -222,6 +222,25 @@ def test_calls_in_a_syntax_that_only_a_renderer_knows_are_read_by_it(family):
 
 
 @QWEN3
+@pytest.mark.parametrize("thinks", [True, False])
+def test_turns_are_bridged_with_variables_too(family, thinks):
+    """A session that sets one stays one branch; prompts say what the template says."""
+    chat = family.chat.with_variables({"enable_thinking": thinks})
+    template = family.template.with_variables({"enable_thinking": thinks})
+    asked, answered = {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}
+    prompt = chat.render_ids([asked], [])
+    output = [*chat.tokenizer.encode("two"), chat.end_of_turn_id]
+    behind = chat.extend_ids(SampledTurn(answered, output, prompt), [asked], [])
+    empty = "<think>\n\n</think>\n\n"
+
+    assert chat.tokenizer.decode(prompt).endswith(empty) == (not thinks)
+    assert behind is not None
+    assert prompt == template.render_ids([asked], [])
+    assert [output[-1], *behind] == template.render_ids([asked, answered, asked], [])[-len(behind) - 1 :]
+    assert chat is family.chat.with_variables({"enable_thinking": thinks})
+
+
+@QWEN3
 def test_a_name_chooses_a_renderer_and_none_the_template(family):
     """A renderer of another family is refused, or described as what it is."""
     assert isinstance(open_chat_tokenizer(family.folder, renderer="none"), ChatTemplateTokenizer)

@@ -1,6 +1,17 @@
-"""`python -m harness` is the `harness` command."""
+"""`python -m harness` is the `harness` command: quiet when it is interrupted, while it is imported too."""
 
-from harness.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from harness.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("harness: interrupted\n")
+        sys.exit(2)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -41,6 +41,7 @@ def main(site: Path) -> int:
 def lay_out(pages: Path) -> None:
     """The sources of the site, in `pages`."""
     shutil.copytree(ROOT / "docs", pages / "docs", ignore=shutil.ignore_patterns("site"))
+    shutil.copytree(ROOT / "docs" / "site" / "iframe-worker", pages / "iframe-worker")
     for name in AROUND:
         (pages / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, pages / name)

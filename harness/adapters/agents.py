@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.errors import AdapterError, AgentError
-from harness.rollouts.agents.profile import PROFILE_FILE
+from harness.errors import AdapterError, ScenarioError
 from harness.rollouts.agents.programs import bundled_agent
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
@@ -29,7 +28,7 @@ A program acts for the model, which must not read the answer there; functions ar
 
 def is_script(name: str) -> bool:
     """Whether `name` is the path of a script or of a profile, by how it ends."""
-    return name.endswith((".py", PROFILE_FILE))
+    return name.endswith((".py", ".toml"))
 
 
 def find_script(name: str, option: str) -> Path:
@@ -37,7 +36,7 @@ def find_script(name: str, option: str) -> Path:
     script = Path(name)
     try:
         script = script if is_script(name) else bundled_agent(name)
-    except AgentError as error:
+    except ScenarioError as error:
         raise AdapterError(f"{option}: {error.message}") from error
     if not script.is_file():
         raise AdapterError(f"{option}: no agent script at {script}")

@@ -22,7 +22,8 @@ JUNIT_BEGINNING = '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="har
 _STYLE = (
     ":root{color-scheme:light dark;font:15px/1.4 system-ui,sans-serif}body{max-width:70rem;margin:2rem auto;"
     "padding:0 1rem}table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.15rem .8rem"
-    " .15rem 0;border-bottom:1px solid #8884;overflow-wrap:anywhere}img{background:#fff;max-width:100%}"
+    " .15rem 0;border-bottom:1px solid #8884;overflow-wrap:anywhere}"
+    "th{overflow-wrap:normal;white-space:nowrap}img{background:#fff;max-width:100%}"
 )
 _MARKUP = re.compile(r"[\\`*\[\]#|~$<>&@]|\b_+|_+\b|:(?=[^\s\d])")
 """Marks of Markdown, of HTML, and of what code hosts make links and pictures of."""

@@ -37,6 +37,7 @@ def draw(charts: Sequence[Chart], missing: list[str]) -> list[tuple[str, bytes]]
                 axes.hist(chart.values, bins=20)
                 axes.set_ylabel("count")
             axes.set_xlabel(chart.label)
+            axes.set_title(_plain(chart.title))
             file = BytesIO()
             figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
             pictures.append((chart.title, file.getvalue()))

@@ -93,6 +93,12 @@ def test_a_reader_without_a_network_sees_the_site(pages: dict[Path, Found]) -> N
     assert [address for page, address in loaded if not (page.parent / urldefrag(unquote(address))[0]).exists()] == []
 
 
+def test_a_page_that_is_opened_from_a_folder_finds_words(site: Path) -> None:
+    """The index is a script that pages load: a browser reads no other file of a folder."""
+    assert "SessionManager" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "iframe-worker/shim.js" in (site / "index.html").read_text(encoding="utf-8")
+
+
 def test_every_link_of_llms_txt_is_in_the_site(site: Path) -> None:
     """Each line has one, and says in a line what is behind it."""
     lines = (site / "docs/llms.txt").read_text(encoding="utf-8").splitlines()

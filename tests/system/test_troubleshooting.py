@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[Callable[[Path], None], list[str], int]] = {
     "A file is no store": (_text, ["show", "sessions.db"], 6),
     "A directory is no run": (_occupied, ["show", "out"], 4),
     "A server is not there": (_nothing, ["ctl", "status", "--server", "http://127.0.0.1:1"], 6),
-    "An agent is unknown": (_nothing, ["agent", "doctor", "claude"], 6),
+    "An agent is unknown": (_nothing, ["agent", "doctor", "claude"], 4),
     "A check of a run fails": (_failing_check, ["run", "mine", "--out", "out"], 1),
 }
 """By heading: what is there before, what is called, and how it exits."""

@@ -36,8 +36,16 @@ _COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cya
 class RunProgress:
     """Implements `harness.suite.run.batch.Progress`."""
 
-    def __init__(self, console: Console, *, is_resumed: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        is_resumed: bool,
+        silence_s: float = SILENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
+        self._silence_s = silence_s
         self._clock = clock
         self._is_resumed = is_resumed
         self._began_at = self._said_at = clock()
@@ -83,7 +91,7 @@ class RunProgress:
 
     def break_silence(self) -> None:
         """Say how the run stands, unless something was said a moment ago."""
-        if self._clock() - self._said_at >= SILENCE_S:
+        if self._clock() - self._said_at >= self._silence_s:
             self._print(f"[dim]{escape(self.standing.words(self._clock()))}[/]")
 
     def draw(self) -> RenderableType:
@@ -114,10 +122,10 @@ class RunProgress:
 
 
 @contextmanager
-def open_progress(*, is_resumed: bool) -> Iterator[RunProgress]:
+def open_progress(*, is_resumed: bool, silence_s: float = SILENCE_S) -> Iterator[RunProgress]:
     """Progress of a run, for the time of the block."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    progress = RunProgress(console, is_resumed=is_resumed)
+    progress = RunProgress(console, is_resumed=is_resumed, silence_s=silence_s)
     if console.is_terminal:
         with Live(get_renderable=progress.draw, console=console, transient=True, refresh_per_second=2):
             yield progress

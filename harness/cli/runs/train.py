@@ -46,6 +46,9 @@ _MetricsPort = Annotated[
     ),
 ]
 
+_SILENCE_S = 10.0
+"""After so long without a word a pipe gets one."""
+
 
 def train(
     scenario: _Scenario,
@@ -83,6 +86,7 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: st
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
+    from harness.cli.runs.progress import open_progress
     from harness.errors import HarnessError
     from harness.suite.exits import ExitCode, exit_code_of
     from harness.suite.run.interrupts import Interrupts
@@ -90,8 +94,8 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: st
 
     async def execute() -> "TrainReport":
         interrupts = Interrupts()
-        with interrupts.from_signals():
-            return await TrainRun(opened, steps, output.say, interrupts, metrics_port, otlp).execute()
+        with open_progress(is_resumed=False, silence_s=_SILENCE_S) as progress, interrupts.from_signals():
+            return await TrainRun(opened, steps, progress.say, interrupts, metrics_port, otlp).execute()
 
     try:
         report = uvloop.run(execute())

@@ -140,7 +140,8 @@ class ErrorAnswers:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
         self._metrics.error_answered(answer.code)
-        is_expected = isinstance(answer, UpgradeRefused)  # of clients that try that first
+        # Clients try an upgrade first, and `harness ctl` asks every server whether it is a router.
+        is_expected = isinstance(answer, UpgradeRefused) or path == "/router"
         if not is_expected:
             self._metrics.route_unknown(name_dialect(path))
         pattern = None if is_expected else self._unknown_routes.note(method, path)

@@ -134,6 +134,7 @@ class TrainRun:
             for step in range(learner.step, self.steps):
                 if self.interrupts.is_requested:
                     return
+                self.say(f"collecting and training step {step + 1} of {self.steps}")
                 trained = await pipeline.run(step, version=step)
                 figures = await journal.commit(trained, learner)
                 figures |= await publication.publish(learner)

@@ -1,12 +1,25 @@
 """What a user reads at the end of a run, and what a wrong command line says."""
 
+import asyncio
+import io
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from harness.cli.runs.progress import RunProgress
+from harness.server.settings import ServerSettings
 from harness.sessions.ledger import Ledger, Unknown
 from harness.viewer.terminal import ledger_words
+from tests.checkout import ROOT
 from tests.harness_command import harness, write_scenario
+from tests.logged import capture_logs
+from tests.session_servers.served import serving
+from tests.trained_scenario import write_trained_scenario
 
 pytestmark = pytest.mark.agent
 
@@ -88,6 +101,56 @@ def test_weights_of_a_model_that_has_none_are_refused_at_once(tmp_path: Path, mo
     assert refused.code == 4
     assert "expected a model with weights, got" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("--help",)])
+def test_an_interruption_during_the_imports_is_quiet(tmp_path: Path, arguments: tuple[str, ...]):
+    """Ctrl+C in the first moment, here from a module that is imported first."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = harness(*arguments, env={"PYTHONPATH": str(tmp_path)})
+
+    assert (ended.code, ended.stdout, ended.stderr) == (2, "", "harness: interrupted\n")
+
+
+async def test_the_example_of_the_readme_says_why_it_came_to_nothing(tmp_path: Path):
+    """Its rollout is data, whatever happened: the reason is printed beside the outcome."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [example] = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "SESSION_SERVER" in each]
+    async with serving(settings=ServerSettings(admin_token="right")) as client:
+        env = {**os.environ, "SESSION_SERVER": client.url, "HARNESS_ADMIN_TOKEN": "wrong"}
+        command = (sys.executable, "-c", example)
+        said = await asyncio.to_thread(
+            subprocess.run, command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        )
+
+    assert said.stdout.startswith("not_started no session: POST /sessions: 401 expected the admin token")
+
+
+async def test_a_look_at_the_status_of_a_server_raises_no_alarm():
+    """A plain server is asked whether it is a router."""
+    with capture_logs() as logs:
+        async with serving() as client:
+            ended = await asyncio.to_thread(harness, "ctl", "status", "--server", client.url)
+
+    assert ended.code == 0, ended.stderr
+    assert [line for line in logs if line["event"] == "route_not_found"] == []
+
+
+def test_training_says_in_a_pipe_what_it_does(tmp_path: Path):
+    """Each step when it begins; after ten seconds without a word, for how long."""
+    ended = harness("train", write_trained_scenario(tmp_path / "s"), "--steps", "2", "--out", tmp_path / "run")
+    said, now = io.StringIO(), iter((0.0, 1.0, 10.0, 11.5, 12.0))
+    progress = RunProgress(Console(file=said), is_resumed=False, silence_s=10.0, clock=lambda: next(now))
+    progress.say("collecting and training step 1 of 2")
+    progress.break_silence()
+    progress.break_silence()
+
+    assert ended.code == 0, ended.stderr
+    assert [line for line in ended.stderr.splitlines() if line.startswith("collecting")] == [
+        "collecting and training step 1 of 2",
+        "collecting and training step 2 of 2",
+    ]
+    assert said.getvalue().splitlines() == ["collecting and training step 1 of 2"]
 
 
 def test_a_budget_that_was_never_set_bounds_nothing():

@@ -200,6 +200,19 @@ def test_the_same_run_gives_the_same_report(run: RunDirectory, tmp_path: Path, e
     assert out.read_bytes() == first
 
 
+def test_charts_have_titles_and_heads_of_tables_do_not_break(run: RunDirectory, tmp_path: Path):
+    """Matplotlib notes every text beside its outline."""
+    out = tmp_path / "report.html"
+    report(run.path, out=out, plots=True)
+    page = out.read_text()
+    pictures = [base64.b64decode(each).decode() for each in re.findall(r"base64,([^\"]+)", page)]
+    titles = re.findall(r'<img alt="([^"]+)"', page)
+
+    assert len(pictures) == len(titles) > 1
+    assert [title for title, picture in zip(titles, pictures, strict=True) if f"<!-- {title} -->" not in picture] == []
+    assert "th{overflow-wrap:normal;white-space:nowrap}" in page
+
+
 def test_a_run_that_is_not_whole_says_what_is_missing(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

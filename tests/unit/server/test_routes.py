@@ -367,3 +367,12 @@ def test_a_client_retries_an_engine_that_may_do_better_next_time(kind: type[Engi
     answer = error_response(kind("so it was"), to_agent=True)
 
     assert (answer.status_code, answer.headers.get("x-should-retry")) == (502, None if may_retry else "false")
+
+
+async def test_an_address_that_a_client_states_for_itself_is_not_believed():
+    """Whoever reaches the port may send these; the base URL is that of the server, or the one that its operator set."""
+    stated = {"x-forwarded-proto": "https", "x-forwarded-for": "10.0.0.1", "x-forwarded-host": "evil.example"}
+    async with serving() as client:
+        answer = await client.http.post("/sessions", headers=stated)
+
+    assert answer.json()["base_url"].startswith(client.url)

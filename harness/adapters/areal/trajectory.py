@@ -22,7 +22,7 @@ _ALL_TOKENS = 10**8
 
 
 def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
-    """The columns of one trajectory: shape [tokens], and [] for the reward.
+    """The columns of one trajectory: shape [tokens], and [] for the reward and the repeat guard's signal.
 
     Args:
         sample: One branch of a session.
@@ -44,6 +44,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
         "proximal_logprobs": whole(sample.proximal_logprobs, 0, np.float32),
         "proximal_versions": whole(versions.proximal, NOT_SAMPLED, np.int32),
         "rewards": np.array(reward, dtype=np.float32),
+        "repeat_terminated": np.array(sample.repeat_terminated, dtype=np.int32),
     }
 
 

@@ -72,7 +72,12 @@ def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode, *, t
         **untrusted,
         **origin.metadata,
         **result,
-        STAMPS: {**ours.metadata, "weight": ours.weight, **_stamps(rollout)},
+        STAMPS: {
+            **ours.metadata,
+            "weight": ours.weight,
+            "repeat_terminated": ours.repeat_terminated,
+            **_stamps(rollout),
+        },
     }
     reward = stated_number(result.get("reward"))
     if reward is not None:

@@ -84,6 +84,7 @@ def output_fields(
         "outcome_detail": rollout.outcome.detail,
         "ledger": rollout.session["ledger"],
         "weight": 1.0 if sample is None else sample.weight,
+        "repeat_terminated": 0 if sample is None else sample.repeat_terminated,
     }
     extra: Json = {
         "turn_scores": [],

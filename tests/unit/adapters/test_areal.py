@@ -74,7 +74,7 @@ async def test_a_trajectory_has_areals_columns_and_the_proximal_ones() -> None:
     sampled = made["versions"][0] >= 0
     assert made.keys() == {
         *("input_ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards"),
-        *("proximal_logprobs", "proximal_versions"),
+        *("proximal_logprobs", "proximal_versions", "repeat_terminated"),
     }
     assert {str(column.dtype) for column in made.values()} == {"torch.int32", "torch.float32", "torch.bool"}
     assert 0 < sampled.sum() < len(sampled)

@@ -88,7 +88,12 @@ class FaultProxy:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None)
         self._http = await self._stack.enter_async_context(
-            aiohttp.ClientSession(timeout=timeout, auto_decompress=False, trust_env=False)
+            aiohttp.ClientSession(
+                timeout=timeout,
+                skip_auto_headers=("accept-encoding",),  # whoever asks decides, and what comes is passed on as it is
+                auto_decompress=False,
+                trust_env=False,
+            )
         )
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)

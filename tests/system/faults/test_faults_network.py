@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
@@ -155,3 +157,30 @@ async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind:
         assert report.witness.agrees, report.witness.words
     samples = [sample_from_json(sample) for record in report.scenarios[0].records for sample in record.samples]
     assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []
+
+
+async def test_what_the_provider_did_not_ask_for_compressed_does_not_come_so():
+    """SGLang's counters came as gzip, were read as text, and the run could not hold its ledger against them."""
+
+    async def count(request: web.Request) -> web.Response:
+        answer = web.Response(text="sglang:generation_tokens_total 7\n" * 100)
+        answer.enable_compression()  # where the one who asks takes it
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/metrics", count)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with (
+            open_network([f"http://127.0.0.1:{runner.addresses[0][1]}"]) as ([reached], _),
+            aiohttp.ClientSession(skip_auto_headers=("accept-encoding",), auto_decompress=False) as http,
+            http.get(f"{reached}/metrics") as answer,
+        ):
+            text = await answer.read()
+    finally:
+        await runner.cleanup()
+
+    assert text.startswith(b"sglang:generation_tokens_total 7")

@@ -23,8 +23,8 @@ class Library(NamedTuple):
     """The APIs that the program plays with it, the library's default first."""
     streams: tuple[bool, ...] = (False, True)
     """Whether answers are streamed; the library's default comes first."""
-    is_heavy: bool = False
-    """Played by `make soak` alone."""
+    is_rare: bool = False
+    """Played by `make soak` alone: its installation is heavy, or `tests/conformance/agents` has one like it."""
     rewrites: str = ""
     """The change to its history that makes another conversation of it, in words."""
     rewrites_where: tuple[bool, ...] = (False, True)
@@ -83,8 +83,8 @@ def script(*, thinks: bool) -> Sequence[ScriptStep]:
 
 CHAT, MESSAGES, RESPONSES = "openai_chat", "anthropic_messages", "openai_responses"
 LIBRARIES = (
-    Library("agent_framework", "agent-framework-openai", (RESPONSES, CHAT)),
-    Library("ag2", "ag2", (CHAT, RESPONSES)),
+    Library("agent_framework", "agent-framework-openai", (RESPONSES, CHAT), is_rare=True),
+    Library("ag2", "ag2", (CHAT, RESPONSES), is_rare=True),
     Library("agno", "agno", (CHAT, RESPONSES)),
     Library("anthropic", "anthropic", (MESSAGES,)),
     Library("autogen", "autogen-agentchat", (CHAT,)),
@@ -92,23 +92,24 @@ LIBRARIES = (
         "crewai",
         "crewai",
         (CHAT,),
-        is_heavy=True,
+        is_rare=True,
         rewrites="a task begins anew, without the calls of the one before",
     ),
-    Library("google_adk", "google-adk", (CHAT,)),
+    Library("google_adk", "google-adk", (CHAT,), is_rare=True),
     Library("haystack", "haystack-ai", (CHAT,)),
-    Library("inspect", "inspect-ai", (RESPONSES,), streams=(False,)),
+    Library("inspect", "inspect-ai", (RESPONSES,), streams=(False,), is_rare=True),
     Library("langgraph", "langgraph", (CHAT, RESPONSES, MESSAGES)),
     Library("litellm", "litellm", (CHAT, MESSAGES)),
     Library("llama_index", "llama-index-core", (CHAT,), streams=(True, False)),
     Library("openai", "openai", (CHAT, RESPONSES)),
-    Library("openai_agents", "openai-agents", (RESPONSES, CHAT)),
-    Library("openhands", "openhands-sdk", (CHAT,), is_heavy=True),
-    Library("pydantic_ai", "pydantic-ai-slim", (RESPONSES, CHAT, MESSAGES)),
+    Library("openai_agents", "openai-agents", (RESPONSES, CHAT), is_rare=True),
+    Library("openhands", "openhands-sdk", (CHAT,), is_rare=True),
+    Library("pydantic_ai", "pydantic-ai-slim", (RESPONSES, CHAT, MESSAGES), is_rare=True),
     Library(
         "semantic_kernel",
         "semantic-kernel",
         (CHAT,),
+        is_rare=True,
         rewrites="the words beside calls come back in front of the answer",
         rewrites_where=(True,),
     ),

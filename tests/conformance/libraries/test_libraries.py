@@ -12,7 +12,7 @@ from tests.conformance.libraries.table import BEGIN, END, is_one_branch, play_of
 
 pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_group("libraries")]
 
-PLAYED = [library for library in LIBRARIES if "HARNESS_SOAK_LIBRARIES" in os.environ or not library.is_heavy]
+PLAYED = [library for library in LIBRARIES if "HARNESS_SOAK_LIBRARIES" in os.environ or not library.is_rare]
 each_library = pytest.mark.parametrize("library", PLAYED, ids=lambda library: library.name)
 
 

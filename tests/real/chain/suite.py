@@ -107,6 +107,7 @@ async def play_on_the_chain(
     assert report.exit_code == 0, [verdict for each in report.scenarios for verdict in each.verdicts]
     assert report.ledger.difference == 0
     assert report.witness.agrees is not False, report.witness.words
+    assert not any("does not say" in each.reason for each in report.witness.unwitnessed), report.witness.words
     sessions = {}
     for number, record in rollouts.items():
         assert record.session_id is not None, record

@@ -13,7 +13,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from harness import read_samples
 from harness.lanes import INSTALLED, LaneEngine, find_lanes
+from harness.samples.delivery import turn_spans
 from tests.checkout import ROOT
 from tests.real_engines import on_real
 
@@ -101,3 +103,15 @@ def test_servers_that_are_started_for_the_run_are_gone_afterwards(
     assert engine_of(tmp_path / "run") == f"router={','.join(lanes)}"
     assert [program.split()[0] for program in programs_of(tmp_path / "run")] == [*lanes]
     assert not {*started.values()} & {lane.url for lane in find_lanes()}
+
+
+def test_the_chain_scenario_passes_with_a_sglang_of_its_own(tmp_path: Path) -> None:
+    """What ships: router, SGLang, sampled words, an abort in the middle, new weights; samples of several turns."""
+    run_suite(ROOT / "scenarios" / "chain_sglang", None, "smollm2-135m-instruct", tmp_path / "run")
+
+    samples = read_samples(tmp_path / "run" / "samples.jsonl")
+    turns = [len(list(turn_spans(sample))) for sample in samples if sample.loss_mask.any()]
+    assert len(turns) > 4  # one that is aborted in its first turn may have none
+    assert max(turns) > 1
+    assert {str(sample.status) for sample in samples} >= {"aborted", "completed"}
+    assert {int(each) for sample in samples for each in sample.behavior_versions} >= {0, 1}

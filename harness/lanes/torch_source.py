@@ -6,13 +6,11 @@ build of the same version, which vLLM's CPU build refuses and which weighs gigab
 """
 
 import json
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import LaneError
-from harness.machine.uv import run, try_uv
+from harness.machine.uv import pip_command, run, try_uv
 
 TORCH = "torch==2.13.0"
 _CPU_BUILD = f"{TORCH}+cpu"
@@ -31,7 +29,7 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
     offered = await _ask_pip()
     if offered.endswith("+cpu"):
         options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
-        ended = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
+        ended = await run(*pip_command(), "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
         if ended.code:
             raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {ended.messages.strip()}")
         return ("--find-links", str(wheels))
@@ -47,10 +45,8 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
 
 async def _ask_pip() -> str:
     """The version of torch that pip would install, empty when it has none."""
-    if find_spec("pip") is None:
-        return ""
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--quiet", "--report", "-")
-    asked = await run(sys.executable, "-m", "pip", "install", *options, TORCH, deadline_s=_LOOK_S)
+    asked = await run(*pip_command(), "install", *options, TORCH, deadline_s=_LOOK_S)
     if asked.code:
         return ""
     report = json.loads(asked.output)

@@ -86,7 +86,7 @@ class HangingUpServer(EmbeddedServer):
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
                 http=ResetAwareProtocol,
-                proxy_headers=False,  # an address that a client states is nobody's here; `--public-url` says the own one
+                proxy_headers=False,  # anybody may send them; an operator sets `ServerSettings.public_url`
                 ws="none",  # which other protocols a program has installed, opens no door here
             )
         )

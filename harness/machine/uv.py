@@ -8,8 +8,10 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,13 @@ class Ended(NamedTuple):
     """Its standard output."""
     messages: str
     """Its standard error."""
+
+
+def pip_command() -> list[str]:
+    """The beginning of a command of pip, for this interpreter: its own, or uv's where there is none (uv makes such)."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    return [uv.find_uv_bin(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
 
 
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:

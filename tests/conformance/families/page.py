@@ -96,6 +96,8 @@ def _limits(family: Family) -> str:
         )
     if not described.shows_tools:
         limits.append("the template does not tell the model about tools")
+    if described.shows_calls and not described.reads_calls:
+        limits.append("tool calls are not read as the template writes them")
     if not described.shows_calls:
         limits.append("the template does not show tool calls of earlier turns")
     if not family.chat.tokenizer.markers:
@@ -130,8 +132,8 @@ is, with markers at the ids that are published.
 
 Between two answers the session needs the ids that the family puts there, and nothing that was sampled may change.
 
-- **renderer**: the `renderers` package bridges the turns. It is used where the template rewrites history and a
-  renderer gives the template's own ids. `--renderer NAME` chooses one, `--renderer none` the template.
+- **renderer**: the `renderers` package (`pip install 'session-harness[renderers]'`) bridges the turns. It is used where
+  the template rewrites history and a renderer gives the template's own ids. `--renderer NAME` chooses one, `--renderer none` the template.
 - **cached suffix**: ids kept from the first use of the template; only the messages' texts are encoded.
 - **prefix trick**: the template renders a small dummy conversation with the new messages; the difference is the
   delimiter.
@@ -170,7 +172,8 @@ prompt than with its maker's template, where the two differ:
 
 Sampled tokens stay as they were sampled, reasoning included: a template that would drop earlier reasoning is not
 followed in that, because a branch per turn could not be trained. The server logs what it found when it starts
-(`model_family`, `template_not_append_only`).
+(`model_family`, `template_not_append_only`, and `template_loses_tools` where tools are not in the prompt or calls
+cannot be read).
 
 ## Served conversations
 
@@ -193,7 +196,8 @@ told.
 Checked on one in {stride} of the conversations that `harness verify tokens` generates: all orders of roles up to two
 earlier rounds, parallel calls, unicode, white space at the edges, very long texts. Random conversations, more than
 three thousand over all families (`make soak`: sixty thousand), come on top. *Refused*: the template raises over such
-roles, and the client is told. *Branch*: there is no delimiter, the session starts a new branch.
+roles, and the client is told; where that are more than a tenth, nothing counts as seen and every property is **no**.
+*Branch*: there is no delimiter, the session starts a new branch.
 
 {properties}
 

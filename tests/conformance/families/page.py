@@ -133,7 +133,8 @@ is, with markers at the ids that are published.
 Between two answers the session needs the ids that the family puts there, and nothing that was sampled may change.
 
 - **renderer**: the `renderers` package (`pip install 'session-harness[renderers]'`) bridges the turns. It is used where
-  the template rewrites history and a renderer gives the template's own ids. `--renderer NAME` chooses one, `--renderer none` the template.
+  the template rewrites history and a renderer gives the template's own ids. `--renderer NAME` chooses one,
+  `--renderer none` the template.
 - **cached suffix**: ids kept from the first use of the template; only the messages' texts are encoded.
 - **prefix trick**: the template renders a small dummy conversation with the new messages; the difference is the
   delimiter.

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from tests.browser import browsing
 from tests.checkout import ROOT
 
 pytestmark = pytest.mark.xdist_group("site")  # built once, on one worker
@@ -93,10 +94,16 @@ def test_a_reader_without_a_network_sees_the_site(pages: dict[Path, Found]) -> N
     assert [address for page, address in loaded if not (page.parent / urldefrag(unquote(address))[0]).exists()] == []
 
 
-def test_a_page_that_is_opened_from_a_folder_finds_words(site: Path) -> None:
+async def test_a_page_that_is_opened_from_a_folder_finds_words(site: Path) -> None:
     """The index is a script that pages load: a browser reads no other file of a folder."""
-    assert "SessionManager" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
-    assert "iframe-worker/shim.js" in (site / "index.html").read_text(encoding="utf-8")
+    async with browsing() as browser:
+        page = await browser.new_page()
+        await page.goto((site / "docs" / "looking.html").as_uri())
+        await page.wait_for_function("typeof IFrameWorker === 'function'")
+        await page.keyboard.press("/")
+        await page.keyboard.type("superseded", delay=50)
+        await page.wait_for_selector(".md-search-result__link", state="attached")
+        assert "looking.html" in str(await page.locator(".md-search-result__link").first.get_attribute("href"))
 
 
 def test_every_link_of_llms_txt_is_in_the_site(site: Path) -> None:

@@ -45,6 +45,7 @@ _LOOK_EVERY_S = 1.0
 _LINGER_S = 2.0  # in which what is still on its way is discarded: a close at once would take the answer along
 _STEP_BYTES = 1 << 16  # that a client has to take of an answer, or all that is left, to count as one that reads
 
+_REFUSED = (None, b"websocket")  # no offers: CONNECT, and what has no meaning but as another protocol
 _NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 
 
@@ -171,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as offer:
-            if self._get_upgrade() is None:  # CONNECT, whose answer ends the connection
+            if self._get_upgrade() in _REFUSED:
                 return
             head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -184,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _offers_other_protocol(self) -> bool:
-        return self.parser.should_upgrade() and self._get_upgrade() is not None
+        return self.parser.should_upgrade() and self._get_upgrade() not in _REFUSED
 
     def on_message_begin(self) -> None:
         """A request begins; one that does so before the answer to the last is not read."""

@@ -104,10 +104,12 @@ class Session:
         """The digest by which the session knows a call in `dialect`: `digest`, or an `older` one that a turn has."""
 
         def has(each: str) -> bool:
-            index = self._latest_with_body.get(each, -1)
+            index = self._latest_with_body.get(each)
+            if index is None:
+                return False
             admission = self._in_flight.get(index)
-            notes = admission.request.notes if admission else self._tree.turn(index).notes if index >= 0 else {}
-            return notes.get("dialect") == dialect
+            notes = admission.request.notes if admission else self._tree.turn(index).notes
+            return notes.get("dialect", dialect) == dialect  # the oldest stores do not say it
 
         return next(filter(has, older), digest)
 

@@ -109,7 +109,7 @@ class Session:
                 return False
             admission = self._in_flight.get(index)
             notes = admission.request.notes if admission else self._tree.turn(index).notes
-            return notes.get("dialect", dialect) == dialect  # the oldest stores do not say it
+            return bool(notes.get("dialect", dialect) == dialect)  # the oldest stores do not say it
 
         return next(filter(has, older), digest)
 

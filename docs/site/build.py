@@ -1,8 +1,9 @@
 """Builds the site of the documentation: `python docs/site/build.py FOLDER` (`make docs`).
 
 The pages are laid out as the repository has them, so that a link that works there works here, and the public names get
-a page from their docstrings. Each page is there as Markdown too, for programs that read `docs/llms.txt`. Nothing is
-fetched. Every warning is an error: a page that docs/README.md leaves out, a link or an anchor that leads nowhere.
+a page from their docstrings. Each page is there as Markdown too, for programs that read `docs/llms.txt`. npm fetches
+the one script that makes the search work in a folder; a reader fetches nothing. Every warning is an error: a page that
+docs/README.md leaves out, a link or an anchor that leads nowhere.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from pages import INDEX, ROOT, sections
 
 AROUND = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md")
 API = "docs/api.md"
+SHIM = "iframe-worker@1.0.4"  # MIT
 PUBLIC_NAMES = "docs/public-names.md"
 _CODE = re.compile(r"`[^`\n]+`")
 
@@ -41,7 +44,7 @@ def main(site: Path) -> int:
 def lay_out(pages: Path) -> None:
     """The sources of the site, in `pages`."""
     shutil.copytree(ROOT / "docs", pages / "docs", ignore=shutil.ignore_patterns("site"))
-    shutil.copytree(ROOT / "docs" / "site" / "iframe-worker", pages / "iframe-worker")
+    fetch_shim(pages / "iframe-worker")
     for name in AROUND:
         (pages / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, pages / name)
@@ -49,6 +52,18 @@ def lay_out(pages: Path) -> None:
         page.write_text(_CODE.sub(_bare_bars, page.read_text(encoding="utf-8")), encoding="utf-8")
     api = (ROOT / API).read_text(encoding="utf-8")
     (pages / PUBLIC_NAMES).write_text(public_names(api), encoding="utf-8")
+
+
+def fetch_shim(folder: Path) -> None:
+    """Put `shim.js` into `folder`: Material's search without a server needs it, and asks unpkg.com for it otherwise."""
+    folder.mkdir()
+    subprocess.run(["npm", "pack", "--silent", SHIM], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    [archive] = folder.glob("*.tgz")
+    with tarfile.open(archive) as files:
+        script = files.extractfile("package/shim/index.js")
+        assert script is not None
+        (folder / "shim.js").write_bytes(script.read())
+    archive.unlink()
 
 
 def _bare_bars(code: re.Match[str]) -> str:

@@ -45,7 +45,7 @@ def exported(store: Path, folder: Path) -> dict[bytes, Span]:
     folder.mkdir()
     missing: list[str] = []
     write_spans(store, folder, missing)
-    assert len(missing) == 1, "that a store names no tokenizer"
+    assert missing == []
     lines = (folder / SPANS_FILE).read_text("utf-8").splitlines()
     return {span.span_id: span for line in lines for span in read_request(line)}
 

@@ -90,16 +90,16 @@ async def test_a_retry_gets_the_answer_of_its_turn(aloud: bool) -> None:
     assert len(record["turns"]) == 1
 
 
-async def test_a_retry_on_another_route_is_answered_in_the_words_of_that_route() -> None:
-    """A client that falls back to another dialect with the same bytes: one turn, sampled once."""
+async def test_the_same_bytes_on_another_route_are_another_call() -> None:
+    """What two dialects read in them is not the same conversation."""
     both = {"ask": "2+2?", "messages": [{"role": "user", "content": "2+2?"}]}
     async with toy_server(*says("four", "five")) as (client, session):
         first = await ask(client, session, **both)
-        retry = await client.http.post(f"{session.base_url}/v1/chat/completions", json=both, headers=RETRIES)
+        other = await client.http.post(f"{session.base_url}/v1/chat/completions", json=both, headers=RETRIES)
         record = await client.record(session)
 
-    assert first.json()["said"] == retry.json()["choices"][0]["message"]["content"] == "four"
-    assert len(record["turns"]) == 1
+    assert (first.json()["said"], other.json()["choices"][0]["message"]["content"]) == ("four", "five")
+    assert len(record["turns"]) == 2
 
 
 async def test_a_conversation_may_change_its_dialect() -> None:

@@ -44,5 +44,5 @@ def test_bundled_agents_are_found_by_name():
 
 def test_an_unknown_agent_is_answered_with_the_closest_one():
     """So that a typing mistake is seen at once."""
-    with pytest.raises(AgentError, match="'plain_caht'; did you mean 'plain_chat'"):
+    with pytest.raises(ScenarioError, match="'plain_caht'; did you mean 'plain_chat'"):
         bundled_agent("plain_caht")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import AgentError, HarnessError
+from harness.errors import HarnessError, ScenarioError
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.programs import bundled_agent
 

@@ -9,6 +9,7 @@ it is for: a controller that is killed keeps no gate shut. Without one its verbs
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -53,8 +54,14 @@ class GateClient:
         """It has been placed, or may have been, by a verb whose answer was lost; it is renewed then."""
         self.is_lost = False
         """The hold ended before it was released: what it kept shut has been open."""
+        self._lasts_until = 0.0  # monotonic seconds, from before the verb that placed or renewed it last
         self._holder = {"holder": holder} if holder else {}
         self._connections = connections
+
+    @property
+    def has_run_out(self) -> bool:
+        """The hold was lost, or its time has passed since the server last answered: it may be another holder's gate."""
+        return self.is_lost or (self.may_be_held and time.monotonic() > self._lasts_until)
 
     def under(self, holder: str, ttl_s: float) -> "GateClient":
         """The same gate, turned under the name `holder`."""
@@ -70,6 +77,7 @@ class GateClient:
 
     async def renew(self, *, deadline_s: float) -> GateReport:
         """Have the hold last for another `ttl_s`; it is lost when the server says that there is none."""
+        lasts_until = time.monotonic() + self.ttl_s
         try:
             report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
         except SessionServerError as error:
@@ -79,6 +87,7 @@ class GateClient:
                 self.is_held = self.may_be_held = False
             raise
         self.is_held = self.may_be_held  # it may have been released meanwhile
+        self._lasts_until = lasts_until
         return report
 
     async def resume(self, *, deadline_s: float, engines_continued: bool = False) -> GateReport:
@@ -99,6 +108,7 @@ class GateClient:
     async def _place(self, verb: str, deadline_s: float, *, engines: bool = False) -> GateReport:
         body = self._holder | {"ttl_s": self.ttl_s, "engines": engines} if self._holder else None
         self.may_be_held = bool(self._holder)
+        self._lasts_until = time.monotonic() + self.ttl_s
         report = await self._ask("POST", verb, deadline_s, body)
         self.is_held = self.may_be_held = bool(self._holder)
         return report

@@ -66,13 +66,13 @@ class ServersInUpdate:
         await self._at_every_gate(UpdateStep.RESUME_GATES, release)
 
     async def find_lost(self) -> list[str]:
-        """Where the hold of this update ran out before it was renewed, as the servers say now."""
+        """Where the hold of this update ran out before it was renewed, as the servers say now, or as its time says."""
         seconds = self._budget.gate_s
         held = (gate for gate in self._gates if gate.is_held)
         await asyncio.gather(
             *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
         )
-        return [gate.url for gate in self._gates if gate.is_lost]
+        return [gate.url for gate in self._gates if gate.has_run_out]
 
     async def take_back(self) -> bool:
         """Ask the servers where the hold was lost for the engines again; whether this update has them.
@@ -81,7 +81,7 @@ class ServersInUpdate:
         without its store knows of neither, and would leave them paused for ever.
         """
         seconds = self._budget.gate_s
-        lost = (gate for gate in self._gates if gate.is_lost)
+        lost = (gate for gate in self._gates if gate.has_run_out)
         calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
         errors = await asyncio.gather(*(attempt(call, seconds, name="take a hold back") for call in calls))
         return not any(errors)

@@ -99,11 +99,11 @@ async def test_a_hold_is_renewed_as_long_as_its_block():
     engine, now = NotingEngine(), [1_000_000.0]
     async with serving_with(engine) as client:
         gatekeeper = client.server.gatekeeper
-        gatekeeper.clock = lambda: now[0]
-        async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=0.3)).update(1) as update:
-            for _ in range(5):
-                now[0] += 0.2
-                await eventually(lambda: gatekeeper.gate.holds[0].until > now[0] + 0.25)
+        gatekeeper.lease_clock = lambda: now[0]
+        async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=1.5)).update(1) as update:
+            for _ in range(3):
+                now[0] += 1.0
+                await eventually(lambda: gatekeeper.gate.holds[0].until > now[0] + 1.25)
             await update.apply(CHECKPOINT)
 
         assert update.report.problems == ()
@@ -114,7 +114,7 @@ async def test_an_update_whose_hold_ran_out_applies_nothing():
     engine = NotingEngine()
     async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
-            client.server.gatekeeper.clock = lambda: 1e12
+            client.server.gatekeeper.lease_clock = lambda: 1e12
             await eventually(lambda: not client.server.gatekeeper.gate.holds)
             with pytest.raises(EngineUnavailable, match="ran out at http://"):
                 await update.apply(CHECKPOINT)
@@ -122,6 +122,20 @@ async def test_an_update_whose_hold_ran_out_applies_nothing():
         assert not [event for event in engine.events if event.startswith("update")]
         assert engine._running.is_set()
         assert any("hold" in problem for problem in update.report.problems)
+
+
+async def test_an_update_whose_server_was_away_for_longer_than_its_hold_continues_no_engine():
+    """The server would have continued it, and may have given it to another controller; it does not say so."""
+    engine, budget = NotingEngine(), replace(QUICK, hold_ttl_s=0.5)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(serving_with(engine))
+        async with WeightUpdater([engine], [client.url], budget=budget).update(1) as update:
+            await stack.aclose()
+            await asyncio.sleep(0.6)
+            with pytest.raises(EngineUnavailable, match="ran out at http://"):
+                await update.apply(CHECKPOINT)
+
+    assert engine.events == ["pause abort"]
 
 
 async def test_an_engine_that_fails_to_go_on_once_is_asked_again():

@@ -172,13 +172,13 @@ class Cycles:
         self.figures.wrong += [f"cycle {cycle}: {line}" for line in faults]
 
     async def _all_at_work(self, pending: list[asyncio.Task[Rollout]]) -> bool:
-        """Every rollout has its session, or has ended already; in a tool loop it has had its turns too."""
+        """Every rollout has its session and its turns, or has ended already, and some turn is in flight."""
         sessions, turns = self.served.server.server.sessions, self.options.turns
         for _ in range(_LOOKS_AT_WORK):
             have_turns = sum(len(session.turns) >= turns for session in sessions) >= sum(
                 not each.done() for each in pending
             )
-            if have_turns and (not turns or any(session.turns_in_flight for session in sessions)):
+            if have_turns and any(session.turns_in_flight for session in sessions):
                 return True
             await asyncio.sleep(0.01)  # a session server offers nothing to wait for, and a soak may look
         return False

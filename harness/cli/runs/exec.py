@@ -193,13 +193,13 @@ async def _play(
     folder = _new_folder()
     task = AgentTask(program, instruction, folder, model, deadline_s=deadline_s, session=session, cwd=cwd)
     over = asyncio.Event()
-    async with SessionManager(url, admin_token=admin_token) as manager, asyncio.TaskGroup() as tasks:
-        tasks.create_task(_show_output(folder / LOG_FILE, over))
+    async with SessionManager(url, admin_token=admin_token) as manager:
+        showing = asyncio.create_task(_show_output(folder / LOG_FILE, over))
         try:
-            rollout = await manager.run(task)
+            return await manager.run(task), folder
         finally:
             over.set()
-    return rollout, folder
+            await showing
 
 
 async def _show_output(log: Path, over: "asyncio.Event") -> None:

@@ -105,9 +105,10 @@ def test_servers_that_are_started_for_the_run_are_gone_afterwards(
     assert not {*started.values()} & {lane.url for lane in find_lanes()}
 
 
-def test_the_chain_scenario_passes_with_a_sglang_of_its_own(tmp_path: Path) -> None:
-    """What ships: router, SGLang, sampled words, an abort in the middle, new weights; samples of several turns."""
-    run_suite(ROOT / "scenarios" / "chain_sglang", None, "smollm2-135m-instruct", tmp_path / "run")
+@pytest.mark.parametrize("lane", [pytest.param(LaneEngine.SGLANG, marks=on_real(LaneEngine.SGLANG))])
+def test_the_chain_scenario_passes_with_an_engine_of_its_own(lane: LaneEngine, tmp_path: Path) -> None:
+    """What ships: router, engine, sampled words, an abort in the middle, new weights; samples of several turns."""
+    run_suite(ROOT / "scenarios" / f"chain_{lane}", None, "smollm2-135m-instruct", tmp_path / "run")
 
     samples = read_samples(tmp_path / "run" / "samples.jsonl")
     turns = [len(list(turn_spans(sample))) for sample in samples if sample.loss_mask.any()]

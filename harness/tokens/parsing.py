@@ -174,7 +174,7 @@ def read_calls(
     outside: list[Piece] = []
     block: list[str] | None = None
     is_quoted = False
-    for piece in _joined(pieces):
+    for piece in _join_text(pieces):
         if piece == Piece(end, is_marker=True) and not is_quoted:
             if block is None:
                 return as_malformed(pieces)
@@ -196,7 +196,7 @@ def read_calls(
     return whole_calls(pieces, content.rstrip(), [read(each) for each in inside])
 
 
-def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _join_text(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """The pieces, with the text between two markers in one."""
     for is_marker, run in groupby(pieces, key=attrgetter("is_marker")):
         if is_marker:

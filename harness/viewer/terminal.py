@@ -138,7 +138,7 @@ def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
             "-" if token.logprob is None else f"{token.logprob:.4f}",
             Text(printable(version), style=_VERSIONS[seen.index(version) % len(_VERSIONS)]),
             Text(printable(token.fate), style=_FATES.get(token.fate, _DROPPED)),
-            Text(_spelled(token, tokenizer), style=_FATES.get(token.fate, _DROPPED)),
+            Text(_spell(token, tokenizer), style=_FATES.get(token.fate, _DROPPED)),
         )
     return Padding(table, (0, 0, 1, 0))
 
@@ -269,7 +269,7 @@ def _dialogue(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
     return Group(Text(printable(title), style="bold"), Padding(lines, (0, 0, 1, 2)))
 
 
-def _spelled(token: TokenView, tokenizer: Tokenizer | None) -> str:
+def _spell(token: TokenView, tokenizer: Tokenizer | None) -> str:
     """The text of a token on one line, in quotes."""
     if token.text is None:
         return "" if tokenizer is None else f"id {token.token_id} is not in this tokenizer"

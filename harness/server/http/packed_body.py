@@ -38,9 +38,9 @@ def _unpack_gzip(packed: bytes, most_bytes: int) -> bytes:
     try:
         body = member.decompress(packed, most_bytes)
     except zlib.error as error:
-        raise _not_packed("gzip", error) from error
+        raise _describe_damage("gzip", error) from error
     if len(body) < most_bytes and (not member.eof or member.unused_data):
-        raise _not_packed("gzip", "it is not one whole member")
+        raise _describe_damage("gzip", "it is not one whole member")
     return body
 
 
@@ -53,9 +53,9 @@ def _unpack_zstd(packed: bytes, most_bytes: int) -> bytes:
         while len(body) < most_bytes and not frame.eof and (piece := source.read(_PIECE_BYTES)):
             body += frame.decompress(piece)
     except zstandard.ZstdError as error:
-        raise _not_packed("zstd", error) from error
+        raise _describe_damage("zstd", error) from error
     if len(body) < most_bytes and (not frame.eof or frame.unused_data or source.read(1)):
-        raise _not_packed("zstd", "it is not one whole frame")
+        raise _describe_damage("zstd", "it is not one whole frame")
     return bytes(body)
 
 
@@ -66,5 +66,5 @@ _UNPACKERS: Mapping[str, Callable[[bytes, int], bytes]] = {
 }
 
 
-def _not_packed(encoding: str, why: object) -> MalformedRequest:
+def _describe_damage(encoding: str, why: object) -> MalformedRequest:
     return MalformedRequest(f"body: expected {encoding} data, as content-encoding says: {why}", param="body")

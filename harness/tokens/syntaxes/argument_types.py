@@ -24,7 +24,7 @@ class ArgumentTypes:
 
     def read(self, name: str, text: str) -> object:
         """The argument `name` that was written as `text`; the text itself where the schema does not know better."""
-        schema = next(self._declared(name, self._root, _DEEPEST), None)
+        schema = next(self._find_field(name, self._root, _DEEPEST), None)
         if schema is None:
             return text
         decoded = decode_json(text)
@@ -37,7 +37,7 @@ class ArgumentTypes:
                 return reading
         return None if is_null else text
 
-    def _declared(self, name: str, schema: object, levels: int) -> Iterator[object]:
+    def _find_field(self, name: str, schema: object, levels: int) -> Iterator[object]:
         """The schemas that an object of `schema` has for its field `name`."""
         schema = self._resolve(schema)
         if not isinstance(schema, dict) or not levels:
@@ -47,7 +47,7 @@ class ArgumentTypes:
             yield properties[name]
         for kind in ("allOf", "anyOf", "oneOf"):
             for part in _parts(schema, kind):
-                yield from self._declared(name, part, levels - 1)
+                yield from self._find_field(name, part, levels - 1)
         if isinstance(others, dict):
             yield others
 

@@ -78,7 +78,7 @@ def check(session: Session, template: ChatTemplateTokenizer) -> None:
         assert prompt[: len(known)] == known
         added = prompt[len(known) :]
         marks = [token_id for token_id in added if token_id in (start, end)]
-        closes_before = [end] if index and known[-1] != end else []
+        closes_before = [end] if index and known[-1] not in tokenizer.eos_ids else []
         blocks = (len(marks) - len(closes_before) - 1) // 2
         assert marks == [*closes_before, *[start, end] * blocks, start]
         assert tokenizer.decode(added).endswith("<|im_start|>assistant\n")

@@ -102,6 +102,10 @@ class FakeServer:
         """Can be taken away while it serves, as by a restart."""
         self.started_at = time.time()
         """Another one is another process."""
+        self.ranks = 1
+        """Data-parallel ranks, each with a cache of its own."""
+        self.asked_ranks: list[int | None] = []
+        """Of every generation, the rank that was asked for."""
         self.others = 0
         """Requests that could sample, and that somebody else sent."""
         self.uncounted: list[int] = []

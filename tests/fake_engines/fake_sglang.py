@@ -53,6 +53,7 @@ class FakeSGLang(FakeServer):
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.asked_ranks.append(body.get("routed_dp_rank"))
         await self._pass_gate(body["rid"])
         if refusal := await self._refusal():
             return refusal
@@ -218,7 +219,7 @@ class FakeSGLang(FakeServer):
     async def _server_info(self, request: web.Request) -> web.Response:
         longest = self.engine.capabilities.context_length - 6
         told = {"version": "0.5.23", "max_req_input_len": longest, "incremental_streaming_output": self._incremental}
-        return web.json_response(told)
+        return web.json_response(told | {"dp_size": self.ranks})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self._gate.is_set() else 503)

@@ -70,6 +70,8 @@ class FakeVLLM(FakeServer):
         if "request_id" not in body:
             return web.json_response({"error": {"message": "field required", "code": 400}}, status=400)
         self.bodies.append(body)
+        rank = request.headers.get("x-data-parallel-rank")
+        self.asked_ranks.append(None if rank is None else int(rank))
         if refusal := await self._refusal():
             return refusal
         wire = _GenerateWire(self, body) if "token_ids" in body else _CompletionsWire(self, body)
@@ -162,7 +164,7 @@ class FakeVLLM(FakeServer):
         asked = len(self.bodies) + self.others
         return self._metrics_page(
             f"process_start_time_seconds {self.started_at}",
-            f'vllm:num_requests_running{{engine="0"}} {running}.0',
+            *(f'vllm:num_requests_running{{engine="{rank}"}} {0 if rank else running}.0' for rank in range(self.ranks)),
             'vllm:num_requests_waiting{engine="0"} 0.0',
             f'http_requests_total{{handler="/inference/v1/generate",method="POST",status="2xx"}} {asked}.0',
             'http_requests_total{handler="/inference/v1/generate",method="POST",status="4xx"} 3.0',

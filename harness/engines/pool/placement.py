@@ -1,9 +1,10 @@
 """Which worker of a pool serves which request, and who waits: pure decisions, no clock and no I/O.
 
 A session keeps its worker, because that one has the cache of its prefix; it waits there while the worker is full. A
-session without a place goes to the worker with the least to do. A worker that failed to be reached a moment ago rests:
-it is used only when nobody else is left. A fenced worker serves nobody, so its sessions move, at the price of one
-prefill.
+session without a place goes where a prompt that begins like its own was sent, as those of one group do, so that the
+engines compute a prefix once; but only while that worker has little more to do than the others. Otherwise it goes to
+the worker with the least to do. A worker that failed to be reached a moment ago rests: it is used only when nobody else
+is left. A fenced worker serves nobody, so its sessions move, at the price of one prefill.
 
 Requests are served in the order in which they asked, worker by worker: one that waits for a full worker never lets a
 younger one pass to that worker, and never holds up those that can go elsewhere.
@@ -14,12 +15,16 @@ workers that they have tried. So a decision costs what there are of workers, not
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from harness.engines.pool.prefixes import PrefixMap, block_keys
+from harness.types import TokenIds
+
 _REST_S = 5.0
 _REMEMBERED_SESSIONS = 100_000
+_AHEAD = 8  # requests, and sessions, by which a worker may be ahead of the least busy one for the sake of a prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +57,7 @@ class _Kind(NamedTuple):
     """The facts that decide where a request may go."""
 
     home: WorkerLoad | None
-    """The worker where its session has its place."""
+    """The worker where its session has its place, or the beginning of its prompt."""
     tried: frozenset[str]
 
 
@@ -61,6 +66,8 @@ class _Waiting(NamedTuple):
     kind: _Kind
     order: int
     """Counts the requests that have asked."""
+    prompt_keys: tuple[int, ...]
+    """Of a request whose session has no place yet."""
 
 
 @dataclass(slots=True)
@@ -75,6 +82,7 @@ class Placement:
     _queues: "dict[_Kind, OrderedDict[int, None]]" = field(default_factory=dict)
     _tickets: dict[str, set[int]] = field(default_factory=dict)
     """The waiting requests of each session."""
+    _prefixes: PrefixMap[WorkerLoad] = field(default_factory=PrefixMap)
     _asked: int = 0
 
     @property
@@ -92,11 +100,15 @@ class Placement:
         """No further request goes there; sessions that had their place there move with their next one."""
         self.workers.pop(name).fence = "it left the pool"
 
-    def ask(self, ticket: int, session_id: str | None, tried: Iterable[str] = ()) -> None:
-        """A request wants to be served, by a worker that is not in `tried`."""
+    def ask(
+        self, ticket: int, session_id: str | None, tried: Iterable[str] = (), prompt: TokenIds | None = None
+    ) -> None:
+        """A request wants to be served, by a worker that is not in `tried`; `prompt` finds one for a new session."""
         self._asked += 1
-        kind = _Kind(self._home_of(session_id), frozenset(tried))
-        self._waiting[ticket] = _Waiting(session_id, kind, self._asked)
+        home = self._home_of(session_id)
+        keys = block_keys(prompt) if home is None and prompt is not None and len(self.workers) > 1 else ()
+        kind = _Kind(home or self._holder_of(keys), frozenset(tried))
+        self._waiting[ticket] = _Waiting(session_id, kind, self._asked, keys)
         self._queues.setdefault(kind, OrderedDict())[ticket] = None
         if session_id is not None:
             self._tickets.setdefault(session_id, set()).add(ticket)
@@ -118,6 +130,7 @@ class Placement:
         while (grant := self._next_grant(now)) is not None:
             ticket, worker = grant
             worker.in_flight += 1
+            self._prefixes.note(self._waiting[ticket].prompt_keys, worker)
             self.withdraw(ticket)
             yield ticket, worker
 
@@ -157,6 +170,17 @@ class Placement:
     def _home_of(self, session_id: str | None) -> WorkerLoad | None:
         place = self.place_of(session_id)
         return None if place is None else place.worker
+
+    def _holder_of(self, keys: Sequence[int]) -> WorkerLoad | None:
+        """The least busy worker with the beginning of a prompt, unless it is too far ahead of the others."""
+        serving = [each for each in self.workers.values() if not each.fence]
+        held = [each for each in self._prefixes.holders(keys) if each in serving and self._has_room(each)]
+        found = min(held, key=_busy, default=None)
+        if found is None:
+            return None
+        requests, sessions = (min(counts) for counts in zip(*map(_busy, serving), strict=True))
+        is_ahead = found.in_flight >= requests + _AHEAD or found.sessions >= sessions + _AHEAD
+        return None if is_ahead else found
 
     def _requeue(self, session_id: str) -> None:
         """Put what waits for the session where its place is now, each request in the order in which it asked."""
@@ -203,10 +227,14 @@ class Placement:
             awake = [each for each in offered if not each.is_resting(now)]
             least_busy[kind.tried] = min(
                 awake or offered,
-                key=lambda each: (not self._has_room(each), each.in_flight, each.sessions),
+                key=lambda each: (not self._has_room(each), *_busy(each)),
                 default=None,
             )
         return least_busy[kind.tried]
 
     def _has_room(self, worker: WorkerLoad) -> bool:
         return self.limit is None or worker.in_flight < self.limit
+
+
+def _busy(worker: WorkerLoad) -> tuple[int, int]:
+    return worker.in_flight, worker.sessions

@@ -148,7 +148,7 @@ class EnginePool:
                 raise
 
         try:
-            pieces = self._serve(ask, request.session_id, request.request_id, says_script=_says_script(request))
+            pieces = self._serve(ask, request.session_id, request)
             return await _only(pieces)
         except AbortedWaiting:
             return replace(_nothing_sampled(request), queued_s=time.monotonic() - began)
@@ -160,7 +160,7 @@ class EnginePool:
             return worker.stream(request)
 
         try:
-            served = self._serve(ask, request.session_id, request.request_id, says_script=_says_script(request))
+            served = self._serve(ask, request.session_id, request)
             async with aclosing(served) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -178,12 +178,10 @@ class EnginePool:
     async def _serve(
         self,
         ask: Callable[[TokenProvider], AsyncIterator[_T]],
-        session_id: str | None = None,
-        request_id: str | None = None,
-        *,
-        says_script: bool = False,
+        session_id: str | None,
+        request: GenerationRequest | None = None,
     ) -> AsyncGenerator[_T]:
-        """A worker's answer, piece by piece; of one that follows scripts where the request `says_script`.
+        """A worker's answer, piece by piece; of one that follows scripts where the generation `request` says one.
 
         Theory of operation. A request may go to another worker only as long as nothing has come back from the first
         one: then nothing that it sampled has been seen, so asking again hands no token out twice (I5). From the first
@@ -195,6 +193,8 @@ class EnginePool:
         Each worker is asked once at most.
         """
         before = self._placement.place_of(session_id)
+        says_script = request is not None and request.script_ids is not None
+        request_id = None if request is None else request.request_id
         tried: set[str] = set()
         queued_s = 0.0
         while True:
@@ -208,7 +208,7 @@ class EnginePool:
                     )
                 tried.update(deaf)
             waits_since = time.monotonic()
-            worker = await self._choose_worker(session_id, tried, request_id)
+            worker = await self._choose_worker(session_id, tried, request)
             queued_s += time.monotonic() - waits_since
             if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it came while we waited
                 self._queue.finish(worker)
@@ -228,10 +228,13 @@ class EnginePool:
             async for piece in pieces:
                 yield _tell_place(piece, worker, queued_s)
 
-    async def _choose_worker(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+    async def _choose_worker(
+        self, session_id: str | None, tried: set[str], request: GenerationRequest | None
+    ) -> WorkerLoad:
         """The worker whose turn it is, with a place taken there; see `Queue.worker_for`."""
+        request_id, prompt = (None, None) if request is None else (request.request_id, request.input_ids)
         try:
-            return await self._queue.worker_for(session_id, tried, request_id)
+            return await self._queue.worker_for(session_id, tried, request_id, prompt)
         except BaseException:
             await self.workers.let_idle_go()  # the place that was given back may have been the last at a retired worker
             raise
@@ -387,10 +390,6 @@ class EnginePool:
             details = "; ".join(f"worker {name}: {error.message}" for name, error in failures.items())
             raise kind(f"{len(failures)} of {len(workers)} workers failed to {what}: {details}")
         return [answer for answer in told if not isinstance(answer, BaseException)]
-
-
-def _says_script(request: GenerationRequest) -> bool:
-    return request.script_ids is not None
 
 
 def _follows_scripts(worker: TokenProvider) -> bool:

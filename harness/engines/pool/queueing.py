@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable
+from harness.types import TokenIds
 
 
 class AbortedWaiting(Exception):
@@ -33,15 +34,17 @@ class Queue:
         self._granted: dict[int, asyncio.Future[WorkerLoad]] = {}
         self._names: dict[int, str | None] = {}
 
-    async def worker_for(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
-        """The worker whose turn it is, with a place taken there, added to `tried`.
+    async def worker_for(
+        self, session_id: str | None, tried: set[str], request_id: str | None, prompt: TokenIds | None = None
+    ) -> WorkerLoad:
+        """The worker whose turn it is, with a place taken there, added to `tried`; see `Placement.ask`.
 
         Raises `EngineUnavailable` when none has room in time, `AbortedWaiting` when the request was aborted.
         """
         ticket = next(self._tickets)
         granted: asyncio.Future[WorkerLoad] = asyncio.get_running_loop().create_future()
         self._granted[ticket], self._names[ticket] = granted, request_id
-        self._placement.ask(ticket, session_id, tried)
+        self._placement.ask(ticket, session_id, tried, prompt)
         self.grant()
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -70,6 +70,10 @@ class Metrics:
         """Whether there is a series of that name."""
         return bool(self._series(name))
 
+    def label_values(self, name: str, label: str) -> list[str]:
+        """The values of `label` in the series of `name`, each once."""
+        return list(dict.fromkeys(each.labels[label] for each in self._series(name) if label in each.labels))
+
     def fingerprint(self, name: str) -> str:
         """The values of all series of `name`, as they are written; empty when there is none."""
         return " ".join(each.value for each in self._series(name))

@@ -11,12 +11,14 @@ How a server is spoken to is not in here; see `sglang` and `vllm`.
 
 import os
 from abc import abstractmethod
+from collections.abc import Iterable
 from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
+from harness.engines.pool.placement import Placement
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight
 from harness.engines.remote.same_tokenizer import require_same_tokenizer
@@ -90,6 +92,8 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self.proves_scripts = False
         """See `ProvesScripts`."""
         self._follows_scripts = False
+        self._ranks = Placement()
+        """The data-parallel ranks of the server, each of which has a cache of its own."""
         self._capabilities: Capabilities | None = None
         """None until everything about the server has been found out."""
 
@@ -184,6 +188,22 @@ class RemoteProvider(TokenProvider, ChangingServer):
     def _comes_in_pieces(request: GenerationRequest) -> bool:
         """Somebody wants to know what arrives; alternatives, which are many and not kept of a part, come as a whole."""
         return request.on_delta is not None and not request.params.top_logprobs
+
+    def _join_ranks(self, names: Iterable[str]) -> None:
+        """Learn the data-parallel ranks of a server, none of which has served anybody."""
+        self._ranks = Placement()
+        for name in names:
+            self._ranks.join(name)
+
+    def _rank_of(self, request: GenerationRequest) -> int | None:
+        """The rank where the session has its place, or gets it now; None where there is nothing to choose."""
+        if len(self._ranks.workers) < 2 or request.session_id is None:
+            return None
+        self._ranks.ask(0, request.session_id, prompt=request.input_ids)
+        [(_, rank)] = self._ranks.grants(now=0.0)
+        self._ranks.finish(rank)  # the server counts its own requests; sessions are what is shared out here
+        self._ranks.place(request.session_id, rank, request.input_ids.size)
+        return int(rank.name)
 
     def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, whose last version the server serves, as far as was known at `moment`."""

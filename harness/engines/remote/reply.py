@@ -78,6 +78,8 @@ class Asked:
     """The server was proven to run the repeat guard, so its replies carry the guard's mark."""
     probes_guard: bool = False
     """Asks which repeat guard the server runs, not for an output."""
+    rank: int | None = None
+    """The data-parallel rank that serves it; None leaves that to the server."""
 
     @property
     def name(self) -> str:

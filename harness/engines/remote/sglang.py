@@ -100,7 +100,7 @@ class SGLangTokenProvider(RemoteProvider):
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
+        """See `TokenProvider.generate`; SGLang finds a prefix by its tokens, so a session only chooses a rank."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
@@ -131,12 +131,11 @@ class SGLangTokenProvider(RemoteProvider):
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
-        del session_id
         params = SamplingParams(max_new_tokens=1)
-        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start))
+        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
-        body = score_body(asked.request.request_id, input_ids, start)
+        body = score_body(asked, start)
         call = HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
         moment = self._served.asking()
         scored, version = read_prompt_scores(asked, await self._client.call(call, SGLangReply))
@@ -241,6 +240,7 @@ class SGLangTokenProvider(RemoteProvider):
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         self._model = msgspec.structs.replace(model, max_model_len=usable)
+        self._join_ranks(map(str, range(self._server.dp_size)))
 
     def _describe(self) -> Capabilities:
         if self._model is None:
@@ -267,7 +267,7 @@ class SGLangTokenProvider(RemoteProvider):
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
         asked = Asked(self._client.name, request, self._vocab_size, is_guarded=self._guard is not None)
-        return fit_budget(self.capabilities, asked)
+        return fit_budget(self.capabilities, replace(asked, rank=self._rank_of(request)))
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
         body = generate_body(asked, interval=interval)

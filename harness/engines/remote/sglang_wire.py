@@ -16,7 +16,7 @@ from harness.engines.remote.http_errors import error_for_status, error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_ids, verify_tokens
 from harness.errors import EngineConnectionLost, EngineReplyInvalid
 from harness.samples.versions import is_unsettled
-from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
+from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, VersionSpan
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
@@ -83,6 +83,7 @@ class ServerInfo(msgspec.Struct):
     incremental_streaming_output: bool = False
     """A chunk of a stream has what is new; otherwise each one has everything again."""
     version: str = "of unknown version"
+    dp_size: int = 1
 
     @property
     def has_grammars(self) -> bool:
@@ -122,18 +123,22 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes]:
         "top_logprobs_num": asked.request.params.top_logprobs,
         "stream": interval is not None,
     }
-    return asked.write_body(fields, "input_ids")
+    return asked.write_body(fields | _rank(asked), "input_ids")
 
 
-def score_body(request_id: str, input_ids: TokenIds, start: int) -> Json:
+def score_body(asked: Asked, start: int) -> Json:
     """The body of a `POST /generate` that reads the input and samples nothing."""
     return {
-        "rid": request_id,
-        "input_ids": input_ids.tolist(),
+        "rid": asked.request.request_id,
+        "input_ids": asked.request.input_ids.tolist(),
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
         "return_logprob": True,
         "logprob_start_len": start - 1,
-    }
+    } | _rank(asked)
+
+
+def _rank(asked: Asked) -> Json:
+    return {} if asked.rank is None else {"routed_dp_rank": asked.rank}
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:

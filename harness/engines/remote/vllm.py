@@ -60,6 +60,7 @@ _ENTRY_BYTES = 50  # of a reply, for each token
 _PROBE_S = 60.0
 _HEALTH_S = 5.0
 _LAST_LOOK_S = 2.0
+_RUNNING = "vllm:num_requests_running"
 
 
 class _Offer(NamedTuple):
@@ -192,8 +193,8 @@ class VLLMTokenProvider(RemoteProvider):
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`."""
         try:
-            metrics = Metrics(await self._client.get_text("/metrics", deadline_s=_HEALTH_S), self._client.name)
-            running, waiting = (metrics.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+            metrics = await self._metrics()
+            running, waiting = metrics.total(_RUNNING), metrics.total("vllm:num_requests_waiting")
             is_paused = await self._control.is_paused()
         except EngineError as error:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
@@ -233,6 +234,10 @@ class VLLMTokenProvider(RemoteProvider):
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
         self._entered_offer = _Offer(model, api, await self._control.version())
         await self._control.connect(weights=model.root)
+        self._join_ranks((await self._metrics()).label_values(_RUNNING, "engine"))
+
+    async def _metrics(self) -> Metrics:
+        return Metrics(await self._client.get_text("/metrics", deadline_s=_HEALTH_S), self._client.name)
 
     def _describe(self) -> Capabilities:
         offer = self._offer
@@ -254,11 +259,13 @@ class VLLMTokenProvider(RemoteProvider):
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
-        return fit_budget(self.capabilities, Asked(self._client.name, request, self._vocab_size))
+        asked = Asked(self._client.name, request, self._vocab_size, rank=self._rank_of(request))
+        return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
         session_id = asked.request.session_id
         headers = {"x-request-id": asked.request.request_id} | ({"x-session-id": session_id} if session_id else {})
+        headers |= {} if asked.rank is None else {"x-data-parallel-rank": str(asked.rank)}
         body = self._offer.api.body(asked, self._offer.model.id, interval)
         path = self._offer.api.path
         return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.engines.pool.placement import Placement, WorkerLoad
+from harness.engines.pool.prefixes import PrefixMap, block_keys
+from harness.types import TokenIds, as_ids
 from tests.thoroughness import examples
 
 SESSIONS = st.sampled_from([None, "a", "b", "c"])
@@ -21,9 +24,15 @@ def placement(count: int = 2, limit: int | None = None) -> tuple[Placement, list
     return under, [under.join(str(index)) for index in range(count)]
 
 
-def served_by(under: Placement, session_id: str | None, now: float = 0.0, tried: tuple[str, ...] = ()) -> str | None:
+def served_by(
+    under: Placement,
+    session_id: str | None,
+    now: float = 0.0,
+    tried: tuple[str, ...] = (),
+    prompt: TokenIds | None = None,
+) -> str | None:
     """The worker that a request of the session gets at once."""
-    under.ask(-1, session_id, tried)
+    under.ask(-1, session_id, tried, prompt)
     got = dict(under.grants(now)).get(-1)
     under.withdraw(-1)
     return None if got is None else got.name
@@ -46,6 +55,85 @@ def test_a_session_s_place_weighs_more_than_load():
 
     assert served_by(under, "a") == "1"
     assert served_by(under, "b") == "0"
+
+
+def prompt_of(group: int, sample: int = 0, shared: int = 0) -> TokenIds:
+    """The words of a template, of a group, and of a sample, 64 ids of each but the first."""
+    return as_ids([*range(shared), *[10_000 + group] * 64, *[20_000 + sample] * 64])
+
+
+def begin(under: Placement, session_id: str, prompt: TokenIds) -> str:
+    """The worker of a session that takes its first turn and stays."""
+    name = served_by(under, session_id, prompt=prompt)
+    assert name is not None
+    under.finish(under.workers[name])
+    under.place(session_id, under.workers[name], prompt.size)
+    return name
+
+
+def test_samples_of_one_group_are_served_by_one_worker():
+    """Eight groups of eight on two workers, which have four of them each."""
+    under, _ = placement()
+
+    places = [{begin(under, f"{group} {sample}", prompt_of(group)) for sample in range(8)} for group in range(8)]
+
+    assert [len(each) for each in places] == [1] * 8
+    assert [each.sessions for each in under.workers.values()] == [32, 32]
+
+
+def test_samples_that_come_in_turns_find_their_groups():
+    """And those whose prompts differ at their ends, where at least half is of the group."""
+    under, _ = placement()
+    begun = [(group, begin(under, f"{group} {n}", prompt_of(group, n))) for n in range(8) for group in range(8)]
+
+    assert len(set(begun)) == 8
+
+
+def test_a_prefix_is_worth_no_more_than_a_few_requests():
+    """A group of many is served by all, and a new worker by whoever comes next."""
+    under, _ = placement()
+    for sample in range(64):
+        begin(under, str(sample), prompt_of(0))
+    assert sorted(each.sessions for each in under.workers.values()) == [32, 32]
+
+    under.join("2")
+    assert begin(under, "new", prompt_of(0)) == "2"
+
+
+def test_the_words_of_a_template_draw_nobody():
+    """What prompts share is less than half of them."""
+    under, _ = placement()
+
+    assert [begin(under, str(group), prompt_of(group, shared=64)) for group in range(4)] == ["0", "1", "0", "1"]
+
+
+def test_a_prefix_draws_to_no_worker_that_cannot_serve():
+    """Fenced, full, tried or resting: somebody else serves at once."""
+    for spoil in ("fence", "full", "tried", "failed"):
+        under, (first, second) = placement(limit=2)
+        assert begin(under, "a", prompt_of(0)) == "0"
+        second.in_flight = 1  # so that load alone would choose the first
+        if spoil == "fence":
+            first.fence = "weights"
+        elif spoil == "full":
+            first.in_flight = 2
+        elif spoil == "failed":
+            first.failed_at = 0.0
+        tried = ("0",) if spoil == "tried" else ()
+
+        assert served_by(under, "b", now=1.0, tried=tried, prompt=prompt_of(0)) == "1", spoil
+
+
+def test_prefixes_are_forgotten_in_the_order_of_their_last_use():
+    """What is kept stays bounded."""
+    keys = [block_keys(as_ids([n] * 64)) for n in range((1 << 16) + 1)]
+    known = PrefixMap[str]()
+    for each in keys[:-1]:
+        known.note(each, "worker")
+    known.note(keys[0], "worker")
+    known.note(keys[-1], "worker")
+
+    assert [known.holders(keys[n]) for n in (0, 1, 2, -1)] == [("worker",), (), ("worker",), ("worker",)]
 
 
 def test_a_session_waits_for_its_full_worker():
@@ -149,6 +237,15 @@ def calls_of(work: Callable[[], object]) -> int:
     return len(calls)
 
 
+class Asked(NamedTuple):
+    """A request that waits: `drawn` is the worker that was sent the prompt of its group when it asked."""
+
+    session_id: str | None
+    tried: set[str]
+    group: int | None
+    drawn: WorkerLoad | None
+
+
 class PlacementMachine(RuleBasedStateMachine):
     """Requests, workers that come and go, fences and failures, in any order."""
 
@@ -159,7 +256,9 @@ class PlacementMachine(RuleBasedStateMachine):
         self.under = Placement(self.LIMIT)
         self.now = 0.0
         self.tickets = 0
-        self.waiting: dict[int, tuple[str | None, set[str]]] = {}
+        self.waiting: dict[int, Asked] = {}
+        self.sent: dict[int, list[WorkerLoad]] = {}
+        """The workers that were sent the prompt of a group."""
         self.running: list[tuple[int, str | None, WorkerLoad]] = []
 
     @rule(name=st.sampled_from("xyz"))
@@ -170,11 +269,21 @@ class PlacementMachine(RuleBasedStateMachine):
             self.under.join(name)
         self.grant()
 
-    @rule(session_id=SESSIONS, tried=st.sets(st.sampled_from("xyz"), max_size=1))
-    def ask(self, session_id: str | None, tried: set[str]) -> None:
+    @rule(
+        session_id=SESSIONS,
+        tried=st.sets(st.sampled_from("xyz"), max_size=1),
+        group=st.sampled_from([None, 0, 1]),
+    )
+    def ask(self, session_id: str | None, tried: set[str], group: int | None) -> None:
         self.tickets += 1
-        self.waiting[self.tickets] = (session_id, tried)
-        self.under.ask(self.tickets, session_id, tried)
+        is_new = self.under.place_of(session_id) is None and len(self.under.workers) > 1
+        group = group if is_new else None
+        held = [
+            each for each in self.sent.get(group, ()) if each in self.offered(set()) and each.in_flight < self.LIMIT
+        ]
+        drawn = min(held, key=lambda each: (each.in_flight, each.sessions), default=None)
+        self.waiting[self.tickets] = Asked(session_id, tried, group, drawn)
+        self.under.ask(self.tickets, session_id, tried, None if group is None else prompt_of(group))
         self.grant()
 
     @precondition(lambda self: self.waiting)
@@ -214,10 +323,11 @@ class PlacementMachine(RuleBasedStateMachine):
         """What the rules say, request by request in the order in which they asked."""
         busy = {worker: worker.in_flight for worker in self.under.workers.values()}
         grants = []
-        for ticket, (session_id, tried) in self.waiting.items():
-            awake = [worker for worker in self.offered(tried) if not worker.is_resting(self.now)]
-            worker = self.usable_home(session_id, tried) or min(
-                awake or self.offered(tried),
+        for ticket, asked in self.waiting.items():
+            offered = self.offered(asked.tried)
+            awake = [worker for worker in offered if not worker.is_resting(self.now)]
+            worker = self.usable_home(asked) or min(
+                awake or offered,
                 key=lambda each: (busy[each] >= self.LIMIT, busy[each], each.sessions),
                 default=None,
             )
@@ -228,27 +338,28 @@ class PlacementMachine(RuleBasedStateMachine):
 
     def granted(self) -> Iterator[tuple[int, WorkerLoad]]:
         for ticket, worker in self.under.grants(self.now):
-            session_id, tried = self.waiting.pop(ticket)
-            self.running.append((ticket, session_id, worker))
+            asked = self.waiting.pop(ticket)
+            self.running.append((ticket, asked.session_id, worker))
+            if asked.group is not None and worker not in self.sent.setdefault(asked.group, []):
+                self.sent[asked.group].append(worker)
             assert worker is self.under.workers[worker.name]
-            assert worker.name not in tried
+            assert worker.name not in asked.tried
             assert not worker.fence
             assert worker.in_flight <= self.LIMIT
-            assert worker is (self.usable_home(session_id, tried) or worker)
+            assert worker is (self.usable_home(asked) or worker)
             yield ticket, worker
-        for session_id, tried in self.waiting.values():
-            home = self.usable_home(session_id, tried)
-            could = [home] if home else [worker for worker in self.offered(tried) if not worker.is_resting(self.now)]
-            assert all(worker.in_flight == self.LIMIT for worker in could or self.offered(tried))
+        for asked in self.waiting.values():
+            home, offered = self.usable_home(asked), self.offered(asked.tried)
+            could = [home] if home else [worker for worker in offered if not worker.is_resting(self.now)]
+            assert all(worker.in_flight == self.LIMIT for worker in could or offered)
 
     def offered(self, tried: set[str]) -> list[WorkerLoad]:
         return [worker for worker in self.under.workers.values() if not worker.fence and worker.name not in tried]
 
-    def usable_home(self, session_id: str | None, tried: set[str]) -> WorkerLoad | None:
-        place = self.under.place_of(session_id)
-        if place is None or place.worker not in self.offered(tried) or place.worker.is_resting(self.now):
-            return None
-        return place.worker
+    def usable_home(self, asked: "Asked") -> WorkerLoad | None:
+        place = self.under.place_of(asked.session_id)
+        home = asked.drawn if place is None else place.worker
+        return None if home not in self.offered(asked.tried) or home.is_resting(self.now) else home
 
     @invariant()
     def every_request_is_counted_once(self) -> None:

@@ -25,7 +25,8 @@ try:
     import torch.distributed as dist
     from safetensors import SafetensorError
     from torch import Tensor
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils import logging
 except ModuleNotFoundError as error:
     raise LearnerError(f"{error}: the learner needs `pip install 'session-harness[learner]'`") from error
@@ -107,7 +108,10 @@ class TorchLearner:
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
         logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            has_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            kind = AutoModelForCausalLM if has_causal else AutoModelForImageTextToText
+            model = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise LearnerError(f"cannot load the model in {folder}: {error}") from error
         return cls(model.to(device), loss, optimizer, schedule=schedule, autocast=autocast, tokenizer_folder=folder)

@@ -15,9 +15,10 @@ import torch
 from harness import Segment
 from harness.errors import LearnerError
 from harness.learner.losses import LOSSES
+from harness.learner.packed_forward import packed_logprobs
 from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.learner.torch_learner import TorchLearner
-from tests.learner.tiny_models import in_packs, plain_logprobs, some_segments, tiny_model
+from tests.learner.tiny_models import in_packs, plain_logprobs, some_segments, tiny_model, tiny_qwen3_vl
 
 LOW, HIGH, CAP = 0.15, 0.3, 1.4
 
@@ -54,7 +55,8 @@ def gradient_one_by_one(model: Any, kind: LossKind, segments: Sequence[Segment])
 
 
 def gradient(model: Any) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
+    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()]
+    return torch.cat([each.flatten().clone() for each in grads])
 
 
 def new_learner(model: Any, kind: LossKind) -> TorchLearner:
@@ -105,6 +107,24 @@ def test_families_of_models_do_not_change_that(config_class: str, more: dict[str
     for pack in in_packs(segments, 3):
         learner.accumulate(pack)
     assert distance(gradient(model), expected) < 1e-9
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_model_of_text_and_images_takes_packs_of_text(rows: int) -> None:
+    """Logprobs and gradients of Qwen3-VL; its vision tower has no part in them."""
+    model = tiny_qwen3_vl()
+    segments = some_segments(model)
+    expected = {segment.ids.tobytes(): plain_logprobs(model, segment.ids).detach() for segment in segments}
+    _, gradient_alone = gradient_one_by_one(model, LossKind.GRPO, segments)
+    learner = new_learner(model, LossKind.GRPO)
+    for pack in in_packs(segments, 3, rows):
+        assert pack.position_ids.shape == (rows, len(pack))
+        trained = [
+            expected[segment.ids.tobytes()][np.flatnonzero(segment.loss_mask) - 1] for segment in pack.segments()
+        ]
+        assert float((packed_logprobs(model, pack) - torch.cat(trained)).detach().abs().max()) < 1e-6
+        learner.accumulate(pack)
+    assert distance(gradient(model), gradient_alone) < 1e-6
 
 
 def test_every_part_of_the_formulas_is_met() -> None:

@@ -18,7 +18,7 @@ from harness.errors import LearnerError
 from harness.learner.losses import TokenLosses, TrainedTokens, cross_entropy
 from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.learner.torch_learner import TorchLearner
-from tests.learner.tiny_models import in_packs, some_segments, tiny_model
+from tests.learner.tiny_models import in_packs, some_segments, tiny_model, tiny_qwen3_vl
 
 LOSS = LossSettings(LossKind.DECOUPLED_PPO)
 SETTINGS = OptimizerSettings(learning_rate=0.01, weight_decay=0.1, clip_norm=0.5)
@@ -205,6 +205,17 @@ def test_saved_weights_are_a_model_folder(tmp_path: Path) -> None:
     successor = TorchLearner.open(tmp_path / "1", LOSS, SETTINGS)
     assert successor.accumulate(packs[0]).loss == learner.accumulate(packs[0]).loss
     assert {"tokenizer.json", "chat_template.jinja"} <= {path.name for path in (tmp_path / "1").iterdir()}
+
+
+def test_a_model_of_text_and_images_is_opened_as_what_it_is(tmp_path: Path) -> None:
+    """Transformers has no causal language model for its folder; a step on packs of four rows moves its text."""
+    tiny_qwen3_vl().float().save_pretrained(tmp_path / "model")
+    learner = TorchLearner.open(tmp_path / "model", LOSS, SETTINGS)
+    before = weights(learner.model)
+    [pack] = in_packs(some_segments(tiny_model()), 1, position_rows=4)
+    learner.finish_step(learner.accumulate(pack).trained_tokens)
+    assert type(learner.model).__name__ == "Qwen3VLForConditionalGeneration"
+    assert not torch.equal(weights(learner.model), before)
 
 
 @pytest.mark.parametrize("verb", ["save", "save_state"])

@@ -25,6 +25,18 @@ def tiny_model(
     )
 
 
+def tiny_qwen3_vl() -> Any:
+    """A random Qwen3-VL, whose positions have four rows: of the text, and of time, height and width."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rope_parameters": rope}
+    size = {"hidden_size": 16, "intermediate_size": 24}
+    text = {**size, **heads, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "initializer_range": 0.3}
+    vision = {**size, "depth": 1, "num_heads": 2, "out_hidden_size": 16, "deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config={**vision, "num_position_embeddings": 16})
+    torch.manual_seed(0)
+    return transformers.Qwen3VLForConditionalGeneration(config).to(torch.float64).eval()
+
+
 def plain_logprobs(model: Any, ids: np.ndarray) -> torch.Tensor:
     """Logprobs of the tokens of one segment but its first, by the model's own forward pass, shape [n - 1]."""
     tokens = torch.from_numpy(ids.astype(np.int64))
@@ -66,9 +78,9 @@ def some_segments(model: Any, lengths: Sequence[int] = (9, 4, 17, 2, 11, 6, 23, 
     return segments
 
 
-def in_packs(segments: Sequence[Segment], packs: int) -> list[Pack]:
+def in_packs(segments: Sequence[Segment], packs: int, position_rows: int = 1) -> list[Pack]:
     """All of them, in `packs` packs of about equal numbers."""
     return [
-        Pack.of([segments[place] for place in places], places.tolist())
+        Pack.of([segments[place] for place in places], places.tolist(), position_rows)
         for places in np.array_split(np.arange(len(segments)), packs)
     ]

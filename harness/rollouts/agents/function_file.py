@@ -18,6 +18,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import FunctionAgent
@@ -61,19 +62,21 @@ class FunctionFile:
 
         Raises `ScenarioError` when the file cannot be run, or has no such function then.
         """
-        package = ModuleType(f"harness_scenario_{next(_loaded)}")
-        package.__path__ = [str(self.path.parent)]
-        sys.modules[package.__name__] = package
-        importlib.invalidate_caches()
-        try:
-            module = importlib.import_module(f"{package.__name__}.{self.path.stem}")
-            return FunctionAgent(f"{self.path.name}:{self.name}", getattr(module, self.name))
-        except (Exception, SystemExit) as error:
-            where = [
-                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)
-            ]
-            line = f" (line {where[-1]})" if where else ""
-            raise ScenarioError(f"{self.path} cannot be loaded: {type(error).__name__}: {error}{line}") from error
+        return FunctionAgent(f"{self.path.name}:{self.name}", load_named(self.path, self.name))
+
+
+def load_named(path: Path, name: str) -> Any:
+    """What the Python file at `path` calls `name`; the file is run anew. Raises `ScenarioError`."""
+    package = ModuleType(f"harness_scenario_{next(_loaded)}")
+    package.__path__ = [str(path.parent)]
+    sys.modules[package.__name__] = package
+    importlib.invalidate_caches()
+    try:
+        return getattr(importlib.import_module(f"{package.__name__}.{path.stem}"), name)
+    except (Exception, SystemExit) as error:
+        where = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = f" (line {where[-1]})" if where else ""
+        raise ScenarioError(f"{path} cannot be loaded: {type(error).__name__}: {error}{line}") from error
 
 
 def _check_arguments(arguments: ast.arguments, where: str) -> None:

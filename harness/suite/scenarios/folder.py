@@ -122,7 +122,7 @@ class ScenarioFolder:
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
         files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
-        files += [] if train is None else [train.model_program]
+        files += [] if train is None else [train.model_program, (train.encoder or "").partition(":")[0]]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         if self.agent_function is None:
             command = self.agent_command
@@ -197,7 +197,9 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
     scenario = folder.scenario
     named = [("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)]
     if scenario.train is not None:
-        named += [("train.model_program", scenario.train.model_program), ("train", CHECK_FILE)]  # its rewards
+        encoder = scenario.train.encoder and scenario.train.encoder.partition(":")[0]
+        named += [("train.model_program", scenario.train.model_program), ("train.encoder", encoder)]
+        named += [("train", CHECK_FILE)]  # its rewards
     for key, name in named:
         if name is not None and not folder.file(name).is_file():
             raise ScenarioError(f"{source}: {key}: expected a file of the scenario, got {name!r}, which does not exist")

@@ -329,10 +329,10 @@ class Scenario(_Strict):
     def _can_be_trained_on(self) -> Self:
         if self.train is None:
             return self
-        if self.train.rollouts_per_step % self.samples_per_prompt:
+        if self.train.budget % self.samples_per_prompt:
             raise ValueError(
                 f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
-                f" not {self.train.rollouts_per_step}"
+                f" not {self.train.budget}"
             )
         if self.train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
             raise ValueError(f"samples_per_prompt of at least 2 beside train.advantage = {self.train.advantage!r}")

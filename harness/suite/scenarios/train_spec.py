@@ -51,6 +51,15 @@ class PackingSpec(_Strict):
     """What becomes of a segment that is longer than a pack."""
 
 
+class BatchSpec(_Strict):
+    """The rollouts of a step as a trainer counts that thinks in batches: their product."""
+
+    per_device: int = Field(default=1, ge=1)
+    """Rollouts of one batch."""
+    gradient_accumulation: int = Field(default=1, ge=1)
+    """Batches of one update."""
+
+
 class CheckpointSpec(_Strict):
     """Model folders that outlive the run; what `--resume` needs is always kept."""
 
@@ -61,8 +70,11 @@ class CheckpointSpec(_Strict):
 class TrainSpec(_Strict):
     """How the scenario is trained on."""
 
-    rollouts_per_step: int = Field(ge=1)
-    """Exactly so many make a step: a multiple of `samples_per_prompt`."""
+    rollouts_per_step: int = Field(default=0, ge=0)
+    """Exactly so many make a step: a multiple of `samples_per_prompt`; 0 takes the product of `batch`."""
+    batch: BatchSpec = Field(default_factory=BatchSpec)
+    decode_micro_batch: int = Field(default=0, ge=0)
+    """Rollouts that are generated at once; 0 takes the scenario's `concurrency`."""
     over_sampling: int = Field(default=0, ge=0)
     """Groups that are begun beyond those that a step wants; what is not whole when the step is complete is ended."""
     partial: Literal["drop", "resume"] = "drop"
@@ -92,6 +104,10 @@ class TrainSpec(_Strict):
     """For a rollout, scoring included; one that still runs then is ended and replaced."""
     keep_steps: int = Field(default=2, ge=1)
     """Committed steps whose sessions and samples stay in `run.db`."""
+    encoder: str | None = None
+    """`FILE:NAME` in the scenario: a class, or a function without arguments, that makes a `SegmentEncoder`."""
+    position_rows: int = Field(default=1, ge=1)
+    """Rows of position ids that the model takes: 4 for Qwen3-VL, whose first row counts tokens of text."""
     model_program: str | None = None
     """Python file of the scenario that makes the model, in the place of `engine.model`: `FILE OUT --seed SEED`."""
     loss: LossSpec = Field(default_factory=LossSpec)
@@ -99,8 +115,17 @@ class TrainSpec(_Strict):
     packing: PackingSpec = Field(default_factory=PackingSpec)
     checkpoints: CheckpointSpec = Field(default_factory=CheckpointSpec)
 
+    @property
+    def budget(self) -> int:
+        """Rollouts that make a step, as they are said or derived."""
+        return self.rollouts_per_step or self.batch.per_device * self.batch.gradient_accumulation
+
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
+        if bool(self.rollouts_per_step) is ("batch" in self.model_fields_set):
+            raise ValueError("either rollouts_per_step or batch")
+        if self.encoder is not None and not all(self.encoder.partition(":")[::2]):
+            raise ValueError(f"encoder as FILE:NAME, and not {self.encoder!r}")
         if self.group_filter == "none" and self.most_dropped:
             raise ValueError("most_dropped = 0 without a group_filter")
         if self.group_filter != "none" and not self.most_dropped:

@@ -15,8 +15,11 @@ from harness.collector.step_budget import StepBudget
 from harness.collector.step_flow import Normalizer
 from harness.collector.step_plan import Order
 from harness.collector.step_rules import Partial, StepRules
+from harness.errors import ScenarioError
 from harness.learner.learner import Learner
+from harness.rollouts.agents.function_file import load_named
 from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
+from harness.samples.encoders import SegmentEncoder, WholeSampleEncoder
 from harness.samples.segments import TooLong
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.run.services import Services
@@ -33,8 +36,8 @@ from harness.suite.training.workdirs import Workdirs
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
     """How the groups of `scenario` are collected."""
     return StepRules(
-        StepBudget(train.rollouts_per_step, scenario.samples_per_prompt),
-        concurrency=scenario.concurrency,
+        StepBudget(train.budget, scenario.samples_per_prompt),
+        concurrency=train.decode_micro_batch or scenario.concurrency,
         over_sampling=train.over_sampling,
         partial=Partial(train.partial),
         group_filter=drop_zero_variance if train.group_filter == "zero_variance" else None,
@@ -55,6 +58,18 @@ def credit_of(train: TrainSpec) -> CreditRule | None:
         "return_to_go": partial(return_to_go_advantages, discount=train.discount),
     }
     return rules.get(train.advantage)
+
+
+def encoder_of(folder: ScenarioFolder, train: TrainSpec) -> SegmentEncoder:
+    """What makes segments of samples: the scenario's own, or all of a sample. Raises `ScenarioError`."""
+    if train.encoder is None:
+        return WholeSampleEncoder()
+    file, _, name = train.encoder.partition(":")
+    made = load_named(folder.file(file), name)()
+    if not callable(getattr(made, "encode", None)):
+        raise ScenarioError(f"train.encoder: expected {train.encoder} to make a SegmentEncoder, got {made!r}")
+    encoder: SegmentEncoder = made
+    return encoder
 
 
 @asynccontextmanager
@@ -97,11 +112,13 @@ async def open_pipeline(
             learner,
             SegmentMaker(
                 train.packing.length,
+                encoder=encoder_of(folder, train),
                 too_long=TooLong(train.packing.too_long),
                 max_staleness=train.max_staleness,
                 staleness=Stale(train.staleness),
             ),
             lookahead=train.packing.lookahead,
+            position_rows=train.position_rows,
             advantages=take_rewards if train.advantage == "reward" else standardize,
             credit=credit_of(train),
             normalizer=Normalizer(train.loss.normalizer),

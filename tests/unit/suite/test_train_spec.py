@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from harness.collector.step_budget import StepBudget
 from harness.errors import ScenarioError
 from harness.suite.scenarios.folder import load_scenario
 from harness.suite.scenarios.train_spec import TrainSpec
+from harness.suite.training.training_pipeline import encoder_of, rules_of
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
 
@@ -19,7 +21,13 @@ _STEP = {"rollouts_per_step": 4}
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"train": {}}, "train.rollouts_per_step: expected a value, got nothing"),
+        ({"train": {}}, "train: expected either rollouts_per_step or batch"),
+        ({"train": {**_STEP, "batch": {"per_device": 4}}}, "train: expected either rollouts_per_step or batch"),
+        ({"train": {**_STEP, "encoder": "encoder.py"}}, "train: expected encoder as FILE:NAME, and not 'encoder.py'"),
+        (
+            {"train": {**_STEP, "encoder": "gone.py:Encoder"}},
+            "train.encoder: expected a file of the scenario, got 'gone.py', which does not exist",
+        ),
         (
             {"train": {**_STEP, "packing": {"lenght": 9}}},
             "train.packing.lenght: expected a known key, got 'lenght'; did you mean 'length'?",
@@ -59,6 +67,40 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: 
     with pytest.raises(ScenarioError) as caught:
         load_scenario(directory)
     assert caught.value.message.startswith(f"{directory / 'scenario.toml'}: {problem}")
+
+
+def test_a_budget_is_said_or_derived(tmp_path: Path):
+    """Batches count: four rollouts of a device, gathered over three batches; two are generated at once."""
+    batch = {"per_device": 4, "gradient_accumulation": 3}
+    keys = {"train": {"batch": batch, "decode_micro_batch": 2}, "samples_per_prompt": 2, "concurrency": 8}
+    scenario = load_scenario(write_scenario(tmp_path / "s", **keys)).scenario
+    assert scenario.train is not None
+    rules = rules_of(scenario, scenario.train)
+
+    assert (rules.budget, rules.concurrency) == (StepBudget(12, 2), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("class Encoder:\n    def encode(self, rollout, sample): ...\n", None),
+        ("Encoder = dict\n", "expected encoder.py:Encoder to make a SegmentEncoder, got {}"),
+        ("import nowhere\n", "encoder.py cannot be loaded: ModuleNotFoundError: No module named 'nowhere' (line 1)"),
+    ],
+)
+def test_an_encoder_is_a_class_of_the_scenario(tmp_path: Path, text: str, problem: str | None):
+    """It is loaded by the run; what is none ends it with one line."""
+    directory = write_scenario(tmp_path / "s", train={**_STEP, "encoder": "encoder.py:Encoder"})
+    (directory / "encoder.py").write_text(text)
+    folder = load_scenario(directory)
+    assert folder.scenario.train is not None
+    assert "encoder.py" in folder.digests()
+    if problem is None:
+        assert type(encoder_of(folder, folder.scenario.train)).__name__ == "Encoder"
+        return
+    with pytest.raises(ScenarioError) as caught:
+        encoder_of(folder, folder.scenario.train)
+    assert problem in caught.value.message
 
 
 def test_every_key_is_documented_with_its_default():

@@ -16,18 +16,18 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from harness.errors import MalformedRequest, TooMany
 from harness.samples.delivery import take_one
 from harness.samples.miles_codec import encode_for_miles
 from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
-from harness.server.http.access import for_operators, require_admin
+from harness.server.http.access import require_admin
 from harness.server.http.connection import ClientConnection
 from harness.server.http.queries import parse_end_of_rollout, parse_first_turn, parse_list, parse_times
 from harness.server.http.responses import json_response
 from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.server.registry import SessionRegistry
+from harness.server.routes import SessionsApi
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
 from harness.sessions.gate import Work
@@ -58,33 +58,14 @@ _encode = msgspec.json.Encoder().encode
 _T = TypeVar("_T")
 
 
-class SessionRoutes:
-    """The requests of owners for the sessions of one server, and the one question that anybody may ask."""
+class OwnSessions(SessionsApi):
+    """The requests of owners for the sessions of one server."""
 
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._turns = turns
         self._sessions = sessions
         self._settings = turns.settings
         self._collecting = CollectingPlace(lambda: len(turns.admitted))
-
-    def routes(self) -> list[Route]:
-        """`GET /sessions/{id}` looks at the token itself: `HEAD` of the same route is open."""
-        admin = partial(for_operators, admin_token=self._settings.admin_token)
-        return [
-            Route("/sessions", admin(self._create), methods=["POST"]),
-            Route("/sessions", admin(self._list), methods=["GET"]),
-            Route("/sessions/times", admin(self._times), methods=["GET"]),
-            Route("/sessions/{id}/drain", admin(self._drain), methods=["POST"]),
-            Route("/sessions/{id}/end", admin(self._end), methods=["POST"]),
-            Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
-            Route("/sessions/{id}", self._record, methods=["GET"]),
-            Route("/sessions/{id}/", self._say_alive, methods=["GET"]),
-            Route("/sessions/{id}/v1", self._say_alive, methods=["GET"]),
-            Route("/sessions/{id}/api/hello", self._say_alive, methods=["GET"]),
-            Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
-            Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
-            Route("/sessions/{id}/samples", admin(self._samples_for_miles), methods=["POST"]),
-        ]
 
     async def _create(self, request: Request) -> Response:
         body = await read_body(request, self._settings.limits)
@@ -124,7 +105,7 @@ class SessionRoutes:
         turns.chat_tokenizer.with_variables(config.template_variables)  # now, where their name can be refused
         return config
 
-    async def _list(self, request: Request) -> Response:
+    async def _list_all(self, request: Request) -> Response:
         wanted = parse_list(request.query_params)
         quarantined = [
             {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self._sessions.quarantined
@@ -253,10 +234,6 @@ class SessionRoutes:
             finally:  # in force even where the store failed: its calls that wait at the gate get their answer
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
-
-    async def _say_alive(self, request: Request) -> Response:
-        """The same for every id: a client that asks here only wants to know whether anybody listens."""
-        return json_response({"session_id": request.path_params["id"], "object": "session"})
 
     async def _snapshot(self, request: Request) -> tuple[str, Session | None]:
         """The id in the path, and a copy of its session for another thread; None when there is no such session."""

@@ -13,7 +13,7 @@ until they answer. A shard that is being started is shut until it has been told.
 """
 
 import secrets
-from functools import partial
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -21,20 +21,18 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.access import for_operators, is_operator
+from harness.server.http.access import is_operator
 from harness.server.http.connection import Callers
-from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
+from harness.server.http.wire import parse_expected, read_body
 from harness.server.left_engines import LeftEngines
+from harness.server.routes import GateCounts, ServerApi
 from harness.server.settings import ServerSettings
 from harness.server.sweep import parse_sweep
-from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
 from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 from harness.shards.directory import ShardDirectory
 from harness.shards.front_sessions import FrontSessions
@@ -50,7 +48,7 @@ _OVER_S = 15.0  # for the end of a sweep whose time is over
 log = get_logger(__name__)
 
 
-class Front:
+class Front(ServerApi):
     """The state behind the routes: the gate, and the links to the shards."""
 
     def __init__(
@@ -61,107 +59,49 @@ class Front:
         metrics: ServerMetrics,
         settings: ServerSettings,
     ) -> None:
+        super().__init__(gatekeeper, settings, ErrorAnswers(metrics, settings))
         self.callers = Callers()
-        self.errors = ErrorAnswers(metrics, settings)
         self.left_engines = LeftEngines(gatekeeper, self._continue_engines)
         self._links = links
-        self._gatekeeper = gatekeeper
         self._directory = directory
         self._metrics = metrics
-        self._settings = settings
         self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        admin = partial(for_operators, admin_token=self._settings.admin_token)
-        sessions = FrontSessions(self._links, self._gatekeeper, self.callers, self._settings)
-        app = Starlette(
-            routes=[
-                Route("/sessions/drain", admin(partial(self._shut, HoldKind.DRAIN)), methods=["POST"]),
-                Route("/sessions/pause", admin(partial(self._shut, HoldKind.PAUSE)), methods=["POST"]),
-                Route("/sessions/renew", admin(self._renew), methods=["POST"]),
-                Route("/sessions/resume", admin(self._resume), methods=["POST"]),
-                Route("/sessions/gate", admin(self._gate), methods=["GET"]),
-                Route("/sessions/holds", admin(self._hold_times), methods=["GET"]),
-                Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
-                Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
-                Route("/sessions/weights", admin(self._weights), methods=["POST"]),
-                Route("/sessions/server", admin(self._describe), methods=["GET"]),
-                *sessions.routes(),
-                Route("/health", self._health, methods=["GET"]),
-                Route("/metrics", admin(self._render_metrics), methods=["GET"]),
-            ],
-            exception_handlers=self.errors.by_type(),
-        )
-        app.router.redirect_slashes = False
-        return app
+        sessions = FrontSessions(self._links, self.gatekeeper, self.callers, self.settings)
+        return self.build_app(sessions, before=[], after=sessions.redirects())
 
     # Gate
 
-    async def _shut(self, kind: HoldKind, request: Request) -> Response:
-        wanted = parse_hold(await read_body(request, self._settings.limits))
-        epoch, closed = self._gatekeeper.gate.epoch, self._sessions_closed
-        hold = self._gatekeeper.place(wanted, kind)
-        changed = self._gatekeeper.gate.epoch != epoch
-        if kind is HoldKind.DRAIN:
-            self._directory.note_drain()
-            self._gatekeeper.look_again()
-        await self._gatekeeper.keep(hold)
-        return json_response(await self._report_gate(changed=changed, closed_before=closed))
+    async def drain_sessions(self) -> Callable[[], int]:
+        """See `ServerApi`; the shards are told with the gate."""
+        before = self._sessions_closed
+        self._directory.note_drain()
+        self.gatekeeper.look_again()
+        return lambda: self._sessions_closed - before
 
-    async def _renew(self, request: Request) -> Response:
-        hold = self._gatekeeper.renew(parse_renewal(await read_body(request, self._settings.limits)))
-        await self._gatekeeper.keep(hold)
-        return json_response(await self._report_gate())
+    async def count_sessions(self) -> GateCounts:
+        """See `ServerApi`; of every shard that answers within its deadline."""
+        told = await self._links.ask(ShardLink.tell, VERB_S)
+        counts = add_counts(told.answers.values())
+        return GateCounts(
+            counts.sessions,
+            counts.sessions_open,
+            counts.turns_in_flight,
+            counts.turns_held,
+            self.gatekeeper.held + counts.held,
+            told.problems,
+        )
 
-    async def _resume(self, request: Request) -> Response:
-        wanted = parse_release(await read_body(request, self._settings.limits))
-        epoch, held = self._gatekeeper.gate.epoch, self._gatekeeper.held
-        released = self._released
-        await self._gatekeeper.release(wanted)
-        changed = self._gatekeeper.gate.epoch != epoch
-        is_open = self._gatekeeper.gate.state is GateState.OPEN
-        before = released - held if changed and is_open else None
-        return json_response(await self._report_gate(changed=changed, released_before=before))
-
-    async def _gate(self, request: Request) -> Response:
-        del request
-        return json_response(await self._report_gate())
-
-    async def _hold_times(self, request: Request) -> Response:
-        return json_response(self._gatekeeper.report_times(parse_since(request.query_params)))
+    @property
+    def released_elsewhere(self) -> int:
+        """See `ServerApi`."""
+        return sum(link.released for link in self._links)
 
     @property
     def _sessions_closed(self) -> int:
         return sum(link.sessions_closed for link in self._links)
-
-    @property
-    def _released(self) -> int:
-        return sum(link.released for link in self._links)
-
-    async def _report_gate(
-        self, *, changed: bool = False, closed_before: int | None = None, released_before: int | None = None
-    ) -> GateReport:
-        """How the gate stands, once every shard has been told, or had its time."""
-        told = await self._links.ask(ShardLink.tell, VERB_S)
-        gate, now = self._gatekeeper.gate, self._gatekeeper.lease_clock()
-        counts = add_counts(told.answers.values())
-        return GateReport(
-            state=gate.state,
-            epoch=gate.epoch,
-            holds=tuple(
-                HoldReport(hold.holder, hold.kind, hold.engines, round(hold.until - now, 3)) for hold in gate.holds
-            ),
-            held=self._gatekeeper.held + counts.held,
-            sessions=counts.sessions,
-            sessions_open=counts.sessions_open,
-            turns_in_flight=counts.turns_in_flight,
-            turns_held=counts.turns_held,
-            changed=changed,
-            sessions_closed=0 if closed_before is None else self._sessions_closed - closed_before,
-            released=0 if released_before is None else self._released - released_before,
-            problems=told.problems,
-        )
 
     async def _continue_engines(self) -> None:
         """One shard is enough: they all have the same engines. Raises why none could."""
@@ -173,8 +113,8 @@ class Front:
 
     # Weight updates
 
-    async def _sweep(self, request: Request) -> Response:
-        asked = parse_sweep(await read_body(request, self._settings.limits))
+    async def _start_sweep(self, request: Request) -> Response:
+        asked = parse_sweep(await read_body(request, self.settings.limits))
         share = msgspec.structs.replace(asked, concurrency=max(1, asked.concurrency // len(self._links)))
         body = msgspec.json.encode(share)
         refusals: list[Response] = []
@@ -201,7 +141,7 @@ class Front:
         return json_response(merge_sweeps(reports, {}) if reports else None)
 
     async def _weights(self, request: Request) -> Response:
-        expected = msgspec.json.encode(parse_expected(await read_body(request, self._settings.limits)))
+        expected = msgspec.json.encode(parse_expected(await read_body(request, self.settings.limits)))
 
         async def ask(link: ShardLink) -> LiveWeights:
             return (await link.ask("POST", "/sessions/weights", expected)).read(LiveWeights)
@@ -221,7 +161,7 @@ class Front:
         return json_response({**said, "start": self._start, "shards": [link.url for link in self._links]})
 
     async def _health(self, request: Request) -> Response:
-        if not is_operator(request.headers, self._settings.admin_token):
+        if not is_operator(request.headers, self.settings.admin_token):
             return json_response({"status": "alive"})
 
         async def ask(link: ShardLink) -> dict[str, Any]:
@@ -241,7 +181,7 @@ class Front:
         status = next((code for code, is_so in troubles if is_so), next(others, "ok"))
         body = {
             "status": status,
-            "gate": str(self._gatekeeper.gate.state),
+            "gate": str(self.gatekeeper.gate.state),
             "shards": said,
             "problems": asked.problems,
             "left_paused": self.left_engines.problem or "",

@@ -11,7 +11,6 @@ Everything else that an owner asks may be asked again, so the front does, for a 
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -26,12 +25,13 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, ShardUnavailable
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.access import credential, for_operators, require_admin
+from harness.server.http.access import credential, require_admin
 from harness.server.http.connection import Callers, ClientConnection
 from harness.server.http.queries import parse_list, parse_times
 from harness.server.http.responses import json_response
 from harness.server.http.wire import read_body
 from harness.server.registry import API_KEY_PREFIX
+from harness.server.routes import SessionsApi
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work
 from harness.sessions.record import add_totals, busiest_summaries
@@ -50,7 +50,7 @@ _METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH"]
 _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 
 
-class FrontSessions:
+class FrontSessions(SessionsApi):
     """The requests of owners for sessions, at the front of `links`."""
 
     def __init__(self, links: ShardLinks, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
@@ -59,22 +59,9 @@ class FrontSessions:
         self._callers = callers
         self._settings = settings
 
-    def routes(self) -> list[Route]:
-        """As those of a session server, less the model calls."""
-        admin = partial(for_operators, admin_token=self._settings.admin_token)
+    def redirects(self) -> list[Route]:
+        """The routes of model calls, which the shard of a session serves."""
         return [
-            Route("/sessions", admin(self._create), methods=["POST"]),
-            Route("/sessions", admin(self._list), methods=["GET"]),
-            Route("/sessions/times", admin(self._times), methods=["GET"]),
-            Route("/sessions/{id}/drain", admin(self._forward), methods=["POST"]),
-            Route("/sessions/{id}/end", admin(self._forward), methods=["POST"]),
-            Route("/sessions/{id}", admin(self._forward), methods=["DELETE"]),
-            Route("/sessions/{id}", self._record, methods=["GET"]),
-            Route("/sessions/{id}/", _say_alive, methods=["GET"]),
-            Route("/sessions/{id}/v1", _say_alive, methods=["GET"]),
-            Route("/sessions/{id}/api/hello", _say_alive, methods=["GET"]),
-            Route("/sessions/{id}/facts", admin(self._forward), methods=["GET"]),
-            Route("/sessions/{id}/samples", admin(self._forward), methods=["GET", "POST"]),
             Route("/sessions/{id}/v1/{rest:path}", self._redirect, methods=_METHODS),
             Route("/v1/{rest:path}", self._redirect, methods=_METHODS),
         ]
@@ -136,7 +123,7 @@ class FrontSessions:
         base = f"{self._address_of(link, request)}/sessions/{session_id}"
         return json_response({**created, "base_url": base})
 
-    async def _list(self, request: Request) -> Response:
+    async def _list_all(self, request: Request) -> Response:
         limit = parse_list(request.query_params).limit
         query = f"?{request.url.query}" if request.url.query else ""
 
@@ -205,6 +192,8 @@ class FrontSessions:
             reraise=True,
         )(ask)
 
+    _drain = _end = _delete = _facts = _samples = _samples_for_miles = _forward
+
     async def _redirect(self, request: Request) -> Response:
         """Refused, with the address that serves it: a client that follows a redirect leaves its key behind."""
         digits = request.path_params.get("id") or credential(request.headers).removeprefix(API_KEY_PREFIX)
@@ -241,8 +230,3 @@ async def _content(stack: AsyncExitStack, response: aiohttp.ClientResponse) -> A
     async with stack:
         async for chunk in response.content.iter_any():
             yield chunk
-
-
-async def _say_alive(request: Request) -> Response:
-    """The same for every id, as a session server says it."""
-    return json_response({"session_id": request.path_params["id"], "object": "session"})

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import aiohttp
 from starlette.applications import Starlette
+from starlette.routing import Route
 
+from harness.engines.scripted import ScriptedEngine
+from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.shards.directory import ShardDirectory
@@ -17,6 +20,8 @@ from harness.shards.shard_links import ShardLinks
 from harness.shards.standing import ShardCounts
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
+from tests.builders import toy_template, turn_service
+from tests.fake_engines.providers import toy_tokenizer
 from tests.session_servers.asgi_client import Exchange
 from tests.session_servers.scripted import SAY_NOTHING, canned_server, http_answer
 from tests.session_servers.served import eventually
@@ -36,6 +41,23 @@ async def fronted(folder: Path, shard_url: str, settings: ServerSettings) -> Asy
         link.came_up()
         link.counts = ShardCounts()
         yield Front(links, gatekeeper, directory, metrics, settings).app(), link
+
+
+def routes_of(app: Starlette) -> set[tuple[str, str]]:
+    """Each method of each path, less those of model calls."""
+    return {
+        (method, route.path)
+        for route in app.routes
+        if isinstance(route, Route) and "/v1/" not in route.path
+        for method in route.methods or ()
+    }
+
+
+async def test_a_front_has_the_routes_of_a_session_server(tmp_path: Path):
+    """All but model calls, which it sends to the session's shard."""
+    server = SessionServer(turn_service(ScriptedEngine(toy_tokenizer()), toy_template(), MemoryStore()))
+    async with canned_server(SAY_NOTHING) as shard, fronted(tmp_path, shard.url, ServerSettings()) as (front, _):
+        assert routes_of(front) == routes_of(server.app())
 
 
 async def test_a_session_whose_owner_left_before_its_answer_is_deleted(tmp_path: Path):

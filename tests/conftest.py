@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     transports = httpx._transports.default
     transports.create_ssl_context = cache(transports.create_ssl_context)
     config.stash[_PEAKS] = {}
+    config.stash[_CPU] = {}
 
 
 class Peak(NamedTuple):
@@ -89,27 +90,49 @@ class Peak(NamedTuple):
 _PEAKS = pytest.StashKey[dict[str, Peak]]()
 
 
+_CPU = pytest.StashKey[dict[str, float]]()
+
+
+def _room_of(nodeid: str) -> str:
+    return "/".join(nodeid.partition("::")[0].split("/")[1:-1])
+
+
+def _cpu_s() -> float:
+    """Processor time of this process, and of those that it has started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """After every test: whether this process has held more memory than ever."""
+    """After every test: whether this process has held more memory than ever, and the processor time of its room."""
+    before = _cpu_s()
     try:
         return (yield)
     finally:
         peaks = item.config.stash[_PEAKS]
         peaks[_OWN] = peaks.get(_OWN, Peak()).after(item.nodeid)
+        cpu, room = item.config.stash[_CPU], _room_of(item.nodeid)
+        cpu[room] = cpu.get(room, 0.0) + _cpu_s() - before
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of xdist tells its peak."""
-    if hasattr(session.config, "workeroutput") and (peak := session.config.stash[_PEAKS].get(_OWN)):
-        session.config.workeroutput["peak"] = tuple(peak)
+    """A worker of xdist tells its peak, and its processor time."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cpu"] = session.config.stash[_CPU]
+        if peak := session.config.stash[_PEAKS].get(_OWN):
+            session.config.workeroutput["peak"] = tuple(peak)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """What a worker has told; one that was killed tells nothing."""
-    if told := getattr(node, "workeroutput", {}).get("peak"):
-        node.config.stash[_PEAKS][node.gateway.id] = Peak(*told)
+    told = getattr(node, "workeroutput", {})
+    cpu = node.config.stash[_CPU]
+    for room, spent in told.get("cpu", {}).items():
+        cpu[room] = cpu.get(room, 0.0) + spent
+    if peak := told.get("peak"):
+        node.config.stash[_PEAKS][node.gateway.id] = Peak(*peak)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,17 +144,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where the time went, by room: seconds of all workers together, set-up and teardown included."""
+    """Where the time went, by room: seconds of all workers together, set-up and teardown included.
+
+    Processor time is that of the workers and of the processes that they ended; engines that tests share are not in it.
+    """
     seconds, tests = Counter[str](), Counter[str]()
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
         if isinstance(report, pytest.TestReport):
-            room = "/".join(report.nodeid.partition("::")[0].split("/")[1:-1])
+            room = _room_of(report.nodeid)
             seconds[room] += report.duration
             tests[room] += report.when == "call"
     if sum(seconds.values()) > _WORTH_A_TABLE_S:
-        terminalreporter.section("seconds and tests by room")
+        terminalreporter.section("seconds, processor seconds and tests by room")
+        cpu = terminalreporter.config.stash[_CPU]
         for room, spent in seconds.most_common():
-            terminalreporter.write_line(f"{spent:8.0f} {tests[room]:6} {room}")
+            terminalreporter.write_line(f"{spent:8.0f} {cpu.get(room, 0.0):8.0f} {tests[room]:6} {room}")
         terminalreporter.section(f"most memory of a test process, of {_MOST_GB} GB it may have")
         for process, peak in sorted(terminalreporter.config.stash[_PEAKS].items()):
             terminalreporter.write_line(f"{peak.gb:8.2f} GB of {process}, by {peak.test}", red=peak.gb > _MOST_GB)

@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from harness.samples.encoders import SegmentEncoder as SegmentEncoder
     from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
     from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
-    from harness.samples.object_list_encoder import ObjectListEncoder as ObjectListEncoder
     from harness.samples.pack_stream import PackStream as PackStream
     from harness.samples.packing import plan_packs as plan_packs
     from harness.samples.packs import Pack as Pack
@@ -188,7 +187,6 @@ _HOMES: Mapping[str, str] = {
     "SegmentEncoder": "harness.samples.encoders",
     "EncodedSample": "harness.samples.encoders",
     "WholeSampleEncoder": "harness.samples.encoders",
-    "ObjectListEncoder": "harness.samples.object_list_encoder",
     "require_sampled_prefix": "harness.samples.encoders",
     "plan_packs": "harness.samples.packing",
     "PackStream": "harness.samples.pack_stream",

@@ -6,7 +6,7 @@ from tests.checkout import ROOT
 
 ENTRIES = {
     *(".ci", ".gitignore", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
-    *("agents", "bench", "docs", "harness", "pyproject.toml", "scenarios", "server_patch", "soak", "tests"),
+    *("agents", "bench", "docs", "examples", "harness", "pyproject.toml", "scenarios", "server_patch", "soak", "tests"),
 }
 
 

@@ -71,7 +71,6 @@ PUBLIC = [
     "SegmentEncoder",
     "EncodedSample",
     "WholeSampleEncoder",
-    "ObjectListEncoder",
     "require_sampled_prefix",
     "plan_packs",
     "PackStream",

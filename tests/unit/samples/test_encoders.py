@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.object_list.encoder import ObjectListEncoder
+from examples.object_list.object_list import ListEnd, find_missing, read_object_list
 from harness.errors import SegmentError
 from harness.samples.encoders import WholeSampleEncoder, require_sampled_prefix
-from harness.samples.object_list import ListEnd, find_missing, read_object_list
-from harness.samples.object_list_encoder import ObjectListEncoder
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import COLUMNS, Segment
 from harness.types import Json, Sample, as_ids, as_logprobs

@@ -1,4 +1,6 @@
-"""Reference encoder for answers that are a JSON list of objects: what the model missed is appended and trained.
+"""Encoder for answers that are a JSON list of objects, such as boxes: append what the model missed, and train it.
+
+In a scenario, `train.encoder` names a function of yours that makes one, with the truth of your task.
 
 The answer, which is the output of a sample's last turn, is read as far as it is right. Sampled ids stay, up to the last
 whole object; from there on the true boxes that were missed are written, the list is closed and the turn ends. Only that
@@ -17,13 +19,11 @@ from typing import Protocol
 
 import numpy as np
 
+from examples.object_list.object_list import ListEnd, ObjectList, find_missing, is_box, is_polygon, read_object_list
+from harness import EncodedSample, Rollout, Sample, Segment
 from harness.errors import SegmentError
-from harness.samples.encoders import EncodedSample
-from harness.samples.object_list import ListEnd, ObjectList, find_missing, is_box, is_polygon, read_object_list
-from harness.samples.rollout import Rollout
-from harness.samples.segments import Segment
 from harness.samples.versions import NOT_SAMPLED
-from harness.types import Json, Sample
+from harness.types import Json
 
 
 class TextTokenizer(Protocol):

@@ -10,9 +10,11 @@ with limits that only its own tests reach: nobody else may notice it.
 """
 
 import fcntl
+import json
 import os
+import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -43,6 +45,8 @@ _ENVIRONMENT = {
     LaneEngine.VLLM: {"VLLM_CPU_KVCACHE_SPACE": "1", **SERVED_CONFIG.to_environ()},
 }
 _GROUP = "real-engines"
+_SHALLOW_LAYERS = 4  # of 30: four tenths of the work, for half of the rest is the output matrix
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TEST_S = 1200  # the first test of an engine installs and starts it
 _RELABEL_S = 600  # on a machine that does ten other things
 
@@ -125,11 +129,27 @@ def _vllm_url(model_dir: Path, pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session", name="perturbed_dir")
 def _perturbed_dir(model_dir: Path, pytestconfig: pytest.Config) -> Path:
     """The real model with noise in its weights, in the same files; made once and kept in pytest's cache."""
-    folder = Path(pytestconfig.cache.mkdir("smollm2-perturbed")) / "model"
+    return _made_once(pytestconfig, "smollm2-perturbed", lambda folder: _write_perturbed(model_dir, folder))
+
+
+@pytest.fixture(scope="session", name="shallow_dir")
+def _shallow_dir(model_dir: Path, pytestconfig: pytest.Config) -> Path:
+    """The first layers of the real model, for tests of what an engine promises with any weights; kept likewise."""
+    return _made_once(pytestconfig, "smollm2-shallow", lambda folder: _write_shallow(model_dir, folder))
+
+
+@pytest.fixture(scope="session", name="perturbed_shallow_dir")
+def _perturbed_shallow_dir(shallow_dir: Path, pytestconfig: pytest.Config) -> Path:
+    """The same with noise in its weights."""
+    return _made_once(pytestconfig, "smollm2-shallow-perturbed", lambda folder: _write_perturbed(shallow_dir, folder))
+
+
+def _made_once(pytestconfig: pytest.Config, name: str, write: Callable[[Path], None]) -> Path:
+    folder = Path(pytestconfig.cache.mkdir(name)) / "model"
     with (folder.parent / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            _write_perturbed(model_dir, folder)
+            write(folder)
     return folder
 
 
@@ -145,6 +165,22 @@ def _unfit_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with safe_open(model_dir / "model.safetensors", framework="pt") as weights:
         save_file({name: torch.zeros(2, 2) for name in weights.keys()}, folder / "model.safetensors")  # noqa: SIM118
     return folder
+
+
+def _write_shallow(source: Path, target: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    scratch = target.with_name("scratch")
+    shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((source / "config.json").read_text())
+    (scratch / "config.json").write_text(json.dumps(config | {"num_hidden_layers": _SHALLOW_LAYERS}))
+    kept = {
+        name: tensor
+        for name, tensor in load_file(source / "model.safetensors").items()
+        if not (layer := _LAYER.match(name)) or int(layer[1]) < _SHALLOW_LAYERS
+    }
+    save_file(kept, scratch / "model.safetensors", metadata={"format": "pt"})
+    scratch.rename(target)
 
 
 def _write_perturbed(source: Path, target: Path) -> None:

@@ -28,18 +28,13 @@ test: setup-dev model lint types layers pytest  ## everything that runs without 
 
 bench: setup-dev  ## figures of the session server, as ratios to a bare one, and of packs
 	$(PY) bench/startup.py
-	$(PY) bench/session_server.py $(ARGS)
 	$(PY) bench/turn_overhead.py
 	$(PY) bench/dialects.py
 	$(PY) bench/shards.py
 	$(PY) bench/session_memory.py
-	$(PY) bench/spans.py
 	$(PY) bench/collecting_beside.py
-	$(PY) bench/open_streams.py
-	$(PY) bench/encoding.py
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py
-	$(PY) bench/view_page.py
 
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants

@@ -1,4 +1,4 @@
-"""docs/scaling.md states what its arithmetic gives; docs/kubernetes.md names what exists."""
+"""docs/kubernetes.md names what exists."""
 
 from typing import Any
 
@@ -6,9 +6,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from bench.scaling import EVERY_S, SESSIONS, measured_costs, needs, row, simulate
 from harness.cli.main import app
-from tests.checkout import ROOT
 from tests.shown_blocks import shown_blocks
 
 OBJECTS: list[Any] = [
@@ -33,24 +31,6 @@ def container(kind: str, name: str) -> Any:
     """The only one of its pods."""
     [found] = named(kind, name)["spec"]["template"]["spec"]["containers"]
     return found
-
-
-@pytest.mark.parametrize("sessions", SESSIONS)
-def test_the_table_is_the_arithmetic_of_the_measured_costs(sessions: int) -> None:
-    """After a new measurement: `python bench/scaling.py` prints its lines."""
-    assert row(needs(sessions, measured_costs())) in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("sessions", "every_s"), [(1_000, EVERY_S), (10_000, EVERY_S), (10_000, 5.0)])
-def test_the_arithmetic_is_what_sessions_come_to(sessions: int, every_s: float) -> None:
-    """Sessions that think, ask and wait, and shards that do one thing after the other; they know no formula."""
-    costs = measured_costs()
-    needed = needs(sessions, costs, every_s=every_s)
-    played = simulate(sessions, needed.shards, costs, every_s=every_s, turns=100_000, seed=11)
-
-    assert played.turns_per_s == pytest.approx(needed.turns_per_s, rel=0.02)
-    assert played.busy == pytest.approx(needed.cores / needed.shards, rel=0.02)
-    assert played.wait_ms == pytest.approx(needed.wait_ms, rel=0.05)
 
 
 def test_the_gateway_finds_the_engines() -> None:

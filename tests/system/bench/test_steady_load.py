@@ -1,22 +1,6 @@
-"""`bench/open_streams.py` and `soak/steady_load.py` as they are called, on a small scale."""
-
-import json
-import subprocess
-import sys
+"""`soak/steady_load.py` tells what grows from what does not."""
 
 from soak.steady_load import Vitals, judge
-from tests.checkout import ROOT
-
-
-def test_streams_are_held_and_then_served() -> None:
-    """All of them wait at the gate, and all of them are read to their end."""
-    command = [sys.executable, "-W", "error", "bench/open_streams.py", "--json"]
-    options = ("--streams", "20", "--held", "0.5", "--tokens", "4")
-    said = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-
-    assert said.returncode == 0, said.stderr
-    found = json.loads(said.stdout)
-    assert (found["held"], found["errors"], found["holds"]) == (20, 0, True)
 
 
 def vitals(minute: float, rss_mib: float = 100.0, store_mib: float = 5.0, tasks: int = 30) -> Vitals:

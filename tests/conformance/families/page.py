@@ -223,7 +223,8 @@ on, of how many. {outputs} outputs per cell, made from a fixed seed.
 
 *One token sampled as two* is what sampling does: every split of a text into tokens has some probability, and the
 encoder knows one. It changes every turn in which it happens. Of 64 answers of
-SmolLM2-135M-Instruct with up to 128 tokens, 11 come back as other tokens at temperature 1 (the worst: 128 of 128 tokens) and 3 at temperature 0.6. A dash: the family has no such outputs.
+SmolLM2-135M-Instruct with up to 128 tokens, 11 come back as other tokens at temperature 1 (the worst: 128 of 128
+tokens) and 3 at temperature 0.6. A dash: the family has no such outputs.
 """
 
 

@@ -58,7 +58,8 @@ def ask():
 if metadata.get("stubborn"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 client = OpenAI(max_retries=20, timeout=600)
-messages = [{"role": "user", "content": "Add."}]
+# Unlike the others' for most of its tokens: a pool serves prompts that begin alike by one engine.
+messages = [{"role": "user", "content": f"Add {os.getpid()}. " * 24}]
 answered, told, has_met = 0, [], False
 for call in range(metadata["calls"]):
     if answered == metadata.get("meets_after") and not has_met:

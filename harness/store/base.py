@@ -1,8 +1,8 @@
-"""The seam between the server and what makes sessions durable.
+"""The contract between the server and the store that makes sessions durable.
 
 Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold`, `drop_hold` or `keep_label`
-returns, what it wrote survives `kill -9` of this process. `mark_delivered` and `mark_end` are notes and may be lost.
-The store keeps what it is given; it decides nothing.
+returns, its write survives `kill -9` of this process. `mark_delivered` and `mark_end` are notes and may be lost. A
+store makes no decisions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from harness.types import Turn
 
 @dataclass(frozen=True, slots=True)
 class DamagedSession:
-    """A session that is in the store and cannot be read back."""
+    """A stored session that cannot be loaded."""
 
     session_id: str
     api_key: str
@@ -29,26 +29,26 @@ class DamagedSession:
 
 
 Take = Callable[[Session], Session | SessionStub]
-"""What becomes of a session that was read back."""
+"""Function that replaces each loaded session, for instance by its stub."""
 
 
 def as_read(session: Session) -> Session:
-    """The session itself."""
+    """Return the session unchanged."""
     return session
 
 
 class LoadedSessions(NamedTuple):
-    """The sessions that an earlier server left unclosed."""
+    """Sessions that an earlier server left unclosed."""
 
     sessions: Sequence[Session | SessionStub] = ()
     damaged: Sequence[DamagedSession] = ()
 
 
 class SessionStore(Protocol):
-    """Where sessions are kept. An async context manager; all methods raise `StoreError`."""
+    """Storage for sessions. An async context manager; all methods raise `StoreError`."""
 
     tokenizer: TokenizerName
-    """Kept with each session that is created; the server sets it."""
+    """Recorded with each created session; set by the server."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -58,70 +58,70 @@ class SessionStore(Protocol):
 
     @property
     def reads_back(self) -> bool:
-        """Whether `outline` and `read` find what was kept: only then may a session be paged out."""
+        """True if `outline` and `read` find stored sessions. Only then may the server evict sessions."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be kept any more, until the server is started again; None while all is well."""
+        """Reason the store cannot write until the server restarts, or None."""
 
     async def create(self, session: Session) -> None:
-        """Keep a session that has no turns yet."""
+        """Store a session without turns."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Keep a session to which turns of `previous` move, and `previous` as closed: both or neither.
+        """Store a session that takes turns of `previous`, and close `previous`, in one transaction.
 
-        Raises `StoreError` when the store does not have all of those turns.
+        Raises `StoreError` if the store lacks any of those turns.
         """
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
+        """Store the outcome of a turn, replacing an earlier outcome of the same turn."""
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Keep the proximal columns of turns that are kept already, in one write, under way before this first waits.
+        """Store the proximal columns of stored turns in one write, which is queued before this method first awaits.
 
-        Nothing else of them is touched. A turn that has another outcome by then keeps the columns of that one.
+        Other columns stay. A turn whose outcome was replaced meanwhile keeps the columns of the new outcome.
         """
 
     async def set_phase(self, session: Session | SessionStub) -> None:
-        """Keep the phase of a session, and why it is closed."""
+        """Store the phase of a session and its close reason."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """Delete what is kept of at most `most` sessions that were closed so long ago; returns of how many."""
+        """Delete at most `most` sessions that closed more than `older_than_s` ago. Return the number deleted."""
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
-        """Note whether a turn's answer was handed over; does not wait for the disk."""
+        """Note whether the client received a turn's answer; do not wait for the disk."""
 
     def mark_end(self, session_id: str, end: RolloutEnd) -> None:
-        """Note how a rollout ended, before its session is closed; does not wait for the disk."""
+        """Note the end of a rollout before its session closes; do not wait for the disk."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """What `take` makes of each session that is not closed, as it was kept with its turns; damaged ones by name.
+        """Load each unclosed session with its turns, pass it to `take`, and name the damaged ones.
 
-        `take` is called in another thread, and one session is read at one time.
+        `take` runs in another thread, one session at a time.
         """
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """What is kept of a session, in short; None when that is nothing."""
+        """Return a summary of a stored session, or None if it is not stored."""
 
     async def read(self, session_id: str) -> Session:
-        """One session with its turns, as it was kept. Raises `StoreError` when it is not there, or damaged."""
+        """Load one session with its turns. Raises `StoreError` if it is missing or damaged."""
         ...
 
     async def keep_hold(self, hold: Hold) -> None:
-        """Keep a hold on the gate, in the place of an earlier one of its holder."""
+        """Store a hold on the gate, replacing an earlier one of its holder."""
 
     async def drop_hold(self, holder: str) -> None:
-        """Forget the hold of `holder`, if there is one."""
+        """Delete the hold of `holder`, if any."""
 
     async def keep_label(self, label: str, number: int) -> None:
-        """Keep which policy version a label of weights stands for."""
+        """Store the policy version of a weight label."""
 
     async def load_labels(self) -> dict[str, int]:
-        """The labels that were kept."""
+        """Return the stored labels and their versions."""
 
     async def load_holds(self) -> list[Hold]:
-        """The holds that were kept, those whose time is over included."""
+        """Return the stored holds, expired ones included."""
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
-        """When the last `most` holds were on the gate, in the order in which they began."""
+        """Return the times of the last `most` holds, by start."""

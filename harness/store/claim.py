@@ -1,8 +1,8 @@
-"""One server at a time keeps sessions in a store: a second one would sample turns that the first knows nothing of.
+"""Exclusive use of a store by one server: a second server would sample turns that the first does not know about.
 
-A claim is a lock of the operating system on a file beside the store, so it ends with its process, however that ends. It
-is on the file that a path leads to, so a symlink to a store in use is in use. A file of several names (hard links) is
-refused: SQLite keeps a log beside each of them. Readers need no claim.
+A claim is an OS lock on a file beside the store, so it ends with its process. It follows symlinks: a symlink to a store
+in use is in use. A file with several hard links is refused because SQLite keeps one log per name. Readers need no
+claim.
 """
 
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from harness.machine.locks import try_lock
 
 
 def claim(store: Path) -> BinaryIO:
-    """Claim `store` until the returned file is closed. Raises `StoreError` when another server has it."""
+    """Claim `store` until the returned file is closed. Raises `StoreError` if another server holds it."""
     try:
         target = store.resolve()
         if not target.parent.is_dir():
@@ -27,5 +27,5 @@ def claim(store: Path) -> BinaryIO:
                 raise StoreError(f"{store}: another server uses it; stop that one, or name another file")
             stack.pop_all()
             return file
-    except (OSError, RuntimeError) as error:  # the latter: a symlink that leads to itself
+    except (OSError, RuntimeError) as error:  # RuntimeError: a symlink loop
         raise StoreError(f"{store}: it cannot be claimed: {getattr(error, 'strerror', error)}") from error

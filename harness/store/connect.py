@@ -1,4 +1,4 @@
-"""From the name of a store to the store."""
+"""Choice of the store implementation by name."""
 
 import time
 from pathlib import Path
@@ -10,5 +10,5 @@ from harness.store.sqlite import SQLiteStore
 
 
 def open_store(where: str | Path, clock: Clock = time.time) -> SessionStore:
-    """A store in the SQLite file `where`, or one that keeps nothing for `"memory"`; enter it to use it."""
+    """Return a store in the SQLite file `where`, or a store without persistence for `"memory"`. Enter it before use."""
     return MemoryStore() if where == "memory" else SQLiteStore(Path(where), clock=clock)

@@ -1,4 +1,4 @@
-"""A store that keeps nothing: sessions live as long as their server. For tests and throw-away servers."""
+"""A store without persistence: sessions end with their server. For tests and throw-away servers."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,7 +16,7 @@ from harness.types import Turn
 
 
 class MemoryStore:
-    """A `SessionStore` whose promise does not outlive the process."""
+    """A `SessionStore` whose promise ends with the process."""
 
     tokenizer = TokenizerName()
 
@@ -30,72 +30,72 @@ class MemoryStore:
 
     @property
     def reads_back(self) -> bool:
-        """Nothing is kept."""
+        """False: nothing is stored."""
         return False
 
     @property
     def problem(self) -> str | None:
-        """Nothing can go wrong."""
+        """None: writes cannot fail."""
         return None
 
     async def create(self, session: Session) -> None:
-        """Nothing to do: the server holds the session."""
+        """Do nothing: the server holds the session."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Nothing to do: the server holds the one and not the other."""
+        """Do nothing: the server holds both sessions."""
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def set_phase(self, session: Session | SessionStub) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """Nothing is kept."""
+        """Return 0."""
         del older_than_s, most
         return 0
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def mark_end(self, session_id: str, end: RolloutEnd) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """No sessions."""
+        """Return no sessions."""
         del take
         return LoadedSessions()
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """None is kept."""
+        """Return None."""
         del session_id
         return None
 
     async def read(self, session_id: str) -> Session:
-        """Raises `StoreError`."""
+        """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 
     async def keep_hold(self, hold: Hold) -> None:
-        """Nothing to do: the server has the hold."""
+        """Do nothing: the server has the hold."""
 
     async def drop_hold(self, holder: str) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def keep_label(self, label: str, number: int) -> None:
-        """Nothing to do: the server has the label."""
+        """Do nothing: the server has the label."""
 
     async def load_labels(self) -> dict[str, int]:
-        """No labels."""
+        """Return no labels."""
         return {}
 
     async def load_holds(self) -> list[Hold]:
-        """No holds."""
+        """Return no holds."""
         return []
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
-        """None: the server has them."""
+        """Return no times: the server has them."""
         del most
         return []

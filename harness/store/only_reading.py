@@ -1,12 +1,11 @@
-"""A database that is only read: nothing is locked for long, and nothing is written or left beside it.
+"""Read access to a database, without long locks, writes, or new files beside it.
 
-Whoever has written to a database of ours has a log beside it until all of it is in the file. So one without a log is
-read as a file that does not change. SQLite would else make a log and its index, which a folder that may only be read
-refuses. Should somebody begin to write meanwhile and come so far as to change the file, what has been read may be of
-two moments, and the reader is told so.
+A writer keeps a log (WAL) beside the database until all of it is in the file. Without a log, the file is opened as
+immutable: otherwise SQLite would create a log and its index, which a read-only folder refuses. If a writer changes the
+file meanwhile, the reads may mix two states, and the block ends with `StoreError`.
 
-A database in use, or left by a process that was killed, is read with its log. That stays as it was: the last connection
-that may write folds it into the file when it closes, and this one may not.
+A database in use, or left by a killed process, is read with its log. The log stays: only a connection that may write
+folds it into the file on close.
 """
 
 import sqlite3
@@ -21,8 +20,8 @@ _BUSY_TIMEOUT_S = 10.0
 
 @contextmanager
 def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the database `path` that cannot write. Raises `StoreError`, `sqlite3.Error`, `OSError`."""
-    file = path.resolve()  # as SQLite does: the log is beside what a link leads to
+    """Connect to the database `path` without write access. Raises `StoreError`, `sqlite3.Error`, `OSError`."""
+    file = path.resolve()  # as SQLite does: the log is beside the target of a symlink
     log, index, journal = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
     before = _state(file)
     is_still = not log.exists() and not journal.exists()

@@ -1,7 +1,7 @@
-"""Sessions and turns as database rows, and back.
+"""Conversion of sessions and turns to database rows and back.
 
-Token columns are little-endian blobs (int32 ids, float32 logprobs), everything structured is JSON. A turn stores only
-what its parent does not have, so a row's size depends on that turn alone (I11).
+Token columns are little-endian blobs (int32 ids, float32 logprobs); structured columns are JSON. A turn stores only the
+prompt ids that its parent lacks, so the size of a row depends on that turn alone (I11).
 """
 
 import sqlite3
@@ -44,7 +44,7 @@ SELECT_CLOSED_BEFORE = (
 )
 DELETE_TURNS = "DELETE FROM turns WHERE session_id = ?"
 DELETE_SESSION = "DELETE FROM sessions WHERE session_id = ?"
-# By their length, columns of one outcome never meet the ids of another.
+# Matched by length, so that columns of one outcome never join the ids of another.
 UPDATE_SCORES = (
     "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ?"
     " WHERE session_id = ? AND turn = ? AND length(output_ids) = ?"
@@ -63,10 +63,10 @@ SELECT session_id, COUNT(*) AS requests, SUM(json_extract(value, '$.at_most')) A
 FROM turns, json_each(turns.unknown) GROUP BY session_id
 """
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
-# Rows from before store version 7 have a finish reason in the place of the end, in words that no end has but for those
-# that mean the same. It told less than an end does: the rest is in the error that was noted and in the session's phase.
-# A turn aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had
-# asked for that. Notes that are no JSON are damage, which is found when their session is read.
+# Before store version 7 this column held a finish reason. Its words differ from those of ends, except where both mean
+# the same. It says less than an end: the noted error and the phase of the session supply the rest. An aborted turn of a
+# closed session counts as ended by the engine, because the engine handed it over, no matter which side requested the
+# abort. Invalid JSON in the notes is damage, and is reported when the session is read.
 _TOLD_END = """CASE
     WHEN turn_end = 'stop' THEN 'model'
     WHEN turn_end = 'repeat_terminated' THEN 'repeat'
@@ -93,7 +93,7 @@ SELECT_OUTLINES = (
 
 
 class TokenizerName(NamedTuple):
-    """The tokenizer of a session's tokens."""
+    """Tokenizer of a session's tokens."""
 
     name: str | None = None
     """Its folder."""
@@ -101,13 +101,13 @@ class TokenizerName(NamedTuple):
 
 
 class StoredLine(NamedTuple):
-    """A session of a store, in short."""
+    """Summary of a stored session."""
 
     session_id: str
     state: str
-    """Why it is closed; its phase while it is not."""
+    """Close reason, or the phase if not closed."""
     sampled: int
-    """Tokens, discarded ones included."""
+    """Sampled tokens, discarded ones included."""
     end: RolloutEnd | None
     tokenizer: TokenizerName
 
@@ -118,29 +118,29 @@ Statement = tuple[str, Row]
 
 
 def hold_row(hold: Hold) -> Row:
-    """Parameters of `KEEP_HOLD`."""
+    """Return the parameters of `KEEP_HOLD`."""
     return hold.holder, str(hold.kind), hold.until, int(hold.engines), hold.work
 
 
 def hold_from_row(row: sqlite3.Row) -> Hold:
-    """The hold of a row of `SELECT_HOLDS`."""
+    """Decode a row of `SELECT_HOLDS`."""
     return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]), str(row["work"]))
 
 
 def hold_time_from_row(row: sqlite3.Row) -> HoldTime:
-    """The time of a hold in a row of `SELECT_HOLD_TIMES`."""
+    """Decode a row of `SELECT_HOLD_TIMES`."""
     ended_at = None if row["ended_at"] is None else float(row["ended_at"])
     return HoldTime(row["holder"], HoldKind(row["kind"]), bool(row["engines"]), float(row["began_at"]), ended_at)
 
 
 def session_row(session: Session, tokenizer: TokenizerName) -> Row:
-    """Parameters of `INSERT_SESSION`."""
+    """Return the parameters of `INSERT_SESSION`."""
     config = _text(session.config)
     return session.session_id, session.api_key, str(session.phase), config, session.created_at, *tokenizer
 
 
 def line_from_row(row: sqlite3.Row) -> StoredLine:
-    """The line of a row of `LIST_SESSIONS`."""
+    """Decode a row of `LIST_SESSIONS`."""
     state = row["closed_because"] or row["phase"]
     end = None if row["outcome"] is None else RolloutEnd(row["outcome"], row["reason"] or "", row["reward"])
     tokenizer = TokenizerName(row["tokenizer"], row["tokenizer_digest"])
@@ -148,18 +148,18 @@ def line_from_row(row: sqlite3.Row) -> StoredLine:
 
 
 def phase_row(session: Session | SessionStub, now: float) -> Row:
-    """Parameters of `UPDATE_PHASE`."""
+    """Return the parameters of `UPDATE_PHASE`."""
     closed_at = now if session.phase is Phase.CLOSED else None
     return str(session.phase), closed_at, session.closed_because, session.session_id
 
 
 def move_turn_row(session_id: str, turn: Turn, previous_id: str) -> Row:
-    """Parameters of `MOVE_TURN`: the row of `turn` in another session, with what a takeover changes of it."""
+    """Return the parameters of `MOVE_TURN`: the new session, and the fields that a takeover changes."""
     return session_id, str(turn.end), int(turn.delivered), previous_id, turn.index
 
 
 def turn_row(session_id: str, turn: Turn) -> Row:
-    """Parameters of `INSERT_TURN`."""
+    """Return the parameters of `INSERT_TURN`."""
     return (
         session_id,
         turn.index,
@@ -191,12 +191,12 @@ def turn_row(session_id: str, turn: Turn) -> Row:
 
 
 def scores_row(session_id: str, turn: Turn) -> Row:
-    """Parameters of `UPDATE_SCORES`."""
+    """Return the parameters of `UPDATE_SCORES`."""
     return *_scores(turn), session_id, turn.index, turn.output_ids.nbytes
 
 
 def session_from_row(row: sqlite3.Row) -> Session:
-    """The session of a row of `SELECT_SESSIONS`, without its turns."""
+    """Decode a row of `SELECT_SESSIONS`, without turns."""
     config = msgspec.json.decode(row["config"], type=SessionConfig)
     session = Session(row["session_id"], row["api_key"], config, row["created_at"])
     session.phase = Phase(row["phase"])
@@ -204,7 +204,7 @@ def session_from_row(row: sqlite3.Row) -> Session:
 
 
 def turn_from_row(row: sqlite3.Row) -> Turn:
-    """The turn of a row of `SELECT_TURNS`. Raises `ValueError` when its columns contradict each other."""
+    """Decode a row of `SELECT_TURNS`. Raises `ValueError` if its columns contradict each other."""
     decode = msgspec.json.decode
     turn = Turn(
         index=row["turn"],
@@ -242,7 +242,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
 
 
 def outline_from_row(row: sqlite3.Row) -> TurnOutline:
-    """The outline of a row of `SELECT_OUTLINES`."""
+    """Decode a row of `SELECT_OUTLINES`."""
     decode = msgspec.json.decode
     return TurnOutline(
         row["turn"],

@@ -1,12 +1,11 @@
-"""The tables of a session store, by version: the one place where they are made and changed.
+"""Tables of a session store by version, and their migrations.
 
-A store carries its version in `user_version`. A new one is made as the first version ever was and brought up to date
-like any other, so there is one way to today's tables. To change them, add a step at the end of `STEPS` and nothing
-else; a step that has been released is never edited. One server at a time opens a store (`claim`), so no two
-migrate it at once; a step that fails leaves the store as it was.
+`user_version` holds the version of a store. A new store is created at the first version and then migrated, so there is
+one path to the current tables. To change them, append a step to `STEPS`; never edit a released step. The `claim`
+prevents two servers from migrating at once. A step that fails leaves the store unchanged.
 
-Tools that only read take a store of any version that can be migrated as it is (`read_as_today`): what a step adds must
-be readable without it.
+Read-only tools read older stores without migrating them (`read_as_today`), so the additions of a step must be readable
+without it.
 """
 
 import sqlite3
@@ -80,14 +79,14 @@ CREATE TABLE weight_labels (
 ) WITHOUT ROWID;
 """
 
-# Rows stay as they are, and what an old one says is told when it is read (`rows.SELECT_TURNS`). Rewriting all of them
-# would take the disk and the minutes of a whole copy, and one page that is damaged would keep the store from opening.
+# Old rows stay, and `rows.SELECT_TURNS` translates them on read. Rewriting them would take the disk space and the
+# minutes of a full copy, and one damaged page would keep the store from opening.
 _TURN_ENDS = "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
 _UNKNOWN_OUTPUT = "ALTER TABLE turns ADD COLUMN unknown TEXT NOT NULL DEFAULT '[]';"
 _WORK_OF_HOLDS = "ALTER TABLE holds ADD COLUMN work TEXT NOT NULL DEFAULT '';"
 
-# Written by the store itself, with each hold that is kept or dropped: a reader of a run asks later what held its turns
-# up. A hold that is kept again is renewed, and with `until` 0 it is over. The last 100,000 stay.
+# Triggers write these rows, so that a reader of a run can find the hold that delayed its turns. Storing a hold again
+# renews it; `until` 0 ends it. The last 100,000 rows stay.
 _HOLD_TIMES = """
 CREATE TABLE hold_times (
     holder   TEXT NOT NULL,
@@ -113,8 +112,8 @@ CREATE TRIGGER note_dropped_hold AFTER DELETE ON holds BEGIN
 END;
 """
 
-# Until then a key covered all of a message: turns that are recorded have the keys of exact matching, to which their
-# sessions keep. Closed ones take no more turns.
+# Before this version, a key covered a whole message. Recorded turns have keys of exact matching, so their sessions keep
+# to it. Closed sessions take no more turns.
 _EXACT_KEYS = """
 UPDATE sessions SET config = json_insert(json_insert(config, '$.matching', json('[]')), '$.matching[#]', 'exact')
 WHERE phase != 'closed' AND json_valid(config);
@@ -140,13 +139,13 @@ STEPS: tuple[str, ...] = (
     _EXACT_KEYS,
     _SESSION_ENDS,
 )
-"""The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
+"""Migrations: the first makes version `FIRST_VERSION + 1` from `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)
 
 
 def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
-    """Make the tables of the store at `path`, or change them to today's. Raises `StoreError`, `sqlite3.Error`."""
+    """Create the tables of the store at `path`, or migrate them. Raises `StoreError`, `sqlite3.Error`."""
     if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
         connection.executescript(f"BEGIN IMMEDIATE; {_FIRST_TABLES} PRAGMA user_version = {FIRST_VERSION}; COMMIT;")
     for version in range(readable_version(path, connection), SCHEMA_VERSION):
@@ -155,7 +154,7 @@ def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
-    """Have `connection`, which only reads the store at `path`, see its tables as today's, whatever its version.
+    """Show `connection`, which is read-only, the current tables, whatever the version of the store at `path`.
 
     Raises `StoreError`, `sqlite3.Error`.
     """
@@ -168,12 +167,12 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
     for table, steps in made_later.items():
         columns = [column for step, column in steps.items() if STEPS.index(step) >= steps_made]
         if columns:
-            # Nobody's words but those of the table above come into the statement.
+            # The statement contains only words of the table above.
             connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(columns)} FROM main.{table}")  # noqa: S608
 
 
 def readable_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The version of the store at `path`. Raises `StoreError` when it is none, or not one that we can read."""
+    """Return the version of the store at `path`. Raises `StoreError` if it is none, or unsupported."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
         raise StoreError(f"{path} is a database of something else, not a session store; use a new file")
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -1,7 +1,7 @@
 """Sessions in a SQLite file (WAL), written by one thread that commits in groups (`writer`).
 
-WAL with `synchronous=NORMAL` survives `kill -9` of the process (I9); a power cut may lose the last commits but never
-the file. A reader opens a connection of its own, in a thread of its own.
+WAL with `synchronous=NORMAL` survives `kill -9` of the process (I9). A power cut may lose the last commits but never
+the file. Each reader uses its own connection in its own thread.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _BUSY_TIMEOUT_S = 10.0
 
 
 class SQLiteStore:
-    """A `SessionStore` in one file, which it has to itself; entering it raises `StoreError` when it cannot."""
+    """A `SessionStore` in one file, with exclusive access. Entering it raises `StoreError` if that fails."""
 
     def __init__(self, path: Path, *, clock: Clock = time.time) -> None:
         self._path = path
@@ -59,20 +59,20 @@ class SQLiteStore:
 
     @property
     def reads_back(self) -> bool:
-        """`outline` and `read` find what was kept."""
+        """See `SessionStore`."""
         return True
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be kept any more; None while all is well."""
+        """See `SessionStore`."""
         return self._writer.problem
 
     async def create(self, session: Session) -> None:
-        """Keep a session that has no turns yet."""
+        """See `SessionStore`."""
         await self._writer.write((rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)))
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Keep a session to which turns of `previous` move, and `previous` as closed: both or neither."""
+        """See `SessionStore`."""
         statements = [
             (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
             *(
@@ -84,19 +84,19 @@ class SQLiteStore:
         await self._writer.write(*statements, changes=len(statements))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
+        """See `SessionStore`."""
         await self._writer.insert((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Keep the proximal columns of turns, unless they have another outcome by now; nothing else is touched."""
+        """See `SessionStore`."""
         await self._writer.write(*((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)) for turn in turns))
 
     async def set_phase(self, session: Session | SessionStub) -> None:
-        """Keep the phase of a session."""
+        """See `SessionStore`."""
         await self._writer.write((rows.UPDATE_PHASE, rows.phase_row(session, self._clock())))
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """Delete the rows of at most `most` sessions that were closed so long ago; returns of how many."""
+        """See `SessionStore`."""
         until = self._clock() - older_than_s
 
         def find() -> list[str]:
@@ -110,15 +110,15 @@ class SQLiteStore:
         return len(closed)
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
-        """Note whether a turn's answer was handed over; does not wait for the disk."""
+        """See `SessionStore`."""
         self._writer.note((rows.UPDATE_DELIVERED, (int(delivered), session_id, index)))
 
     def mark_end(self, session_id: str, end: RolloutEnd) -> None:
-        """Note how a rollout ended, before its session is closed; does not wait for the disk."""
+        """See `SessionStore`."""
         self._writer.note((rows.UPDATE_END, (*end, session_id)))
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """What `take` makes of each session that is not closed; those that are damaged by name."""
+        """See `SessionStore`."""
 
         def read() -> LoadedSessions:
             sessions: list[Session | SessionStub] = []
@@ -135,11 +135,11 @@ class SQLiteStore:
         return await asyncio.to_thread(read)
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """What the rows of a session say of it, in short; None when it has none."""
+        """See `SessionStore`."""
 
         def read() -> SessionOutline | None:
             with reading(self._path) as connection:
-                connection.execute("BEGIN")  # both questions are about one moment
+                connection.execute("BEGIN")  # one snapshot for both queries
                 row = connection.execute(rows.SELECT_PHASE, (session_id,)).fetchone()
                 found = connection.execute(rows.SELECT_OUTLINES, (session_id,))
                 return row and SessionOutline(row["phase"], tuple(map(rows.outline_from_row, found)))
@@ -150,23 +150,23 @@ class SQLiteStore:
             raise StoreError(f"{self._path}: session {session_id} is damaged: {error}") from error
 
     async def read(self, session_id: str) -> Session:
-        """One session with its turns."""
+        """See `SessionStore`."""
         return await asyncio.to_thread(read_session, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:
-        """Keep a hold on the gate, in the place of an earlier one of its holder."""
+        """See `SessionStore`."""
         await self._writer.write((rows.KEEP_HOLD, rows.hold_row(hold)))
 
     async def drop_hold(self, holder: str) -> None:
-        """Forget the hold of `holder`, if there is one."""
+        """See `SessionStore`."""
         await self._writer.write((rows.DROP_HOLD, (holder,)))
 
     async def keep_label(self, label: str, number: int) -> None:
-        """Keep which policy version a label of weights stands for."""
+        """See `SessionStore`."""
         await self._writer.write((rows.KEEP_LABEL, (label, number)))
 
     async def load_labels(self) -> dict[str, int]:
-        """The labels that were kept."""
+        """See `SessionStore`."""
 
         def read() -> dict[str, int]:
             with reading(self._path) as connection:
@@ -175,7 +175,7 @@ class SQLiteStore:
         return await asyncio.to_thread(read)
 
     async def load_holds(self) -> list[Hold]:
-        """The holds that were kept; one that cannot be read is none."""
+        """Return the stored holds, without unreadable ones."""
 
         def read() -> list[sqlite3.Row]:
             with reading(self._path) as connection:
@@ -183,13 +183,13 @@ class SQLiteStore:
 
         holds: list[Hold] = []
         for row in await asyncio.to_thread(read):
-            # A damaged row must not keep the server from starting; its hold would have run out.
+            # A damaged row must not keep the server from starting. Its hold would have expired anyway.
             with suppress(ValueError, TypeError):
                 holds.append(rows.hold_from_row(row))
         return holds
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
-        """The last holds that were noted; one that cannot be read is none."""
+        """Return the times of the last holds, without unreadable ones."""
 
         def read() -> list[sqlite3.Row]:
             with reading(self._path) as connection:
@@ -203,7 +203,7 @@ class SQLiteStore:
 
 
 def read_session(path: Path, session_id: str) -> Session:
-    """One session of a store, for tools that look at a run. Raises `StoreError`."""
+    """Load one session of a store, for tools that inspect a run. Raises `StoreError`."""
     with reading(path) as connection:
         row = connection.execute(rows.SELECT_SESSION, (session_id,)).fetchone()
         if row is None:
@@ -212,25 +212,25 @@ def read_session(path: Path, session_id: str) -> Session:
 
 
 def list_sessions(path: Path) -> dict[str, rows.StoredLine]:
-    """A line for every session of a store, its tokens counted by SQLite. Raises `StoreError`."""
+    """Return a line for each session of a store; SQLite counts the tokens. Raises `StoreError`."""
     with reading(path) as connection:
         return {row["session_id"]: rows.line_from_row(row) for row in connection.execute(rows.LIST_SESSIONS)}
 
 
 def count_generated(path: Path) -> dict[str, int]:
-    """Sampled tokens of every session of a store, discarded ones included. Raises `StoreError`."""
+    """Count the sampled tokens of each session, discarded ones included. Raises `StoreError`."""
     return {session_id: line.sampled for session_id, line in list_sessions(path).items()}
 
 
 def count_unknown(path: Path) -> dict[str, Unknown]:
-    """Requests not handed over, of every session of a store that has any, counted by SQLite. Raises `StoreError`."""
+    """Count the requests without a reported end, for each session that has any. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.COUNT_UNKNOWN).fetchall()
         return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}
 
 
 def read_hold_times(path: Path) -> list[HoldTime]:
-    """Every hold that a store knows of, in order; none of a store from before they were noted. Raises `StoreError`."""
+    """Return all recorded hold times, in order. A store from before their table has none. Raises `StoreError`."""
     with reading(path) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'hold_times'").fetchone():
             return []
@@ -238,7 +238,7 @@ def read_hold_times(path: Path) -> list[HoldTime]:
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
+    """Load all sessions of a store, closed ones included, for tools that inspect a run. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.SELECT_SESSIONS).fetchall()
         return [_read_whole(path, connection, row) for row in found]
@@ -246,7 +246,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the store at `path` that cannot write; what fails in the block is a `StoreError`."""
+    """Connect to the store at `path` without write access. Errors in the block become `StoreError`."""
     if not path.is_file():
         raise StoreError(f"expected a session store, found no file {path}")
     try:
@@ -259,7 +259,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class _Damaged(Exception):
-    """The rows of a session are not what they should be; the cause says what is wrong."""
+    """Invalid rows of a session; the cause names the problem."""
 
 
 def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
@@ -277,18 +277,18 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:  # a page of it; the extended codes say of what
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:  # a damaged page; the extended codes name its kind
             raise
         raise _Damaged(row["session_id"]) from error
     return session
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection for the writer thread, to tables of today: they are made when missing, changed when older."""
+    """Open the connection of the writer thread; create or migrate the tables."""
     connection = None
     try:
         if not path.exists():
-            path.touch(mode=0o600)  # the keys of sessions are in it; SQLite gives its log the mode of the file
+            path.touch(mode=0o600)  # it holds session keys; SQLite gives its log the mode of the file
         connection = sqlite3.connect(
             path.absolute(), timeout=_BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None
         )

@@ -1,8 +1,8 @@
-"""What a store holds of each session, in numbers; and closed sessions given back by name: for the books of a run.
+"""Token counts of stored sessions, and deletion of closed ones, for the books of a run.
 
-The database of a run is the store of its server and has tables of the run beside it, so whoever keeps the books does it
-in one transaction with them, on a connection of its own. Nothing here needs the claim on the store: sessions are
-counted, and of those that are closed, which no server holds or writes any more, rows go.
+The database of a run is the store of its server plus tables of the run. So the bookkeeper uses its own connection and
+does both in one transaction. The claim on the store is not needed: counting only reads, and only rows of closed
+sessions are deleted, which no server holds or writes.
 """
 
 import sqlite3
@@ -14,15 +14,15 @@ from harness.sessions.lifecycle import CloseReason, Phase
 
 
 class StoredSession(NamedTuple):
-    """A session of a store, in numbers."""
+    """Counts of a stored session."""
 
     session_id: str
     closed_at: float | None
-    """Seconds since the epoch; None of one that is not closed."""
+    """Seconds since the epoch; None if not closed."""
     is_taken_over: bool
-    """Its tokens are those of its successor, those that it left behind included."""
+    """True if a successor accounts for its tokens, including those that it left behind."""
     generated: int
-    """Sampled tokens: of its turns, discarded ones included, and what a predecessor left behind."""
+    """Sampled tokens of its turns, discarded ones included, plus those that a predecessor left behind."""
     unknown: Unknown
 
 
@@ -51,9 +51,9 @@ _DELETE = ("DELETE FROM turns WHERE session_id = ?", "DELETE FROM sessions WHERE
 
 
 def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) -> Iterator[StoredSession]:
-    """The sessions of the store in the database of `connection` that are not closed, or have been only since then.
+    """Yield the sessions that are open, or that closed at `closed_since` or later.
 
-    None when there is no store in it. Raises `sqlite3.Error`.
+    Yield nothing if the database holds no store. Raises `sqlite3.Error`.
     """
     if not connection.execute(_IS_STORE).fetchone():
         return
@@ -69,7 +69,7 @@ def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) ->
 
 
 def find_taken_over(connection: sqlite3.Connection, before: float) -> list[str]:
-    """The sessions that were taken over before then, and hold nothing that their successors do not account for.
+    """Return the sessions that were taken over before `before`. Their successors account for all of their tokens.
 
     Raises `sqlite3.Error`.
     """
@@ -79,7 +79,7 @@ def find_taken_over(connection: sqlite3.Connection, before: float) -> list[str]:
 
 
 def forget_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> list[str]:
-    """Delete the rows of those of `session_ids` that are closed; returns those that the store has no row of then.
+    """Delete the closed sessions among `session_ids`. Return the ids that have no row afterwards.
 
     The caller commits. Raises `sqlite3.Error`.
     """

@@ -1,18 +1,16 @@
-"""The thread that writes a SQLite database: whatever waits when it comes round is committed together.
+"""The thread that writes a SQLite database, committing all queued writes together.
 
-A busy server pays one commit for many turns, an idle one pays nothing for the grouping. Notes, for which nobody waits,
-go with the next write but those of turns, or after a moment: alone each would wake the thread for a commit of its own.
+A busy server pays one commit for many turns; an idle one pays nothing for grouping. Notes have no waiter. They go with
+the next write that is not a turn, or after a moment: each alone would wake the thread for its own commit.
 
-Each call of SQLite gives the interpreter away and has to get it back from the event loop, which costs more than what
-most of them do. So a group of one statement is committed by itself, in the fewest of them.
+Each SQLite call releases the GIL and must get it back from the event loop, which costs more than most calls do. So a
+group of one statement runs without an explicit transaction.
 
-Of a group that fails nothing is kept. When the disk failed, everybody who waited for the group gets the error; anything
-else (no memory, a value that SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread
-end all the same, everybody who waits and everybody who comes later gets a `StoreError`: nobody waits for a thread that
-is gone.
+A group that fails keeps nothing. If the disk failed, every waiter gets the error. Any other error (out of memory, a
+value that SQLite cannot hold) is the fault of one write, so each is retried alone. If the thread dies, all present and
+later callers get a `StoreError`.
 
-All who wait are known to the event loop and not only to the queue, because a thread that dies may take with it what it
-had just taken out of the queue.
+The event loop tracks all waiters too, because a dying thread may lose writes that it took from the queue.
 """
 
 import asyncio
@@ -33,28 +31,28 @@ from harness.machine.log import get_logger
 log = get_logger(__name__)
 
 _LARGEST_GROUP = 512
-_NOTES_S = 0.1  # how long a note waits for others
+_NOTES_S = 0.1  # longest wait of a note for other writes
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 
 
 class _Stop(NamedTuple):
-    """The last entry of the queue."""
+    """Last entry of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """Statements, all or none; `done` is None when nobody waits for them."""
+    """Statements of one transaction; `done` is None for notes."""
 
     statements: Sequence[Statement]
     changes: int | None
-    """How many rows they must change; None for any number."""
+    """Exact number of rows to change; None for any."""
     done: asyncio.Future[None] | None
 
 
 class GroupWriter:
-    """Commits on `connection`, the database at `path`, for coroutines of the running loop."""
+    """Commits writes of coroutines of the running loop on `connection`, the database at `path`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -70,29 +68,29 @@ class GroupWriter:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be written any more; None while the thread runs."""
+        """Reason writes fail, or None while the thread runs."""
         return self._ended
 
     async def write(self, *statements: Statement, changes: int | None = None) -> None:
-        """Return when `statements` are on the disk. Raises `StoreError`; none of them is kept then.
+        """Return when `statements` are on disk. Raises `StoreError` and keeps none of them on failure.
 
-        That is so too when they change another number of rows than `changes`: the store has not what they are about.
+        Changing a number of rows other than `changes` also fails: the store then lacks their subject.
         """
         self._hand_over_notes()
         await self._write(statements, changes)
 
     async def insert(self, statement: Statement) -> None:
-        """The same for a row that no note is about: notes wait on."""
+        """Write a row that no note refers to, so notes keep waiting."""
         await self._write((statement,), None)
 
     def note(self, *statements: Statement) -> None:
-        """Write `statements` with the next `write`, or soon; nobody learns whether that worked."""
+        """Write `statements` with the next `write`, or soon. Failures are not reported."""
         self._notes.append(_Write(statements, None, None))
         if self._notes_timer is None:
             self._notes_timer = self._loop.call_later(_NOTES_S, self._hand_over_notes)
 
     async def stop(self) -> None:
-        """Write what is queued and end the thread."""
+        """Write the queued statements and end the thread."""
         self._hand_over_notes()
         self._queue.put(_Stop())
         await asyncio.to_thread(self._thread.join)
@@ -106,7 +104,6 @@ class GroupWriter:
         await done
 
     def _hand_over_notes(self) -> None:
-        """Give the notes so far to the thread."""
         if self._notes_timer is not None:
             self._notes_timer.cancel()
             self._notes_timer = None
@@ -115,7 +112,7 @@ class GroupWriter:
             self._queue.put(notes)
 
     def _run(self) -> None:
-        """Body of the thread: commit group after group until told to stop."""
+        """Commit group after group until `_Stop`."""
         problem = f"{self._path}: the store has been left"
         try:
             for group in self._groups():
@@ -129,7 +126,7 @@ class GroupWriter:
             problem = f"{self._path}: the thread that writes it has ended ({type(error).__name__} {error}); restart"
             log.critical("store_writer_ended", store=str(self._path), exc_info=error)
         finally:
-            with suppress(RuntimeError):  # the loop is closed: nobody can wait on it
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 self._loop.call_soon_threadsafe(self._end, problem)
 
     def _groups(self) -> Iterator[list[_Write]]:
@@ -148,16 +145,16 @@ class GroupWriter:
 
     def _commit(self, group: Sequence[_Write]) -> BaseException | None:
         try:
-            if self._connection.in_transaction:  # a rollback failed, for want of memory perhaps: nothing may join it
+            if self._connection.in_transaction:  # a rollback failed, perhaps out of memory: no write may join it
                 self._connection.rollback()
             match group:
-                case [_Write(statements=[statement], changes=None)]:  # all or none by itself
+                case [_Write(statements=[statement], changes=None)]:  # atomic by itself
                     self._connection.execute(*statement)
                 case _:
                     self._execute_together(group)
-        # SQLITE_NOMEM is a MemoryError, a value that SQLite cannot hold a ValueError or an OverflowError. Whatever it
-        # is, somebody waits for an answer, and those of the next group deserve an attempt of their own.
-        except BaseException as error:  # noqa: BLE001  # whoever waits for the write gets it
+        # SQLite raises MemoryError for SQLITE_NOMEM, and ValueError or OverflowError for a value that it cannot hold.
+        # Whatever the error is, a caller waits for it, and the next group deserves its own attempt.
+        except BaseException as error:  # noqa: BLE001  # the waiting callers get it
             return error
         return None
 
@@ -190,9 +187,9 @@ class GroupWriter:
         self._wake(list(self._waiting), StoreError(problem))
 
     def _wake(self, waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
-        """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
         self._waiting.difference_update(waiting)
         for done in waiting:
+            # A cancelled waiter is done already.
             if done.done():
                 continue
             if error is None:
@@ -202,7 +199,7 @@ class GroupWriter:
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
-    """The error that a caller gets for `error`, raised in the use of the database at `path`."""
+    """Convert `error`, raised while using the database at `path`, for the caller."""
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:

@@ -1,9 +1,8 @@
-"""The blocks of Anthropic Messages: what the messages of a request are in the normal form.
+"""Blocks of Anthropic Messages as messages in normal form.
 
-Pure. A message of blocks is several in the normal form: results of tools are messages of their own, before, between and
-behind the texts beside them; replies that follow each other are one. What clients make of a reply before they send it
-back is undone with what the session has recorded: arguments that travelled as an object get their own spelling back
-under the id of their call, reasoning whose text is gone comes back by its signature.
+A message of blocks becomes several: each tool result is its own message, in order with the texts around it. Consecutive
+replies become one. The record undoes a client's changes to a reply: arguments sent as an object get their sampled
+spelling back by call id, dropped reasoning comes back by its signature.
 """
 
 import json
@@ -28,7 +27,7 @@ _NO_ARGUMENTS = (b"{}", b"null", b'""', b'" "')
 
 
 class WireMessage(msgspec.Struct):
-    """A message as it came."""
+    """A message as received."""
 
     role: str
     content: msgspec.Raw
@@ -71,28 +70,28 @@ _input_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class Unit(NamedTuple):
-    """Messages of a request that are read as one: a system prompt, a message, or replies that follow each other."""
+    """Messages read as one: a system prompt, a message, or consecutive replies."""
 
     role: str
     number: int
-    """Of the first of its messages in the body; -1 for the field `system`."""
+    """Index of its first message in the body; -1 for the field `system`."""
     contents: list[msgspec.Raw]
 
     @property
     def raw(self) -> bytes:
-        """Everything it is read from, as JSON."""
+        """Source of the unit, as JSON."""
         return b",".join((msgspec.json.encode(self.role), *self.contents))
 
     @property
     def places(self) -> Sequence[str]:
-        """Where its contents stand in the body."""
+        """Fields of its contents in the body."""
         if self.number < 0:
             return ["system"]
         return [f"messages[{self.number + i}].content" for i in range(len(self.contents))]
 
 
 def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> list[Unit]:
-    """The units of a request with that `system` field."""
+    """Group a request's messages into units, `system` first."""
     units = [] if bytes(system) == b"null" else [Unit("system", -1, [system])]
     for number, said in enumerate(messages):
         if said.role == "assistant" and units and units[-1].role == "assistant":
@@ -104,16 +103,16 @@ def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> list[Unit]
 
 @dataclass(slots=True)
 class BlockReader:
-    """Reads units, and gathers what is said in passing."""
+    """Reader of units that collects tool references and role aliases."""
 
     record: RecordedText
     references: set[str] = field(default_factory=set)
-    """The tools that results have referred to."""
+    """Tools that results refer to."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Roles that were taken for a user's, by their place."""
+    """Unknown roles, read as `user`, by field."""
 
     def read(self, unit: Unit) -> Sequence[Message]:
-        """The messages that `unit` is in the normal form; none for a system prompt without text."""
+        """Return the unit's messages in normal form; none for a system prompt without text."""
         place = unit.places[0]
         if unit.role in ("system", "developer"):
             text = _join(_decode(_system_decoder, unit.contents[0], place, "text") or "")
@@ -184,7 +183,7 @@ class BlockReader:
         return message | {"is_error": True} if result.is_error else message
 
     def _read_arguments(self, call: _ToolUse, place: str) -> str:
-        """The arguments as they were sampled, where a recorded call says the same; else in the usual spelling."""
+        """Return the sampled arguments of an equal recorded call, else the usual spelling."""
         if bytes(call.input) in _NO_ARGUMENTS:
             return "{}"
         value = decode_json(_input_decoder, call.input, f"{place}.input")
@@ -205,7 +204,7 @@ def _read_blocks(content: msgspec.Raw, place: str) -> Sequence[_Block]:
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str, kinds: str) -> _T:
-    """What `content` is; the error for a block that is none of those `kinds` names them."""
+    """Decode `content`. The error for an unexpected block lists the allowed `kinds`."""
     try:
         return decode_json(decoder, content, place)
     except MalformedRequest as error:
@@ -218,7 +217,6 @@ def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str,
 
 
 def _join(content: str | Sequence[_Text | _ToolReference]) -> str:
-    """The text that the model reads of blocks."""
     if isinstance(content, str):
         return content
     parts = (part.text if isinstance(part, _Text) else f"Tool available: {part.tool_name}" for part in content)

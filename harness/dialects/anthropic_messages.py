@@ -1,8 +1,7 @@
-"""Anthropic Messages, as they are answered: whole, as the events of a stream, or with an error.
+"""Answers of Anthropic Messages: whole, as a stream of events, or as an error.
 
-Pure. A reply is blocks: its reasoning, signed so that it is recognized when a client sends it back without its text;
-its text; its tool calls, whose arguments go out as the JSON that was sampled. The events of a stream are cut from the
-recorded turn and add up to the message of the whole answer.
+A reply is blocks: signed reasoning, recognized when a client returns it without its text; text; and tool calls, whose
+arguments are the sampled JSON. The deltas of a stream add up to the whole answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +35,7 @@ _ERROR_TYPES: Mapping[int, str] = {
 
 
 class AnthropicMessages:
-    """The dialect of the `anthropic` SDKs, and of agents that are built on them."""
+    """Dialect of the `anthropic` SDKs and the agents built on them."""
 
     name = NAME
     path = "/v1/messages"
@@ -44,7 +43,7 @@ class AnthropicMessages:
     count_path = "/v1/messages/count_tokens"
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
-        """See `Dialect`; the clients put `/v1/messages` behind the address."""
+        """See `Dialect`. Clients append `/v1/messages` to the address."""
         return {"ANTHROPIC_BASE_URL": session_url, "ANTHROPIC_API_KEY": api_key, "ANTHROPIC_MODEL": model}
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
@@ -52,7 +51,7 @@ class AnthropicMessages:
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """The `message` object."""
+        """Return the `message` object."""
         turn = answer.turn
         stop_reason, stop_sequence = _STOP_REASONS[TURN_ENDS[turn.end].finish_reason], None
         if stop_reason == "end_turn" and turn.notes.get("matched_stop") in answer.request.sampling.stop:
@@ -76,11 +75,11 @@ class AnthropicMessages:
         }
 
     def stream(self, head: AnswerHead) -> "_Stream":
-        """The events from `message_start` to `message_stop`."""
+        """See `Dialect`."""
         return _Stream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
-        """The error envelope, with our own code for it beside the type of the dialect."""
+        """Return the error envelope, with our own code beside the dialect's type."""
         kind = _ERROR_TYPES.get(
             error.status, "invalid_request_error" if isinstance(error, RequestError) else "api_error"
         )
@@ -97,12 +96,12 @@ class AnthropicMessages:
 
 
 def _blocks(answer: ModelAnswer) -> Iterator[Json]:
-    """The blocks of the reply; an empty one has an empty text, because clients ask for the first block."""
     reply = answer.turn.reply
     calls = reply.get("tool_calls") or ()
     if reply.get("reasoning_content"):
         yield _thinking(reply["reasoning_content"], answer.response_id)
     if reply.get("content") or not calls:
+        # Clients read the first block, so an empty reply has an empty text.
         yield {"type": "text", "text": reply.get("content") or ""}
     for call in calls:
         arguments = msgspec.Raw(call["function"]["arguments"].encode())
@@ -114,10 +113,7 @@ def _thinking(reasoning: str, response_id: str) -> Json:
 
 
 class _Stream:
-    """Writes the events of which clients make a message.
-
-    An event that has been sent for the text of an answer in the making is not sent again.
-    """
+    """Writer of the events of one message."""
 
     def __init__(self, dialect: AnthropicMessages, head: AnswerHead) -> None:
         self._dialect = dialect
@@ -127,28 +123,26 @@ class _Stream:
 
     @property
     def has_told_id(self) -> bool:
-        """It is in the message, and in the signature of its reasoning."""
+        """True after the first event of the message."""
         return bool(self._sent)
 
     def keep_alive(self) -> bytes:
-        """A `ping`, which clients of the dialect expect anywhere."""
+        """Return a `ping`, which clients accept anywhere."""
         return event({"type": "ping"}, "ping")
 
     def say(self, delta: Delta) -> bytes:
-        """Blocks that begin, their text, and the end of the reasoning where content begins."""
         head, self._said = self._head, self._said.after(delta)
         thinking = _thinking(delta.reasoning, head.response_id)
         blocks = ([thinking] if self._said.reasoning else []) + [{"type": "text", "text": delta.content}]
         usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}  # known at the end
         message = {"id": f"msg_{head.response_id}", "type": "message", "role": "assistant", "model": head.model}
         events = [_start(message | {"usage": usage}), *_block_events({"content": blocks}, Said())]
-        # Of the last block nobody knows the end, and whether there is a text, as long as there is none.
+        # The last block may go on. Until content arrives, it is also unknown whether a text block follows.
         last = "content_block_stop" if self._said.content else "signature_delta"
         until = max(i for i, each in enumerate(events) if last in (each["type"], each.get("delta", {}).get("type")))
         return b"".join(self._write(events[:until]))
 
     def end(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """What is left of the blocks, how it ended and the usage."""
         message = self._dialect.answer(answer)
         yield from self._write([_start(message), *_block_events(message, self._said)])
         stop = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
@@ -157,10 +151,10 @@ class _Stream:
         yield event({"type": "message_stop"}, "message_stop")
 
     def fail(self, error: HarnessError, message: str) -> bytes:
-        """The envelope as an event."""
         return event(self._dialect.error_body(error, message, self._head.response_id), "error")
 
     def _write(self, events: Iterable[Json]) -> Iterator[bytes]:
+        # A block's start and end are sent once, even if streamed before the answer was recorded.
         for each in events:
             delta = each.get("delta", {}).get("type")
             key = (delta or each["type"], each.get("index", 0))
@@ -172,7 +166,6 @@ class _Stream:
 
 
 def _start(message: Json) -> Json:
-    """The event that begins `message`, which says nothing yet."""
     begun = {name: value for name, value in message.items() if name != "harness"}
     usage = message["usage"] | {"output_tokens": 0}
     nothing = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -180,7 +173,6 @@ def _start(message: Json) -> Json:
 
 
 def _block_events(message: Json, said: Said) -> Iterator[Json]:
-    """The events of its blocks, without the text that was `said` before."""
     for index, block in enumerate(message["content"]):
         match block["type"]:
             case "thinking":

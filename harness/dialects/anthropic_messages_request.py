@@ -1,7 +1,7 @@
-"""Anthropic Messages, as they are asked for: from wire JSON to the normal form.
+"""Requests of Anthropic Messages: from wire JSON to the normal form.
 
-Pure. Everything that says something to the model is served or refused by name. What only means something to the vendor
-(caching, budgets of thinking, metadata) is ignored and noted. The messages are those of `anthropic_blocks`.
+Fields that affect the model are served or refused by name. Vendor settings (caching, thinking budgets, metadata) are
+ignored and noted.
 """
 
 from bisect import bisect_right
@@ -38,7 +38,6 @@ from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, SamplingWishes
 
 NAME = "anthropic_messages"
-"""The dialect's name."""
 
 
 class _Tool(msgspec.Struct):
@@ -95,7 +94,7 @@ class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
 
 
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {"thinking": (), "context_management": (), "service_tier": ()}
-"""Ignored, with the values at which nothing is."""
+"""Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata",)
 _NOTED_HEADERS = ("anthropic-beta",)
 
@@ -115,10 +114,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """The request in `call`; of its messages, those that `history` knows are not read.
-
-    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
-    """
+    """Parse `call`; see `Dialect.parse`."""
     wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
@@ -180,13 +176,11 @@ def parse_request(
 
 
 class _Offer(NamedTuple):
-    """The tools of a request."""
-
     tools: Sequence[Json]
     deferred: Mapping[str, Json]
-    """Those that are offered once a result refers to them, by name."""
+    """Tools offered once a result refers to them, by name."""
     left_out: Sequence[str]
-    """Those that only the vendor can run."""
+    """Tools that only the vendor can run."""
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
@@ -216,7 +210,7 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
 
 
 def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | None:
-    """The function that is demanded, None for any. Raises `MalformedRequest` when it is not offered."""
+    """Return the function that must be called; None for any. Raises `MalformedRequest` if it is not offered."""
     if choice is not None and choice.type == "any" and not tools:
         raise MalformedRequest("tool_choice: 'any' needs tools, got none", param="tool_choice")
     if choice is None or choice.type != "tool":
@@ -226,7 +220,6 @@ def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | 
 
 
 def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
-    """The schema that the answer has to follow; None when it is free."""
     wanted = (wire.output_config and wire.output_config.format) or wire.output_format
     if wanted is None:
         return None
@@ -242,7 +235,6 @@ def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
 
 
 def _refuse_unsupported(wire: _WireRequest) -> None:
-    """Raises `MalformedRequest` for what is asked for and not offered."""
     for name in ("mcp_servers", "container"):
         if getattr(wire, name):
             raise MalformedRequest(
@@ -256,7 +248,6 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
 
 
 def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
-    """The fields of the body that are not served."""
     ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
     if wire.output_config is not None and wire.output_config.effort is not None:
         ignored["output_config.effort"] = wire.output_config.effort[:LONGEST_NOTE]
@@ -266,7 +257,6 @@ def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
 
 
 def _notes(call: WireCall, ignored: Json, offer: _Offer, reader: BlockReader) -> Json:
-    """What was ignored, normalized and left out, each as far as it is short."""
     headers = {name: call.headers[name][:LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
     notes = note_ignored(ignored | headers)
     if reader.aliases:

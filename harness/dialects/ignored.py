@@ -1,8 +1,8 @@
-"""Fields of a body that a dialect does not serve: which ones came, and how the record says so.
+"""Body fields that a dialect does not serve, and their note in the record.
 
-They are ignored, since clients send much that only the vendor understands, and noted by name, since one of them may
-have been meant to change what is sampled. A value is noted where it is a setting that the dialect names; any other may
-hold a secret. A session that is `strict` refuses them (`Session.require_served`).
+They are ignored, because clients send much that only the vendor understands, and noted by name, because one may have
+been meant to change the sampling. Values of named settings are noted; any other may hold a secret. A `strict` session
+refuses these fields (`Session.require_served`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,11 @@ from harness.errors import MalformedRequest, RequestError
 from harness.types import Json
 
 NULL = msgspec.Raw(b"null")
-"""A field that was not sent."""
+"""Value of a field that was not sent."""
 MOST_NOTED = 16
-"""Fields in one list of a turn's notes."""
+"""Most fields in one list of notes."""
 LONGEST_NOTE = 500
-"""Bytes of a name, and of a value's JSON."""
+"""Most bytes of a noted name, and of a value's JSON."""
 _LEVELS = 16
 _SCHEMA = "the answer's schema is asked for with `response_format`"
 REFUSED: Mapping[str, str] = {
@@ -37,7 +37,7 @@ REFUSED: Mapping[str, str] = {
     "chat_template": "the operator chooses it, `harness serve --template`",
     "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
 }
-"""Wishes that change the prompt or the sampling, which no dialect serves under these names, and what to do instead."""
+"""Fields that change the prompt or the sampling and that no dialect serves, with the alternative."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -47,11 +47,8 @@ _value_decoder = msgspec.json.Decoder(Any)
 def decode_and_find_unknown(
     exact: msgspec.json.Decoder[_T], tolerant: msgspec.json.Decoder[_T], body: bytes
 ) -> tuple[_T, list[str]]:
-    """What `body` says to `tolerant`, and the names of the fields in it that its type does not have.
-
-    `exact` has the same fields and refuses others: a body that has none, as nearly all, is decoded once.
-    Raises `MalformedRequest` as `decode_json`.
-    """
+    """Decode `body` with `tolerant`; also return the fields unknown to its type. Raises `MalformedRequest`."""
+    # `exact` refuses unknown fields. Nearly all bodies have none and are decoded once.
     try:
         return exact.decode(body), []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -63,10 +60,10 @@ def decode_and_find_unknown(
 def find_ignored(
     wire: msgspec.Struct, settings: Mapping[str, tuple[bytes, ...]], others: Iterable[str], unknown: Iterable[str]
 ) -> dict[str, Any]:
-    """The fields that came and are not served, with their values; None for a value that may be a secret.
+    """Return the unserved fields that were sent, with their values; None for a possible secret.
 
-    `settings` and `others` name fields of `wire` that are kept as `msgspec.Raw`. A setting has the values at which
-    nothing is ignored. Raises `MalformedRequest` naming one that must not be ignored.
+    `settings` and `others` name `msgspec.Raw` fields of `wire`; a setting lists the values at which nothing is ignored.
+    Raises `MalformedRequest` naming a field that must not be ignored.
     """
     unknown = list(unknown)
     for name in unknown:
@@ -82,12 +79,11 @@ def find_ignored(
 
 
 def note_ignored(ignored: Mapping[str, Any]) -> Json:
-    """The note of a turn, for as many as it holds; no note where nothing was ignored."""
+    """Return the note of a turn, with at most `MOST_NOTED` fields."""
     return {"ignored": dict(list(ignored.items())[:MOST_NOTED])} if ignored else {}
 
 
 def _shorten(raw: bytes) -> Any:
-    """The value as it is, where it is short and can be kept; else the beginning of its text."""
     try:
         value = decode_json(_value_decoder, raw[: LONGEST_NOTE + 1])
         check_json(value, "", _LEVELS)

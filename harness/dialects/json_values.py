@@ -1,7 +1,7 @@
-"""JSON of others: decoded with errors that name the field, and how much of it is taken as it comes.
+"""Decoding of clients' JSON, with errors that name the field.
 
-Encoders, templates and databases further in recurse into such values and hold integers in 64 bits. A value that
-would break one of them is refused here, where the field can still be named.
+Encoders, templates and databases recurse into such values and hold integers in 64 bits. A value that would break one of
+them is refused here, where its field can still be named.
 """
 
 from itertools import chain
@@ -17,10 +17,7 @@ _INTEGERS = range(-(2**63), 2**64)
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw, within: str = "") -> _T:
-    """The value in `content`, which is the field `within` of a request, or its whole body.
-
-    Raises `MalformedRequest` naming the field that is wrong.
-    """
+    """Decode `content`: the field `within` of a request, or its body. Raises `MalformedRequest` naming the field."""
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
@@ -34,17 +31,13 @@ def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw,
 
 
 def check_bounds(param: str, value: float | None, low: float, high: float) -> None:
-    """Raises `MalformedRequest` naming `param` when a number was stated that is not within bounds, both included."""
+    """Raise `MalformedRequest` naming `param` if `value` is stated and outside the bounds (inclusive)."""
     if value is not None and not low <= value <= high:
         raise MalformedRequest(f"{param}: expected {low}..{high}, got {value}", param=param)
 
 
 def check_json(value: Any, param: str, deepest: int) -> None:
-    """Raises an error naming `param`.
-
-    `OverLimit` when `value` is nested more than `deepest` levels, `MalformedRequest` when it holds an integer beyond
-    64 bits.
-    """
+    """Raise `OverLimit` naming `param` beyond `deepest` levels, `MalformedRequest` for an integer beyond 64 bits."""
     level = [value]
     for _ in range(deepest):
         if any(type(each) is int and each not in _INTEGERS for each in level):

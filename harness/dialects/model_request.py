@@ -1,8 +1,8 @@
-"""A model call in the one form that all dialects share: what was asked, and what there is to answer.
+"""A model call and its answer in the normal form that all dialects share.
 
-A dialect reads a `ModelRequest` from a body and writes its answer from a `ModelAnswer`; everything between the two
-knows neither JSON nor route of any dialect. Messages and tools have the form of OpenAI's chat completions, in one
-spelling: a history that a client sends back, through whichever dialect, is compared with what was recorded in it.
+Dialects read a `ModelRequest` and write a `ModelAnswer`; code between the two knows no dialect's JSON or routes.
+Messages and tools have the form of OpenAI chat completions, in one spelling, so that a history sent back through any
+dialect can be compared with the record.
 """
 
 from collections import Counter
@@ -24,14 +24,13 @@ _NAME_SHOWN = 64  # characters
 
 
 class ToolMode(StrEnum):
-    """How far the model is free to call tools."""
+    """The model's freedom to call tools."""
 
     AUTO = "auto"
-    """The model decides."""
     NONE = "none"
-    """Calls are not parsed; the output is content."""
+    """Tool calls are not parsed; the output is content."""
     REQUIRED = "required"
-    """The answer begins as a call."""
+    """The answer begins as a tool call."""
 
 
 def _knows_no_answer(response_id: str) -> Sequence[Turn]:
@@ -46,38 +45,36 @@ def _knows_no_turn(some_id: str) -> Turn | None:
 
 @dataclass(frozen=True, slots=True)
 class WireCall:
-    """A model call as it came."""
+    """A model call as received."""
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    """With lower-case names."""
+    """Headers by lower-case name."""
     query: Mapping[str, str] = field(default_factory=dict)
     turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
-    """The turns of its session from the root up to the one that was answered under a response id; none when there is no
-    such answer."""
+    """Turns of the session from the root to the answer with a response id; empty if there is none."""
     caller: Callable[[str], Turn | None] = _knows_no_turn
-    """The turn of its session that made the tool call with an id: a dialect undoes with it what a client has made of
-    the call."""
+    """Turn that made the tool call with an id. Dialects use it to undo a client's changes."""
     answered_as: Callable[[str], Turn | None] = _knows_no_turn
-    """The turn of its session that was answered under a response id."""
+    """Turn that was answered under a response id."""
     sent: SentBody | None = None
-    """The body, for a history that is to know by its beginning which messages are in it."""
+    """The body, if the history should recognize messages by its first bytes."""
 
 
 @dataclass(slots=True)
 class RecordedText:
-    """Text that a request names in its session's record instead of sending it: at most as much as a body may hold.
+    """Recorded text that a request references instead of sending: at most as much as a body may hold.
 
-    A key is short and the text behind it is long. So the text is counted as it is taken, before it is joined or parsed.
+    A reference is short and its text long, so text is counted before it is joined or parsed.
     """
 
     call: WireCall
     limits: RequestLimits
     characters: int = 0
-    """Taken so far, or in the messages before."""
+    """Characters taken so far, including earlier messages."""
 
     def take(self, text: str, param: str) -> str:
-        """`text`, which the request holds from now on. Raises `OverLimit` when the request holds too much."""
+        """Count `text` and return it. Raises `OverLimit`."""
         self.characters += len(text)
         if self.characters > self.limits.body_bytes:
             raise OverLimit(
@@ -89,11 +86,9 @@ class RecordedText:
         return text
 
     def unseal(self, sealed: str, taken: set[str], param: str) -> str:
-        """The reasoning of the session's own reply for which `seal` gave that; empty when there is no such reply.
-
-        One message holds it once: a key in `taken` stands for nothing. Raises `OverLimit`.
-        """
+        """Return the reasoning of the reply that `seal` gave this key, or an empty text. Raises `OverLimit`."""
         turn = self.call.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
+        # One message holds the reasoning once.
         if turn is None or sealed in taken:
             return ""
         taken.add(sealed)
@@ -101,49 +96,47 @@ class RecordedText:
 
 
 def seal(response_id: str) -> str:
-    """What goes out beside the reasoning of a reply: clients keep it where they drop the text.
+    """Return the key sent beside a reply's reasoning, which clients keep where they drop the text.
 
-    It is a key and holds no text: another session can make nothing of it.
+    It holds no text, so another session cannot use it.
     """
     return _SEAL + response_id
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How an answer is streamed."""
+    """Options of a streamed answer."""
 
     wants_usage: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """The demands of a client on the model."""
+    """A client's request to the model."""
 
     dialect: str
-    """The name of the dialect in which it asks."""
     messages: Sequence[Message]
-    """Those that are known may be read only when somebody asks for them; a slice is a tuple."""
+    """Messages; known ones may be read lazily. A slice is a tuple."""
     tools: tuple[Json, ...]
     tool_mode: ToolMode
     tool_name: str | None
-    """The function that REQUIRED names, None for any."""
+    """Function that REQUIRED names; None for any."""
     sampling: SamplingWishes
     wants_logprobs: bool
     model: str
     streaming: Streaming | None = None
-    """None when the answer is wanted whole."""
+    """None for a whole answer."""
     recall: Recall = NOTHING_RECALLED
-    """What is known of it by its bytes."""
+    """Parts of the request recognized by their bytes."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What a reader of the record should know of the request: what was ignored, normalized or left out."""
+    """Fields ignored, normalized or left out, for readers of the record."""
     template_variables: Json = field(default_factory=dict)
-    """Variables of the chat template that it wants set."""
     ignored: Sequence[str] = ()
-    """The fields of the body that are not served (`dialects.ignored`)."""
+    """Body fields that are not served (`dialects.ignored`)."""
 
 
 class PartlyRead(Sequence[Message]):
-    """Messages of which the first `known` are read by `read`, by their number, when somebody asks for them."""
+    """Messages of which `read` reads the first `known` on demand."""
 
     def __init__(self, known: int, new: tuple[Message, ...], read: Callable[[int], Message]) -> None:
         self._known = known
@@ -170,47 +163,46 @@ class PartlyRead(Sequence[Message]):
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What is known of an answer before there is one: enough to begin its stream, and to keep that alive."""
+    """Facts known before the answer, enough to begin its stream and keep it alive."""
 
     request: ModelRequest
     response_id: str
-    """32 hex digits; that of an earlier call whose answer is asked for again. A dialect may put a word before it."""
+    """32 hex digits, which a dialect may prefix. A retry keeps the id of the call it repeats."""
     model: str
-    """The model's name in answers."""
     created_at: float
     """Unix seconds."""
 
 
 class Said(NamedTuple):
-    """How much of an answer its stream has said before all of it was known, in characters."""
+    """Characters of an answer already streamed."""
 
     reasoning: int = 0
     content: int = 0
 
     def after(self, delta: Delta) -> Self:
-        """The same once `delta` has gone out, too."""
+        """Return the counts after `delta`."""
         return self._replace(reasoning=self.reasoning + len(delta.reasoning), content=self.content + len(delta.content))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """A recorded turn and what else its answer says."""
+    """A recorded turn and the other contents of its answer."""
 
     request: ModelRequest
-    """The request that is answered: the one that was sampled for, or a retry of it."""
+    """Request to answer: the sampled one or a retry of it."""
     turn: Turn
     model: str
-    """The model's name in answers."""
+    """Model name in answers."""
     token_text: Callable[[int], str]
-    """The text of one id."""
+    """Text of one token id."""
     top_logprobs: TopLogprobs | None = None
-    """Alternatives to the output tokens. They are not stored: the answer to a retry has none."""
+    """Alternatives to the output tokens. Not stored, so a retry's answer has none."""
     is_guarded: bool = False
-    """The engine runs a repeat guard; the answer says, beyond its dialect, whether that ended the turn."""
+    """True if the engine runs a repeat guard. The answer then reports whether it ended the turn."""
 
     @property
     def response_id(self) -> str:
-        """The id of the answer: that of the call which has had it sampled last; 32 hex digits."""
+        """32 hex digits: the id of the last call that sampled the answer."""
         turn = self.turn
         known: str | None = turn.notes.get("response_id")
         return known or (turn.segments[-1].request_id if turn.segments else turn.request_digest)
@@ -219,13 +211,14 @@ class ModelAnswer:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None = None
 ) -> Json:
-    """A tool in the normal form, with what is stated, in OpenAI's order: the model sees what it was trained on."""
+    """Return a tool in normal form with the stated fields."""
+    # OpenAI's order: a template that writes tools as JSON shows the model what it was trained on.
     stated = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {field: value for field, value in stated.items() if value is not None}}
 
 
 def require_offered(name: str, tools: Sequence[Json]) -> None:
-    """Raises `MalformedRequest` when a `tool_choice` demands a tool that is not among `tools`."""
+    """Raise `MalformedRequest` if `name` is not among `tools`."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
@@ -238,10 +231,10 @@ def _quote(name: str) -> str:
 
 
 def check_calls(read: Iterable[tuple[str, Message]]) -> None:
-    """Raises `MalformedRequest` for two calls of one message with one id.
+    """Raise `MalformedRequest` if two calls of one message share an id.
 
-    `read` has the messages of a request that were read, each behind its field. A result may be there without its call:
-    clients that parse calls out of text have none to send.
+    `read` yields fields and their messages. A result without its call is valid: clients that parse calls out of text
+    have none to send.
     """
     for field_name, message in read:
         calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
@@ -250,12 +243,12 @@ def check_calls(read: Iterable[tuple[str, Message]]) -> None:
 
 
 def said_arguments(text: str | None) -> str:
-    """The JSON arguments of a call that a client sends back; of those that say nothing, an empty object."""
+    """Return the JSON arguments of a call that a client sends back; `{}` for blank or null."""
     return "{}" if (text or "").strip() in ("", "null") else text or ""
 
 
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
-    """The assistant message for a parsed output; tool call ids are `call_id_prefix` and a number."""
+    """Return the assistant message of a parsed output. Call ids are `call_id_prefix` and a number."""
     message: Json = {"role": "assistant", "content": parsed.content or (None if parsed.tool_calls else "")}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning

@@ -1,9 +1,7 @@
-"""Noise at the head of a prompt: what a client puts there anew with every request, and no model should see.
+"""Noise at the head of a prompt: text that a client puts there anew with every request.
 
-A conversation whose first words differ each time has no prefix in common with the one before: every call would be a
-root of its own. Rules on content say what is noise, whichever client sends it; only a system or developer prompt has
-any, what a user says is read. It is taken out before histories are compared, so that what goes to the engine and what
-is recorded is the conversation without it.
+Without a common prefix each call would be its own root. Content rules identify noise, whichever client sends it, in
+system and developer prompts only. It is removed before histories are compared, so neither engine nor record has it.
 """
 
 import re
@@ -26,14 +24,14 @@ class Quiet(NamedTuple):
 
     request: ModelRequest
     noise: str
-    """The beginning of what was taken out; empty where nothing was, or where the head was known before."""
+    """Beginning of the removed text; empty if none, or if the head was known before."""
 
 
 class NoiseRules:
-    """Patterns of what is taken out of the first message, as long as one of them matches its beginning."""
+    """Patterns removed repeatedly from the start of the first message."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        """Raises `ScenarioError` when one of `patterns` is no regular expression, or matches nothing at all."""
+        """Compile `patterns`. Raises `ScenarioError` if one is invalid or matches the empty text."""
         texts = list(patterns)
         try:
             self._pattern = re.compile("|".join(f"(?:{text})" for text in texts)) if texts else None
@@ -43,7 +41,7 @@ class NoiseRules:
             raise ScenarioError(f"noise: expected patterns that match some text, one of {texts} matches the empty one")
 
     def take_out(self, request: ModelRequest) -> Quiet:
-        """`request` without noise; its first message is read only when it was not known before."""
+        """Remove noise from `request`. Reads the first message only if it was not known before."""
         if self._pattern is None:
             return Quiet(request, "")
         if request.recall.known:
@@ -56,12 +54,11 @@ class NoiseRules:
         return Quiet(replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)])
 
     def clean(self, head: Message) -> Message:
-        """The first message without noise."""
+        """Return the first message without noise."""
         end = self._end(head)
         return {**head, "content": head["content"][end:]} if end else head
 
     def _end(self, head: Message) -> int:
-        """Where the noise of a first message ends; 0 where it has none."""
         text, end = head.get("content") or "", 0
         if head["role"] not in ("system", "developer"):
             return 0
@@ -71,7 +68,7 @@ class NoiseRules:
 
 
 class _QuietHead(Sequence[Message]):
-    """Messages of which the first is cleaned when somebody asks for it."""
+    """Messages of which the first is cleaned on access."""
 
     def __init__(self, messages: Sequence[Message], rules: NoiseRules) -> None:
         self._messages = messages

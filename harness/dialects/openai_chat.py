@@ -1,8 +1,7 @@
-"""OpenAI Chat Completions, as they are answered: whole, as the chunks of a stream, or with an error.
+"""Answers of OpenAI Chat Completions: whole, as a stream of chunks, or as an error.
 
-Pure. A client that adds the deltas of a stream up gets the message of the whole answer, character for character. The
-chunks are made from a turn that is recorded, not while the engine samples: what has left the server cannot be taken
-back, and an answer that a drain cuts short must not be read as one.
+The deltas of a stream add up to the message of the whole answer, character for character. The final chunks come from
+the recorded turn, so that an answer cut short by a drain never looks complete.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from harness.types import Json, Message
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = raw_event(b"[DONE]")
-"""OpenAI clients read up to here."""
+"""End of a stream."""
 
 _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"
@@ -29,14 +28,14 @@ _NOTHING = Said()
 
 
 class OpenAIChat:
-    """The dialect of the `openai` SDKs, and of most other clients."""
+    """Dialect of the `openai` SDKs and most other clients."""
 
     name = NAME
     path = "/v1/chat/completions"
     stored_path: str | None = None
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
-        """See `Dialect`; what the SDKs, litellm and aider read."""
+        """See `Dialect`. The SDKs, litellm and aider read these."""
         return {
             "OPENAI_BASE_URL": base_url(session_url),
             "OPENAI_API_BASE": base_url(session_url),  # the name litellm and aider know
@@ -50,9 +49,9 @@ class OpenAIChat:
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""
+        """Return the `chat.completion` object. A retry's differs only in `top_logprobs`."""
         turn = answer.turn
-        # In the words that clients know: the repeat guard is a limit.
+        # In the clients' words: the repeat guard is a length limit.
         finish_reason = TURN_ENDS[turn.end].finish_reason
         choice: Json = {"index": 0, "message": _message(turn.reply), "finish_reason": finish_reason, "logprobs": None}
         if answer.request.wants_logprobs:
@@ -73,12 +72,13 @@ class OpenAIChat:
         }
 
     def stream(self, head: AnswerHead) -> "_Stream":
-        """The `chat.completion.chunk`s of the answer, and `DONE`."""
+        """See `Dialect`."""
         return _Stream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
-        """The error object that OpenAI clients parse; it has no place for the request id."""
+        """Return the error object that OpenAI clients parse. It has no field for the request id."""
         del request_id
+        # Agents recognize these words and shorten the conversation.
         if isinstance(error, PromptTooLong):  # the words at which agents shorten the conversation
             message = (
                 f"This model's maximum context length is {error.context_length} tokens. However, your messages resulted"
@@ -91,8 +91,6 @@ class OpenAIChat:
 
 
 class _Stream:
-    """Writes chunks."""
-
     has_told_id = False  # it is in every chunk, and nothing goes on from it
 
     def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:
@@ -101,18 +99,17 @@ class _Stream:
         self._said = Said()
 
     def keep_alive(self) -> bytes:
-        """A chunk with an empty delta; the role comes with the answer, because clients put deltas together."""
+        """Return a chunk with an empty delta."""
+        # Without the role, which comes with the answer because clients join deltas.
         return self._chunk({})
 
     def say(self, delta: Delta) -> bytes:
-        """Its text, and before that, once, the role."""
         chunks = [] if any(self._said) else [self._chunk({"role": "assistant", "content": None})]
         chunks += [self._chunk({field: text}) for field, text in zip(_FIELDS, delta, strict=True) if text]
         self._said = self._said.after(delta)
         return b"".join(chunks)
 
     def end(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """The chunks of what is left, and `DONE`."""
         streaming = answer.request.streaming
         wants_usage = streaming is not None and streaming.wants_usage
         for chunk in chunks(self._dialect.answer(answer), wants_usage=wants_usage, said=self._said):
@@ -120,7 +117,6 @@ class _Stream:
         yield DONE
 
     def fail(self, error: HarnessError, message: str) -> bytes:
-        """The error object as an event, and `DONE`."""
         return event(self._dialect.error_body(error, message, self._head.response_id)) + DONE
 
     def _chunk(self, delta: Json) -> bytes:
@@ -130,25 +126,21 @@ class _Stream:
 
 
 def _message(reply: Message) -> Message:
-    """The reply with its reasoning under both names that clients know.
-
-    Deltas have one: some clients append each name that is there, others take the second for a duplicate and give up.
-    """
     reasoning = reply.get("reasoning_content")
+    # Clients know reasoning under two names. Deltas have one: some clients append both, others treat the second as a
+    # duplicate and give up.
     return {**reply, "reasoning": reasoning} if reasoning else reply
 
 
 def base_url(session_url: str) -> str:
-    """Where an OpenAI client finds the session at `session_url`."""
+    """Return the OpenAI base URL of the session."""
     return f"{session_url}/v1"
 
 
 def chunks(completion: Json, *, wants_usage: bool, said: Said = _NOTHING) -> Iterator[Json]:
-    """The chunks of `completion`, in order: role, reasoning, content, tool calls, how it finished, usage if wanted.
+    """Yield the chunks of `completion`, without the text already `said`; the usage if requested.
 
-    What was `said` of it before is left out.
-
-    The rest (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
+    Logprobs and keys beyond the dialect are in the finish chunk.
     """
     head = {"object": _CHUNK, **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}
@@ -174,7 +166,7 @@ def chunks(completion: Json, *, wants_usage: bool, said: Said = _NOTHING) -> Ite
 
 
 def logprob_entries(answer: ModelAnswer) -> list[Json]:
-    """The logprobs of every sampled token, the stop id included."""
+    """Return the logprobs of every sampled token, including the stop id."""
     turn, top, token_text = answer.turn, answer.top_logprobs, answer.token_text
     entries: list[Json] = []
     for i, token_id in enumerate(turn.output_ids):

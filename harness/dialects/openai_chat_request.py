@@ -1,11 +1,8 @@
-"""OpenAI Chat Completions, as they are asked for: from wire JSON to the normal form.
+"""Requests of OpenAI Chat Completions: from wire JSON to the normal form.
 
-Pure. It accepts all that clients really send: unknown fields are ignored and noted, text parts are joined, empty values
-are dropped, so that a history which a client sends back normalizes to what was served. It refuses by name, and never
-ignores, a wish that cannot be served: several choices, images, a schema beside tools.
-
-A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
-a body that holds more than the limits allow is refused before its pieces are looked at.
+It accepts all that clients really send: unknown fields are noted, text parts joined, empty values dropped, so that a
+history sent back normalizes to what was served. It refuses by name, and never ignores, what cannot be served: several
+choices, images, a schema beside tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +29,6 @@ from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, SamplingWishes
 
 NAME = "openai_chat"
-"""The dialect's name."""
 
 
 class _TextPart(msgspec.Struct):
@@ -108,6 +104,8 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _WireRequest(msgspec.Struct):
+    # Messages and tools stay raw: a decoder holds the interpreter until it is done, and a body over the limits is
+    # refused before its pieces are decoded.
     messages: list[msgspec.Raw]
     model: str = ""
     tools: list[msgspec.Raw] | None = None
@@ -156,7 +154,7 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "service_tier": (b'"auto"', b'"default"'),
     "store": (b"false",),
 }
-"""Ignored, with the values at which nothing is."""
+"""Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
 _decoder = msgspec.json.Decoder(_WireRequest)
@@ -171,10 +169,7 @@ _details_decoder: msgspec.json.Decoder[list[_Detail] | None] = msgspec.json.Deco
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """The request in `call`; of its messages, those that `history` knows are not read.
-
-    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
-    """
+    """Parse `call`; see `Dialect.parse`."""
     wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     variables = _read_variables(wire, limits)
@@ -222,7 +217,6 @@ def parse_request(
 
 
 def _refuse_unsupported(wire: _WireRequest) -> None:
-    """Raises `MalformedRequest` for what is asked for and not offered."""
     if not wire.messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     if wire.n not in (None, 1):
@@ -250,7 +244,7 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
 
 
 def _read_variables(wire: _WireRequest, limits: RequestLimits) -> Json:
-    """The variables of the chat template that are wanted; the effort of reasoning is one of them."""
+    """Return the chat template variables; `reasoning_effort` is one of them."""
     variables = dict(wire.chat_template_kwargs or {})
     limits.require("schema_bytes", len(msgspec.json.encode(variables)), "chat_template_kwargs")
     check_json(variables, "chat_template_kwargs", limits.json_depth)
@@ -258,7 +252,6 @@ def _read_variables(wire: _WireRequest, limits: RequestLimits) -> Json:
 
 
 def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]:
-    """The messages in normal form; the first `known` are read when somebody asks for them."""
 
     def read(number: int) -> Message:
         return _read_message(raws[number], number)
@@ -268,7 +261,7 @@ def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]
 
 
 def _read_message(raw: msgspec.Raw, number: int) -> Message:
-    """Only what is said, in one spelling."""
+    """Return the message in one spelling, without empty fields."""
     try:
         said = decode_json(_message_decoder, raw, f"messages[{number}]")
     except MalformedRequest as error:
@@ -296,7 +289,7 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
 
 
 def _read_reasoning(said: _WireMessage) -> str:
-    """The reasoning of a reply under vLLM's name for it, or OpenRouter's; what is no text says nothing."""
+    """Return a reply's reasoning under the names of vLLM or OpenRouter; empty if it is no text."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if text := _text_decoder.decode(said.reasoning):
             return text
@@ -307,7 +300,6 @@ def _read_reasoning(said: _WireMessage) -> str:
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
-    """The tools in normal form."""
     limits.require("tools", len(raws), "tools")
     limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
     tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
@@ -326,7 +318,6 @@ def _size_bytes(raw: msgspec.Raw) -> int:
 
 
 def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
-    """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
     if wire.tool_choice == "required" and not tools:
         raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
     if not isinstance(wire.tool_choice, _NamedTool):
@@ -337,7 +328,6 @@ def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
 
 
 def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
-    """The schema that the answer has to follow; None when it is free."""
     wanted = wire.response_format
     if wanted is None or wanted.type == "text":
         return None

@@ -1,9 +1,8 @@
-"""OpenAI Responses, as they are answered: whole, as the events of a stream, or with an error.
+"""Answers of OpenAI Responses: whole, as a stream of events, or as an error.
 
-Pure. All that an answer says comes from the recorded turn and its notes, so that it is the same for a retry, and
-for whoever asks for it by its id. A client that adds the deltas of a stream up gets the items of the whole answer, and
-each of these comes once more, whole, when it is done. A stream has one last event, which says how the answer ended;
-nothing comes after it.
+An answer depends only on the recorded turn and its notes, so a retry or a look-up by id returns the same. The deltas of
+a stream add up to the whole answer, and each finished item is sent again whole. The last event says how the answer
+ended.
 """
 
 from collections.abc import Iterator
@@ -23,17 +22,17 @@ from harness.types import Json
 _CHAT = OpenAIChat()
 
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
-"""The reasons of answers that are incomplete, by the finish reasons of `TURN_ENDS`."""
+"""Reasons of incomplete answers, by finish reason."""
 
 _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""The field of a call that comes in deltas, and its events, by the type of the item."""
+"""Delta field and event prefix of a call, by item type."""
 
 
 class OpenAIResponses:
-    """The dialect of Codex and of the agents SDK of OpenAI; variables and errors are those of chat completions."""
+    """Dialect of Codex and the OpenAI agents SDK, with the variables and errors of chat completions."""
 
     name = NAME
     path = "/v1/responses"
@@ -46,7 +45,7 @@ class OpenAIResponses:
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """The `response` object. It does not repeat what the request said."""
+        """Return the `response` object, without the request's own fields."""
         turn = answer.turn
         reason = _INCOMPLETE.get(TURN_ENDS[turn.end].finish_reason or "")
         usage = {
@@ -64,14 +63,14 @@ class OpenAIResponses:
         }
 
     def stream(self, head: AnswerHead) -> "_Stream":
-        """The events of the response."""
+        """See `Dialect`."""
         return _Stream(self, head)
 
 
 class _Stream:
-    """Writes the events of one response, numbered.
+    """Writer of one response's numbered events.
 
-    Items begin while their text is sampled; that one is done is said when all is recorded.
+    Items begin while their text is sampled and end when everything is recorded.
     """
 
     def __init__(self, dialect: OpenAIResponses, head: AnswerHead) -> None:
@@ -82,15 +81,13 @@ class _Stream:
 
     @property
     def has_told_id(self) -> bool:
-        """Every event of the response in progress has it."""
+        """True after the first event, which has the id."""
         return bool(self._number)
 
     def keep_alive(self) -> bytes:
-        """The response in progress; the first one begins it."""
         return b"".join(self._begin()) or self._write("response.in_progress", response=self._response())
 
     def say(self, delta: Delta) -> bytes:
-        """The items that begin, and their text."""
         parts = list(self._begin())
         before, self._said = self._said, self._said.after(delta)
         index = 0
@@ -105,7 +102,6 @@ class _Stream:
         return b"".join(parts)
 
     def end(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """What is left of the items, and how the response ended."""
         whole = self._dialect.answer(answer)
         yield from self._begin()
         for index, item in enumerate(whole["output"]):
@@ -113,7 +109,6 @@ class _Stream:
         yield self._write(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: HarnessError, message: str) -> bytes:
-        """The response as one that failed."""
         begun = b"".join(self._begin())
         failed = self._response() | {"status": "failed", "error": {"code": error.code, "message": message}}
         return begun + self._write("response.failed", response=failed)
@@ -122,19 +117,16 @@ class _Stream:
         return _response(self._head.response_id, self._head.created_at, self._head.model)
 
     def _write(self, kind: str, **fields: object) -> bytes:
-        """The next event."""
         written = event({"type": kind, "sequence_number": self._number, **fields}, kind)
         self._number += 1
         return written
 
     def _begin(self) -> Iterator[bytes]:
-        """The events that begin the response, unless it has begun."""
         if not self._number:
             yield self._write("response.created", response=self._response())
             yield self._write("response.in_progress", response=self._response())
 
     def _begin_item(self, item: Json, index: int) -> Iterator[bytes]:
-        """An item is there, without its text."""
         empty: Json = {"content": [], "encrypted_content": None, "arguments": "", "input": ""}
         begun = {name: empty.get(name, value) for name, value in item.items()} | {"status": "in_progress"}
         yield self._write("response.output_item.added", output_index=index, item=begun)
@@ -144,7 +136,6 @@ class _Stream:
             yield self._write("response.content_part.added", **where, part=nothing)
 
     def _item(self, item: Json, index: int) -> Iterator[bytes]:
-        """An item of the output: that it is there, the rest of its deltas, and once more the whole of it."""
         said = {"reasoning": self._said.reasoning, "message": self._said.content}.get(item["type"], 0)
         if not said:
             yield from self._begin_item(item, index)
@@ -165,12 +156,10 @@ class _Stream:
 
 
 def _no_logprobs(kind: str) -> Json:
-    """The field of the parts of a message that those of a reasoning have not."""
     return {"logprobs": []} if kind == "output_text" else {}
 
 
 def _response(response_id: str, created_at: float, model: str) -> Json:
-    """A response in progress, with every field that clients expect of one."""
     return {
         "id": ID_PREFIX + response_id,
         "object": "response",
@@ -190,7 +179,6 @@ def _response(response_id: str, created_at: float, model: str) -> Json:
 
 
 def _text_item(kind: str, text: str, response_id: str, status: str) -> Json:
-    """The item of a reasoning, or of the text of a reply."""
     part: Json = {"type": kind, "text": text}
     if kind == "reasoning_text":
         sealed = {"summary": [], "content": [part], "encrypted_content": seal(response_id)}
@@ -200,7 +188,6 @@ def _text_item(kind: str, text: str, response_id: str, status: str) -> Json:
 
 
 def _items(answer: ModelAnswer, status: str) -> list[Json]:
-    """The reply as items: its reasoning, its text, its calls; an empty text stands for a reply without a call."""
     turn, response_id = answer.turn, answer.response_id
     reply, forms = turn.reply, turn.notes.get(CALL_FORMS, {})
     items: list[Json] = []
@@ -211,5 +198,6 @@ def _items(answer: ModelAnswer, status: str) -> list[Json]:
     if content or not calls:
         items.append(_text_item("output_text", content, response_id, status))
         if answer.request.wants_logprobs:
+            # A reply without calls always has a text item.
             items[-1]["content"][0]["logprobs"] = logprob_entries(answer)
     return items + [call_item(call, forms, f"{response_id}_{i}") for i, call in enumerate(calls)]

@@ -1,11 +1,8 @@
-"""The input items of OpenAI Responses as messages: which items are one message, and what it says.
+"""Input items of OpenAI Responses as messages.
 
-Pure. A reply of the model comes back as several items (reasoning, a message, calls), everything else is a message of
-its own. Items are told apart by their heads alone, so that those which a session has read before need not be read
-again.
-
-A reference to an item stands for what the session has recorded of it. Each item is referred to once: what a body comes
-to is bounded by what was recorded, however short references are.
+A model reply comes back as several items (reasoning, a message, calls); everything else is its own message. Items are
+grouped by their heads alone, so that known items are not read again. A reference stands for the recorded item. A
+request may reference each item once, so the record bounds the size of a body.
 """
 
 import re
@@ -104,33 +101,31 @@ class Item(NamedTuple):
     field: str
     type: str
     is_reply: bool
-    """It is part of something that the model said."""
+    """True if it is part of a model reply."""
     call_id: str
-    """Of the recorded call that it is, or answers."""
+    """Id of the call that it is or answers."""
     recorded: Any = None
-    """What a reference stands for: a text, or a call in normal form; None of an item that is there itself."""
+    """Text or call that a reference stands for; None for an item sent in full."""
 
 
 class MessageItems(NamedTuple):
-    """The items that are one message."""
+    """Items that form one message."""
 
     items: list[Item]
     types: set[str]
-    """Those of its items."""
 
     @property
     def raw(self) -> msgspec.Raw:
-        """All of their bytes."""
+        """Bytes of all items."""
         return msgspec.Raw(b",".join(item.raw for item in self.items))
 
 
 def group_items(
     raws: Sequence[msgspec.Raw], asked_before: Sequence[Message], answered_as: Callable[[str], Turn | None]
 ) -> list[MessageItems]:
-    """The messages that input items are, behind a conversation that the session has.
+    """Group input items into messages that follow a known conversation.
 
-    `answered_as` is that of the call. Raises `MalformedRequest` when an item is of no known type, refers to none that
-    the session has, or is there twice.
+    Raises `MalformedRequest` for an unknown type, an unknown reference or a repeated item.
     """
     groups: list[MessageItems] = []
     calls = {call["id"] for message in asked_before for call in message.get("tool_calls") or ()}
@@ -162,7 +157,7 @@ def _read_head(raw: msgspec.Raw, field: str, answered_as: Callable[[str], Turn |
 
 
 def _refer(item_id: str, item: Item, answered_as: Callable[[str], Turn | None], referred: set[str]) -> Item:
-    """The `item` that refers to the one with that id, as that one. Raises `MalformedRequest` when there is none."""
+    """Resolve a reference. Raises `MalformedRequest` if the session has no such item."""
     found = None if item_id in referred else _find_item(item_id, answered_as)
     if found is None:
         raise MalformedRequest(
@@ -176,7 +171,6 @@ def _refer(item_id: str, item: Item, answered_as: Callable[[str], Turn | None], 
 
 
 def _find_item(item_id: str, answered_as: Callable[[str], Turn | None]) -> tuple[str, Any] | None:
-    """The type of an item that an answer of the session had, and what is recorded of it; None when there is none."""
     parts = _ITEM_ID.fullmatch(item_id)
     turn = None if parts is None else answered_as(parts[2])
     if parts is None or turn is None:
@@ -190,7 +184,6 @@ def _find_item(item_id: str, answered_as: Callable[[str], Turn | None]) -> tuple
 
 
 def _check_call_id(item: Item, calls: set[str]) -> None:
-    """Raises `MalformedRequest` for a call or a result without an id, and for a call that was there before."""
     if item.type not in _CALLS and item.type not in _RESULTS:
         return
     field = f"{item.field}.call_id"
@@ -203,7 +196,7 @@ def _check_call_id(item: Item, calls: set[str]) -> None:
 
 
 def _belongs(item: Item, group: MessageItems) -> bool:
-    """It is part of the same reply: one has its reasoning first, and one text."""
+    """Return whether the item continues the reply: reasoning comes first, and there is one text."""
     if not group.items[0].is_reply:
         return False
     if item.type == "reasoning":
@@ -212,7 +205,7 @@ def _belongs(item: Item, group: MessageItems) -> bool:
 
 
 def read_message(group: MessageItems, record: RecordedText) -> Message:
-    """The message that these items are, in normal form. Raises `MalformedRequest` naming the field, or `OverLimit`."""
+    """Return the message in normal form. Raises `MalformedRequest`, `OverLimit`."""
     first = group.items[0]
     if first.type in _RESULTS:
         result = decode_json(_result_decoder, first.raw, first.field)
@@ -243,7 +236,7 @@ def read_message(group: MessageItems, record: RecordedText) -> Message:
 
 
 def read_text(content: str | Sequence[_Part] | None, field: str) -> str:
-    """The text of a content. Raises `MalformedRequest` naming a part that is none."""
+    """Return the text of a content. Raises `MalformedRequest` naming a part without text."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -289,7 +282,7 @@ def _read_call(item: Item, record: RecordedText) -> Json:
 
 
 def _read_reasoning(item: Item, record: RecordedText, seals: set[str]) -> str:
-    """What its content says; without any, the reasoning of the recorded reply that was sealed so, then its summary."""
+    """Return the content's text, else the recorded reasoning of its seal, else its summary."""
     wire = decode_json(_reasoning_decoder, item.raw, item.field)
     content = read_text(wire.content, f"{item.field}.content")
     recorded = content or record.unseal(wire.encrypted_content or "", seals, item.field)

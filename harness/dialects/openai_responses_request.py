@@ -1,8 +1,6 @@
-"""OpenAI Responses, as they are asked for: from wire JSON to the normal form.
+"""Requests of OpenAI Responses: from wire JSON to the normal form.
 
-Pure. `openai_responses_items` says which messages the input items are, `openai_responses_tools` which functions the
-model is offered; here is everything else of a body. What cannot be served is refused by name; what changes nothing for
-a model of ours is ignored, and the notes say so.
+Fields that cannot be served are refused by name. Fields without effect on these models are ignored and noted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +26,13 @@ from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, SamplingWishes
 
 NAME = "openai_responses"
-"""The dialect's name."""
 ID_PREFIX = "resp_"
-"""Before the 32 hex digits of a response's id."""
+"""Prefix of the 32 hex digits of a response id."""
 
 INSTRUCTIONS = "instructions"
-"""The note of a turn whose first message are the instructions: the next response has its own."""
+"""Note of a turn whose first message is the instructions."""
 CALL_FORMS = "call_forms"
-"""The note of how its calls look to the client."""
+"""Note of the calls' forms for the client."""
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -111,7 +108,7 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
 }
-"""Ignored, with the values at which nothing is."""
+"""Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
 _decoder = msgspec.json.Decoder(_WireRequest)
@@ -122,10 +119,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """The request in `call`; of its messages, those that `history` knows are not read.
-
-    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit, `PreviousResponseNotFound`.
-    """
+    """Parse `call`; see `Dialect.parse`. Also raises `PreviousResponseNotFound`."""
     wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     _refuse_unsupported(wire)
     before = _read_before(wire, call)
@@ -136,6 +130,7 @@ def parse_request(
     tool_list = ToolList(wire.tools or (), limits)
     recall = NOTHING_RECALLED
     if history is not None:
+        # The prefix keeps these apart from items, where the same bytes may mean something else.
         begins = [_raw([message]) for message in before]  # as an item, the same bytes may mean something else
         recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
     tools = tool_list.read() if recall.tools is None else recall.tools
@@ -182,7 +177,6 @@ def _raw(value: object) -> msgspec.Raw:
 
 
 def _refuse_unsupported(wire: _WireRequest) -> None:
-    """Raises `MalformedRequest` for what is asked for and not offered."""
     refusals = (
         ("background", wire.background, "expected false: an answer is given to the request that asks for it"),
         ("conversation", _is_given(wire.conversation), "expected none; send the items, or previous_response_id"),
@@ -211,7 +205,7 @@ def _is_given(raw: msgspec.Raw) -> bool:
 
 
 def _read_before(wire: _WireRequest, call: WireCall) -> list[Message]:
-    """The messages that come before the input: instructions, then what was said up to the previous response."""
+    """Return the instructions and the history up to the previous response."""
     before: list[Message] = []
     if wire.instructions:
         before.append({"role": "system", "content": wire.instructions})
@@ -221,12 +215,12 @@ def _read_before(wire: _WireRequest, call: WireCall) -> list[Message]:
         if not turns:
             raise PreviousResponseNotFound(wire.previous_response_id)
         said = [message for turn in turns for message in (*turn.messages_delta, turn.reply)]
+        # The request's own instructions replace the previous ones.
         before += said[1:] if turns[-1].notes.get(INSTRUCTIONS) else said
     return before
 
 
 def _read_choice(wire: _WireRequest, tools: ToolList) -> tuple[ToolMode, str | None]:
-    """How far the model is free to call tools, and the function it has to call."""
     choice = wire.tool_choice
     if not isinstance(choice, _NamedTool):
         if choice == "required" and not tools.names:
@@ -242,7 +236,6 @@ def _read_choice(wire: _WireRequest, tools: ToolList) -> tuple[ToolMode, str | N
 
 
 def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> str | None:
-    """The schema that the answer has to follow; None when it is free."""
     wanted = None if wire.text is None else wire.text.format
     if wanted is None or wanted.type == "text":
         return None
@@ -261,7 +254,6 @@ def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> 
 
 
 def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
-    """The fields of the body that are not served."""
     inner = {
         "reasoning.effort": None if wire.reasoning is None else wire.reasoning.effort,
         "text.verbosity": None if wire.text is None else wire.text.verbosity,
@@ -271,7 +263,6 @@ def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
 
 
 def _notes(wire: _WireRequest, ignored: Json, tools: ToolList) -> Json:
-    """What the record says of the request beside its messages; an answer is written from it, too."""
     notes = {
         INSTRUCTIONS: bool(wire.instructions),
         CALL_FORMS: tools.forms,

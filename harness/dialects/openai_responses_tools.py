@@ -1,11 +1,9 @@
-"""The tools of OpenAI Responses as functions that any model can be offered, and its calls as the client knows them.
+"""The tools of OpenAI Responses as functions for any model, and its calls as the client knows them.
 
-Pure. A model of ours calls functions with JSON arguments. The kinds of tool that a client runs become such functions,
-and a call goes back as the kind that it was (`CallForm`): a custom tool, whose input is free text, is a function with
-one string; the tools of a namespace have its name before their own. A tool that only the vendor can run is not offered.
-
-What a call looks like is decided by the form alone, in both directions, so that a call which a client sends back is the
-call that was recorded.
+A tool that a client runs becomes a function with JSON arguments, and its calls return as their original kind
+(`CallForm`): a custom tool, whose input is free text, becomes a function with one string; tools of a namespace get its
+name as prefix. Tools that only the vendor can run are not offered. The form alone decides a call's appearance in both
+directions, so that a call sent back equals the recorded one.
 """
 
 import json
@@ -20,9 +18,10 @@ from harness.errors import MalformedRequest
 from harness.types import Json
 
 FUNCTION, CUSTOM, LOCAL_SHELL = CALL_KINDS = ("function", "custom", "local_shell")
-"""The kinds of tools that a client runs."""
+"""Kinds of tools that a client runs."""
 
 _INPUT = "input"
+# Suffix of a call's id: the model gave a custom tool other arguments than one text.
 _AS_IT_IS = "_json"  # at the end of a call's id: the model gave a custom tool other arguments than one text
 
 _LOCAL_SHELL_PARAMETERS: Json = {
@@ -38,7 +37,7 @@ _LOCAL_SHELL_PARAMETERS: Json = {
 
 
 class CallForm(NamedTuple):
-    """How calls of a function look to the client."""
+    """A function's calls as the client sees them."""
 
     kind: str
     """FUNCTION, CUSTOM or LOCAL_SHELL."""
@@ -47,7 +46,7 @@ class CallForm(NamedTuple):
 
     @property
     def function(self) -> str:
-        """The name that the model is shown."""
+        """Name that the model sees."""
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
 
 
@@ -88,10 +87,10 @@ class _Offered(NamedTuple):
 
 
 class ToolList:
-    """The tools of one request; reads no more of them than their kinds and names until somebody asks.
+    """Tools of one request. Reads only kinds and names until `read`.
 
-    Raises `MalformedRequest` when a tool is none, or two have one name; `OverLimit` when there are too many, those that
-    are not offered included.
+    Raises `MalformedRequest` for an invalid tool or repeated name, `OverLimit` for too many, including those not
+    offered.
     """
 
     def __init__(self, raws: Sequence[msgspec.Raw], limits: RequestLimits) -> None:
@@ -128,17 +127,17 @@ class ToolList:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the functions that the model is offered."""
+        """Names of the functions offered to the model."""
         return list(self._offered)
 
     @property
     def forms(self) -> dict[str, list[str | None]]:
-        """The forms, as JSON, of those calls that a client does not know by the function's name."""
+        """Forms, as JSON, of calls that the client does not know by the function's name."""
         forms = ((name, offered.form) for name, offered in self._offered.items())
         return {name: list(form) for name, form in forms if form != CallForm(FUNCTION, name)}
 
     def read(self) -> tuple[Json, ...]:
-        """The functions, in normal form. Raises `MalformedRequest`, `OverLimit`."""
+        """Return the functions in normal form. Raises `MalformedRequest`, `OverLimit`."""
         size = sum(memoryview(offered.raw).nbytes for offered in self._offered.values())
         self._limits.require("schema_bytes", size, "tools")
         return tuple(_function(offered, self._limits) for offered in self._offered.values())
@@ -163,7 +162,7 @@ def _function(offered: _Offered, limits: RequestLimits) -> Json:
 
 
 def call_item(call: Json, forms: Mapping[str, Sequence[str | None]], item_id: str) -> Json:
-    """The output item for a call of a recorded reply; `forms` are those of its request."""
+    """Return the output item of a recorded call, given its request's `forms`."""
     function = call["function"]
     kind, name, namespace = forms.get(function["name"], (FUNCTION, function["name"], None))
     within = {} if namespace is None else {"namespace": namespace}
@@ -171,6 +170,7 @@ def call_item(call: Json, forms: Mapping[str, Sequence[str | None]], item_id: st
     if kind == CUSTOM:
         text = _only_input(function["arguments"])
         if text is None:
+            # The suffix makes `custom_arguments` restore the arguments unchanged.
             head["call_id"] += _AS_IT_IS
         said = function["arguments"] if text is None else text
         return {"id": f"ctc_{item_id}", "type": "custom_tool_call", **head, "name": name, "input": said, **within}
@@ -183,23 +183,23 @@ def call_item(call: Json, forms: Mapping[str, Sequence[str | None]], item_id: st
 
 
 def custom_arguments(call_id: str, text: str) -> str:
-    """The arguments of the recorded call, for a custom call with `text` that a client sends back."""
+    """Return the recorded arguments of a custom call that a client sends back."""
     return text if call_id.endswith(_AS_IT_IS) else json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def recorded_id(call_id: str) -> str:
-    """The id of the recorded call, for the one that a client knows."""
+    """Return the recorded id of a call that a client sends back."""
     return call_id.removesuffix(_AS_IT_IS)
 
 
 def shell_arguments(action: Json) -> str:
-    """The arguments of a call of the local shell, for the action that a client sends back."""
+    """Return the recorded arguments of a local shell call that a client sends back."""
     said = {name: value for name, value in action.items() if name != "type" and value not in (None, {})}
     return json.dumps(said, ensure_ascii=False)
 
 
 def _only_input(arguments: str) -> str | None:
-    """The text of a custom call; None when arguments are something else, or would come back in another spelling."""
+    """Return the text of a custom call; None if the arguments would not round-trip."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -209,7 +209,7 @@ def _only_input(arguments: str) -> str | None:
 
 
 def _shell_action(arguments: str) -> Json | None:
-    """The action of a call of the local shell; None when its arguments are none, or would come back in another form."""
+    """Return the action of a local shell call; None if the arguments would not round-trip."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -1,12 +1,11 @@
-"""The directory of a front and its shards: a store for each shard, one for the holds of the gate, and what must last.
+"""The directory of a front and its shards.
 
-    DIR/front.db        the holds of the gate; whoever has claimed it has the directory
+    DIR/front.db        the holds of the gate; its claim covers the directory
     DIR/shard-0.db ...  the sessions of a shard
-    DIR/shards.json     how many shards, the port of each, which drains they owe, and the processes that they are
+    DIR/shards.json     `ShardRecord`
 
-The record is there before the first store of a shard is made, so stores without one mean that it was lost. It binds
-nobody until every shard has answered for the first time: after a start that failed another number may begin. It is
-replaced as a whole, durably: a reader finds the old one or the next, after `kill -9` and after a power cut.
+The record precedes the first shard store, so stores without a record mean that it was lost. Each write
+replaces the file atomically and durably.
 """
 
 import socket
@@ -26,24 +25,23 @@ _LAST_PORT = 65_535
 
 
 class ShardRecord(msgspec.Struct):
-    """The content of `shards.json`."""
+    """Content of `shards.json`."""
 
     ports: list[int]
-    """Of each shard, by its number; sessions carry them in their `base_url`."""
+    """Port of each shard. Base URLs of sessions contain it."""
     drains: int = 0
-    """How many there have been."""
     drained: list[int] = []
-    """The last drain that each shard has carried out."""
+    """Last drain that each shard completed."""
     processes: list[ProcessName | None] = []
-    """The first process of each shard, which leads its group."""
+    """Process of each shard that leads its group."""
     has_served: bool = True
-    """Every shard has answered. Sessions may be there, so neither ports nor the number of shards can change."""
+    """True once every shard has answered. Sessions may then exist, so ports and shard count are fixed."""
 
 
 class ShardDirectory:
-    """`folder`, for `shards` shards; its owner has claimed the store of the front.
+    """The files in `folder` for `shards` shards. Methods raise `StoreError`.
 
-    `prepare` comes before it, `open` after the claim; `begin` before a shard is started.
+    Order of calls: `prepare`, claim of the front's store, `open`, then `begin` before the first shard starts.
     """
 
     def __init__(self, folder: Path, shards: int) -> None:
@@ -54,25 +52,24 @@ class ShardDirectory:
 
     @property
     def front_store(self) -> Path:
-        """The store of the front's holds."""
+        """Path of the front's store."""
         return self.folder / "front.db"
 
     def shard_store(self, number: int) -> Path:
-        """The store of a shard."""
+        """Return the path of a shard's store."""
         return self.folder / f"shard-{number}.db"
 
     def prepare(self) -> None:
-        """Make the folder where it is missing. Raises `StoreError`."""
+        """Create the folder if missing."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"--store {self.folder}: expected a directory for the shards: {error.strerror}") from error
 
     def open(self, host: str, front_port: int) -> None:
-        """Read the record, or choose ports for one: those behind the front's.
+        """Read the record, or create one with the ports after the front's.
 
-        Raises `ScenarioError` for a directory that was made for another number of shards, `StoreError` for one whose
-        record cannot be read or was lost, `CannotListen` when no ports are left.
+        Raises `ScenarioError` for another number of shards, `CannotListen` if too few ports are left.
         """
         path = self.folder / _RECORD
         try:
@@ -100,37 +97,37 @@ class ShardDirectory:
         self.record = self._completed(record)
 
     def begin(self) -> None:
-        """Write the record, before there is a store of a shard. Raises `StoreError`."""
+        """Write the record before any shard store exists."""
         self._write()
 
     def note_served(self) -> None:
-        """Every shard has answered. Raises `StoreError`."""
+        """Record that every shard has answered."""
         self.record.has_served = True
         self._write()
 
     def end_left_processes(self) -> None:
-        """End the shards that a front which was killed has left; blocks for a few seconds."""
+        """End shards that a killed front left. Blocks for a few seconds."""
         for process in self._left:
             if process is not None and process.is_in(process.pid):
                 end_group(process.pid, grace_s=_GRACE_S)
 
     def note_process(self, number: int, process: ProcessName | None) -> None:
-        """The shard is this process now. Raises `StoreError`."""
+        """Record the process of a shard."""
         self.record.processes[number] = process
         self._write()
 
     def note_drain(self) -> None:
-        """There is one more drain, which every shard owes. Raises `StoreError`."""
+        """Record a new drain, which every shard owes."""
         self.record.drains += 1
         self._write()
 
     def note_drained(self, number: int, drain: int) -> None:
-        """The shard has carried out that drain. Raises `StoreError`."""
+        """Record that the shard completed `drain`."""
         self.record.drained[number] = max(drain, self.record.drained[number])
         self._write()
 
     def owes(self, number: int) -> int:
-        """The drain that the shard owes; 0 for none."""
+        """Return the drain that the shard owes, or 0."""
         return self.record.drains if self.record.drained[number] < self.record.drains else 0
 
     def _require_no_stores(self) -> None:
@@ -167,7 +164,7 @@ def _choose_ports(host: str, front_port: int, shards: int) -> list[int]:
         raise CannotListen(f"{shards} shards take the ports behind {front_port}: choose a smaller --port")
     if front_port:
         return [front_port + 1 + number for number in range(shards)]
-    with ExitStack() as stack:  # all at once: a port that is free again would be given out twice
+    with ExitStack() as stack:  # all at once, so that no port is chosen twice
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listeners = [stack.enter_context(socket.create_server((host, 0), family=family)) for _ in range(shards)]
         return [listener.getsockname()[1] for listener in listeners]

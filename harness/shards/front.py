@@ -1,15 +1,14 @@
-"""The public address of several shards: the gate, weight updates, and one account of all.
+"""The public address of several shards: the gate, weight updates, and combined reports.
 
-    POST /sessions              to the shard with the fewest sessions; `base_url` names the shard's own address
-    /sessions/{id}/...          what owners ask goes to the session's shard (`front_sessions`)
-    the verbs of the gate       decided here; every shard is told, and the answer says what that touched
-    sweep, weights, metrics,    every shard is asked, and the answers are one
+    POST /sessions              sent to the shard with the fewest sessions; `base_url` has that shard's address
+    /sessions/{id}/...          requests of owners, forwarded to the session's shard (`front_sessions`)
+    gate verbs                  decided here, then sent to every shard
+    sweep, weights, metrics,    sent to every shard; the answers are merged
     health, the list
-    model calls                 421, with the address of the shard: no turn ever comes through a front
+    model calls                 421 with the shard's address: turns never pass through a front
 
-The gate is this process's own, with its holds in a store of its own. A verb is in force at the front at once, then
-durable, then at every shard that answers within its deadline; the others are lines in `problems`, and are told again
-until they answer. A shard that is being started is shut until it has been told.
+The front owns the gate, with its holds in its own store. A verb takes effect at the front at once, then durably, then
+at every shard that answers in time. Each other shard adds a line to `problems` and is retried until it answers.
 """
 
 import secrets
@@ -42,15 +41,13 @@ from harness.shards.shard import ENGINES_PATH
 from harness.shards.shard_links import ShardLinks
 from harness.telemetry.metrics import CONTENT_TYPE, ServerMetrics
 
-_ENGINES_S = 8.0  # for engines to answer to their shards
-_OVER_S = 15.0  # for the end of a sweep whose time is over
+_ENGINES_S = 8.0  # for engines to answer their shards
+_OVER_S = 15.0  # for a sweep to finish after its time budget
 
 log = get_logger(__name__)
 
 
 class Front(ServerApi):
-    """The state behind the routes: the gate, and the links to the shards."""
-
     def __init__(
         self,
         links: ShardLinks,
@@ -68,21 +65,21 @@ class Front(ServerApi):
         self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Build the ASGI application."""
         sessions = FrontSessions(self._links, self.gatekeeper, self.callers, self.settings)
         return self.build_app(sessions, before=[], after=sessions.redirects())
 
     # Gate
 
     async def drain_sessions(self) -> Callable[[], int]:
-        """See `ServerApi`; the shards are told with the gate."""
+        """See `ServerApi`. The gate state carries the drain to the shards."""
         before = self._sessions_closed
         self._directory.note_drain()
         self.gatekeeper.look_again()
         return lambda: self._sessions_closed - before
 
     async def count_sessions(self) -> GateCounts:
-        """See `ServerApi`; of every shard that answers within its deadline."""
+        """See `ServerApi`. Counts only shards that answer in time."""
         told = await self._links.ask(ShardLink.tell, VERB_S)
         counts = add_counts(told.answers.values())
         return GateCounts(
@@ -104,8 +101,8 @@ class Front(ServerApi):
         return sum(link.sessions_closed for link in self._links)
 
     async def _continue_engines(self) -> None:
-        """One shard is enough: they all have the same engines. Raises why none could."""
 
+        # One shard is enough, because all have the same engines. `some` raises if every shard fails.
         async def wake(link: ShardLink) -> None:
             (await link.ask("POST", ENGINES_PATH)).require()
 

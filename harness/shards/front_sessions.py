@@ -1,11 +1,10 @@
-"""Sessions at a front: placed on a shard, and found there again by their ids.
+"""Placement of sessions on shards, and forwarding by session id.
 
-A creation waits at the front's own gate, so a shard that dies costs it nothing. The front chooses the id: where the
-answer of a shard is lost, the session is created on another one, and the one that nobody knows of is deleted as soon as
-its shard answers again. So is that of an owner that left before its answer. One that takes over from another can only
-be where that one is, and is tried once.
+A creation waits at the front's own gate, so a dying shard does not lose it. The front chooses the session id. If a
+shard's answer is lost, the front creates the session on another shard, and deletes the orphan once the first shard
+answers again. It also deletes the session of an owner that left.
 
-Everything else that an owner asks may be asked again, so the front does, for a while, when the shard is being started.
+All other owner requests are safe to repeat, so the front retries them while the shard restarts.
 """
 
 import secrets
@@ -41,17 +40,17 @@ from harness.shards.shard_links import ShardLinks
 from harness.types import Json
 
 RESTART_S = 10.0
-"""How long a request waits for a shard that is being started."""
+"""Longest wait of a request for a starting shard."""
 
-_ATTEMPTS = 4  # to create a session: its shard may die, and the next one too
-_READ_S = 60.0  # without a byte of an answer
-_END_S = 630.0  # the same for an end, which waits for turns
+_ATTEMPTS = 4  # to create a session, because several shards may die in a row
+_READ_S = 60.0  # longest silence within an answer
+_END_S = 630.0  # likewise, for an end, which waits for turns
 _METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH"]
 _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 
 
 class FrontSessions(SessionsApi):
-    """The requests of owners for sessions, at the front of `links`."""
+    """Owner requests for sessions."""
 
     def __init__(self, links: ShardLinks, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
         self._links = links
@@ -60,7 +59,7 @@ class FrontSessions(SessionsApi):
         self._settings = settings
 
     def redirects(self) -> list[Route]:
-        """The routes of model calls, which the shard of a session serves."""
+        """Return the routes of model calls, which only the session's shard serves."""
         return [
             Route("/sessions/{id}/v1/{rest:path}", self._redirect, methods=_METHODS),
             Route("/v1/{rest:path}", self._redirect, methods=_METHODS),
@@ -78,14 +77,14 @@ class FrontSessions(SessionsApi):
                 try:
                     return await self._create_at(link, wish, request, client)
                 except ShardUnavailable as error:
+                    # A takeover must be on the shard of its predecessor, and is tried once.
                     if isinstance(error, ShardLost) and not wish.is_repeatable:
                         raise
-                    if not attempts_left:  # what there may be of it is deleted: it may be asked for again
+                    if not attempts_left:  # a leftover session is deleted, so the client may retry
                         raise ShardUnavailable(error.message) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _wait_for_shard(self, only: int | None, client: ClientConnection) -> ShardLink:
-        """The shard for a new session. Raises `ShardUnavailable` when none serves in time, `ClientLeft`."""
         found: list[ShardLink] = []
 
         def choose() -> bool:
@@ -103,13 +102,12 @@ class FrontSessions(SessionsApi):
         return found[0]
 
     async def _create_at(self, link: ShardLink, wish: Wish, request: Request, client: ClientConnection) -> Response:
-        """The answer of that shard, with the address at which it is reached as the front was."""
         place = self._links.place_of(link.number)
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
         link.place()
         ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
-            async with client.patience(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
+            async with client.patience(self._settings.pause_timeout_s + VERB_S):  # its gate may have closed
                 answer = await ask("POST", "/sessions", wish.with_id(session_id))
         except (ShardLost, ClientLeft, TimeoutError) as error:
             if wish.is_repeatable:
@@ -172,13 +170,13 @@ class FrontSessions(SessionsApi):
         return await self._forward(request)
 
     async def _forward(self, request: Request) -> Response:
-        """The answer of the session's shard, as it arrives; asked again while the shard is being started."""
         body = await read_body(request, self._settings.limits) if request.method == "POST" else None
         link = self._links.find(request.path_params["id"])
         path = request.scope["raw_path"].decode("ascii") + (f"?{request.url.query}" if request.url.query else "")
         silence_s = _END_S if request.url.path.endswith("/end") else _READ_S
         accept = request.headers.get("accept", "*/*")
 
+        # Retried while the shard restarts; the answer streams through as it arrives.
         async def ask() -> Response:
             stack = AsyncExitStack()
             answer = link.answer(request.method, path, body, accept=accept, silence_s=silence_s)
@@ -195,7 +193,7 @@ class FrontSessions(SessionsApi):
     _drain = _end = _delete = _facts = _samples = _samples_for_miles = _forward
 
     async def _redirect(self, request: Request) -> Response:
-        """Refused, with the address that serves it: a client that follows a redirect leaves its key behind."""
+        # Refused rather than redirected: a client that follows a redirect to another port drops its key.
         digits = request.path_params.get("id") or credential(request.headers).removeprefix(API_KEY_PREFIX)
         address = self._address_of(self._links.find(digits), request)
         beginning = f"/sessions/{request.path_params['id']}" if "id" in request.path_params else ""
@@ -205,7 +203,7 @@ class FrontSessions(SessionsApi):
         )
 
     def _address_of(self, link: ShardLink, request: Request) -> str:
-        """Where agents reach the shard: at the public name, or that by which the front was reached; its own port."""
+        # The shard's own port, at the public name or the name in the client's request.
         base = URL(self._settings.public_url or str(request.base_url))
         return str(base.replace(port=link.port)).rstrip("/")
 

@@ -1,11 +1,7 @@
-"""A front's link to one of its shards: where it answers, how it stands, and what it holds.
+"""A front's link to one shard: its address, gate state, and counts.
 
-A shard is told how to stand whenever the gate of the front changes and once a second besides; its answer says what it
-holds. It *serves* when it has answered the last telling. One that does not is told again and again, gets no session,
-and costs a verb its deadline and a line.
-
-Tellings to a shard come one after the other, and each is made of the gate as it is when its turn has come. So when
-`tell` returns, the shard stands as the front did when it was called, or later.
+The front sends its gate state on every change and once a second. A shard *serves* once it has answered the last state.
+Until then the front retries, places no session there, and each verb waits for its deadline and reports a problem.
 """
 
 import asyncio
@@ -30,11 +26,12 @@ from harness.shards.shard import STANDING_PATH
 from harness.shards.standing import ShardCounts, Standing, StandingAnswer, ToldStanding, standing_of
 
 VERB_S = 2.5
-"""How long a shard may take for its part in a verb: less than the third of ten seconds that `GateClient` gives one
-attempt, so that a shard which hangs costs the others nothing."""
+"""Deadline of a shard for its part in a verb: less than a third of the 10 s of one `GateClient` attempt, so that a
+hanging shard does not delay the others.
+"""
 
-_EVERY_S = 1.0  # between two tellings when nothing changes
-_ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing is bound here
+_EVERY_S = 1.0  # between two states when nothing changes
+_ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # no socket is bound here
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 log = get_logger(__name__)
@@ -43,19 +40,17 @@ _T = TypeVar("_T")
 
 
 class ShardAnswer(NamedTuple):
-    """The answer of a shard to one request."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def require(self, also: int = HTTPStatus.OK) -> None:
-        """Raises `ShardUnavailable`, with what the shard said, unless it did what was asked or answered `also`."""
+        """Raise `ShardUnavailable` unless the status is 2xx or `also`."""
         if not (HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES or self.status == also):
             raise ShardUnavailable(f"it answered {self.status} {self.body[:300].decode(errors='replace')}")
 
     def read(self, kind: type[_T], also: int = HTTPStatus.OK) -> _T:
-        """The body as a `kind`. Raises `ShardUnavailable` when it is none, and as `require` does."""
+        """Decode the body. Raises `ShardUnavailable`, also as `require`."""
         self.require(also)
         try:
             return msgspec.json.decode(self.body, type=kind)
@@ -64,7 +59,7 @@ class ShardAnswer(NamedTuple):
 
 
 class ShardLink:
-    """The link to shard `number`, which is told what `gatekeeper` and `directory` say."""
+    """Link to shard `number`."""
 
     def __init__(
         self,
@@ -76,63 +71,66 @@ class ShardLink:
     ) -> None:
         self.number = number
         self.url = ""
-        """Where it answers to its front; empty while it is being started."""
+        """Address for its front; empty while it starts."""
         self.counts: ShardCounts | None = None
-        """Of its last answer; None while it does not serve."""
+        """Last counts; None while it does not serve."""
         self.problem = "is being started"
-        """Why it does not serve; empty while it does."""
+        """Reason it does not serve, or empty."""
         self.orphans: set[str] = set()
-        """Sessions that it may have, and that nobody knows of: the answer to their creation was lost."""
+        """Sessions to delete: the answer to their creation was lost."""
         self.sessions_closed = 0
-        """By drains, as long as this link has been there."""
+        """Sessions that drains closed, since this link exists."""
         self.released = 0
-        """Requests that opening its gate let go on, likewise."""
+        """Requests that opening the gate released, since this link exists."""
         self._placed = 0
         self._http = http
         self._gatekeeper = gatekeeper
         self._directory = directory
         self._host = _ON_THIS_MACHINE.get(settings.host, settings.host)
         self._headers = {"authorization": f"Bearer {settings.admin_token}"} if settings.admin_token else {}
-        self._one_at_a_time = asyncio.Lock()  # a shard must not hear how things were after it heard how they are
+        self._one_at_a_time = asyncio.Lock()  # an old state must not arrive after a newer one
         self._start = secrets.token_hex(8)
         self._telling = 0
         self._told: Standing | None = None
 
     @property
     def port(self) -> int:
-        """Where it answers to everybody, whichever process it is."""
+        """Public port, which a restart keeps."""
         return self._directory.record.ports[self.number]
 
     @property
     def load(self) -> ShardLoad | None:
-        """What it carries; None while it does not serve."""
+        """Load; None while it does not serve."""
         return None if self.counts is None else ShardLoad(self.number, self.counts.sessions, self._placed)
 
     def came_up(self) -> None:
-        """A process answers, shut until it is told how to stand."""
+        """Record that a process answers; its gate stays closed until `tell`."""
         self.url = str(URL.build(scheme="http", host=self._host, port=self.port))
         self._told, self.problem = None, "has not been told how to stand"
         self._gatekeeper.look_again()
 
     def went_down(self, problem: str) -> None:
-        """No process answers."""
+        """Record that no process answers."""
         self.url, self._told = "", None
         self._fall_silent(problem)
 
     def place(self) -> None:
-        """A session goes there."""
+        """Count a session placed on the shard."""
         self._placed += 1
 
     async def tell(self) -> ShardCounts:
-        """Have it stand as the gate does now; its answer. Raises `ShardUnavailable`, `StoreError`."""
+        """Send the gate state and return the counts. Raises `ShardUnavailable`, `StoreError`."""
+        # States are sent one at a time, each built just before it is sent. So on return, the shard has the gate state
+        # of the time of the call, or a later one.
         async with self._one_at_a_time:
+            # While the shard owes a drain it gets a closed gate, so that no newer session falls under that drain.
             while owes := self._directory.owes(self.number):
                 await self._tell(standing_of(self._gatekeeper.gate, owes=owes))
                 self._directory.note_drained(self.number, owes)
             return await self._tell(standing_of(self._gatekeeper.gate, owes=0))
 
     async def keep_in_step(self) -> None:
-        """Tell it, for ever."""
+        """Send the gate state forever."""
         while True:
             await self._gatekeeper.until(lambda: bool(self.url))
             await within(_EVERY_S, self._gatekeeper.until(self._is_behind))
@@ -150,7 +148,9 @@ class ShardLink:
                 await asyncio.sleep(_EVERY_S / 4)
 
     async def ask_while_it_serves(self, method: str, path: str, body: bytes) -> ShardAnswer:
-        """As `ask`; raises `ShardLost` as soon as it falls silent, though its connection stays."""
+        """Send a request as `ask`. Raises `ShardLost` once the shard stops serving, even if its connection stays
+        open.
+        """
         asking = asyncio.ensure_future(self.ask(method, path, body))
         asking.add_done_callback(read_end)
         silence = asyncio.ensure_future(self._gatekeeper.until(lambda: self.counts is None))
@@ -165,7 +165,7 @@ class ShardLink:
             await asyncio.wait({asking, silence})
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> ShardAnswer:
-        """Its whole answer to one request, as the operator; the caller bounds it. Raises as `answer` does."""
+        """Send a request as the operator. The caller sets a timeout. Raises as `answer`."""
         async with self.answer(method, path, body) as response:
             return ShardAnswer(response.status, response.headers, await response.read())
 
@@ -173,9 +173,9 @@ class ShardLink:
     async def answer(
         self, method: str, path: str, body: bytes | None = None, *, accept: str = "*/*", silence_s: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Its answer as it arrives, in the block.
+        """Send a request and yield the response as it arrives.
 
-        Raises `ShardUnavailable` when it was not reached, `ShardLost` when it was and went away, or said nothing for
+        Raises `ShardUnavailable` if the shard was not reached, `ShardLost` if it then disconnected or was silent for
         `silence_s`.
         """
         if not self.url:
@@ -189,7 +189,7 @@ class ShardLink:
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             said = f"{type(error).__name__} {error}".rstrip()
-            self._fall_silent(said)  # until it answers a telling: nobody is sent there before
+            self._fall_silent(said)  # until it answers a new state, so no session goes there before
             was_sent = not isinstance(error, _NEVER_SENT)
             raise (ShardLost if was_sent else ShardUnavailable)(f"shard {self.number}: {said}") from error
 

@@ -1,8 +1,7 @@
-"""Which shard gets the next session: the one with the fewest. Pure.
+"""Choice of the shard with the fewest sessions for a new one. Pure.
 
-Sessions are counted by the shards, which say now and then how many they have; what was placed since then counts on top,
-so that a burst does not go to the one that happened to be empty when it was asked. A session that takes over from
-another, or whose owner has chosen its id, has its place already.
+The front adds the sessions placed since the last report, so that a burst does not all go to one shard. A takeover, or
+an id chosen by the owner, fixes the shard.
 """
 
 from collections.abc import Sequence
@@ -15,36 +14,34 @@ from harness.sessions.shard_ids import find_shard
 
 
 class ShardLoad(NamedTuple):
-    """A shard that serves, as its front knows it."""
-
     number: int
     sessions: int
-    """That it had when it was asked last."""
+    """Count in its last report."""
     placed: int
-    """Sessions that were placed on it since."""
+    """Sessions placed since that report."""
 
 
 def choose_shard(serving: Sequence[ShardLoad]) -> int | None:
-    """The number of the shard with the fewest sessions, of several the first; None when none serves."""
+    """Return the least loaded shard, the lowest number on a tie."""
     return min(serving, key=lambda load: (load.sessions + load.placed, load.number)).number if serving else None
 
 
 class Wish(NamedTuple):
-    """The body of a `POST /sessions`, as far as it concerns the place of the session."""
+    """Placement fields of a `POST /sessions` body."""
 
     fields: dict[str, msgspec.Raw]
     session_id: str | None
-    """Chosen by its owner."""
+    """Id chosen by the owner."""
     resumes: str | None
-    """The session that it takes over from, which is on its shard."""
+    """Session to take over, which fixes the shard."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Another session may be made in its place: nobody has chosen its id, and it takes nothing over."""
+        """True if a retry may create another session."""
         return self.session_id is None and self.resumes is None
 
     def find_place(self, shards: int) -> int | None:
-        """The number of the only shard that can have the session; None for any. Raises `MalformedRequest`."""
+        """Return the only possible shard, or None for any. Raises `MalformedRequest`."""
         places = {find_shard(each, shards) for each in (self.session_id, self.resumes) if each is not None}
         if len(places) > 1:
             raise MalformedRequest(
@@ -54,7 +51,7 @@ class Wish(NamedTuple):
         return places.pop() if places else None
 
     def with_id(self, session_id: str) -> bytes:
-        """The body for the shard, which gives the session that id."""
+        """Return the body with this session id."""
         return msgspec.json.encode({**self.fields, "session_id": session_id})
 
 
@@ -68,7 +65,7 @@ _places = msgspec.json.Decoder(_Places)
 
 
 def read_wish(body: bytes) -> Wish:
-    """The wish in `body`; an empty one wishes for nothing. Raises `MalformedRequest`; the shard checks the rest."""
+    """Parse `body`, which may be empty. Raises `MalformedRequest`; the shard checks the rest."""
     try:
         fields, places = _fields.decode(body or b"{}"), _places.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

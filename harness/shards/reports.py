@@ -1,7 +1,7 @@
-"""What the answers of several shards come to: one answer of their front. Pure.
+"""Merging of shard reports into one report of the front. Pure.
 
-Counts add up. What one shard says of itself stands beside the others under its number, and one that did not answer is a
-line, never silence. Where shards have a say about the same thing (which worker serves), the worst counts.
+Counts are summed. Reports about a shard itself stay side by side, by shard number. A shard without an answer adds a
+problem line. Where shards disagree about a worker, the worst report wins.
 """
 
 import re
@@ -20,13 +20,13 @@ _SAMPLE = re.compile(rb"^([A-Za-z_:][\w:]*)(\{(.*)\})?( .*)$")
 
 
 def add_counts(counts: Iterable[ShardCounts]) -> ShardCounts:
-    """All of them together."""
+    """Sum the counts."""
     columns = list(zip(*map(msgspec.structs.astuple, counts), strict=True))
     return ShardCounts(*map(sum, columns))
 
 
 def merge_sweeps(reports: Sequence[SweepReport], problems: Mapping[str, int]) -> SweepReport:
-    """One sweep of all; `problems` counts those whose shard did not answer, by error code."""
+    """Merge sweeps; `problems` counts unanswered shards by error code."""
     sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
     failures = Counter({code: count for code, count in problems.items() if count})
     for report in reports:
@@ -41,7 +41,7 @@ def merge_sweeps(reports: Sequence[SweepReport], problems: Mapping[str, int]) ->
 
 
 def merge_weights(answers: Sequence[LiveWeights], problems: tuple[str, ...]) -> LiveWeights:
-    """The workers by the word of all shards; one that a shard has fenced serves nobody. `problems`: of the others."""
+    """Merge worker versions: a worker is fenced if any shard fenced it."""
     fenced = {worker: version for answer in answers for worker, version in answer.fenced.items()}
     serving = {worker: version for answer in answers for worker, version in answer.serving.items()}
     serving = {worker: version for worker, version in serving.items() if worker not in fenced}
@@ -49,7 +49,7 @@ def merge_weights(answers: Sequence[LiveWeights], problems: tuple[str, ...]) -> 
 
 
 def merge_metrics(pages: Mapping[str, bytes]) -> bytes:
-    """One page of several, each sample with a label `shard` that names its page."""
+    """Merge metrics pages, adding a `shard` label to each sample."""
     families: dict[bytes, list[bytes]] = {}
     heads: dict[bytes, list[bytes]] = {}
     for shard, page in pages.items():

@@ -1,7 +1,7 @@
-"""Running a front and its shards, as a program of their own.
+"""Entry point of a front and its shards.
 
-In this order: the address, the directory with the front's holds, the shards, shut; each is told how to stand; only then
-anybody is answered. What fails before leaves no process, and a directory that binds nobody.
+Order of startup: the address, the directory with the front's holds, the shards (closed), the gate state for each shard.
+Only then does the front accept requests. A failure before that leaves no process and a record that is not yet binding.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from harness.store.sqlite import SQLiteStore
 from harness.telemetry.metrics import ServerMetrics
 from server_patch.background import running
 
-_TOLD_S = 30.0  # for all shards to be told for the first time
-_STOP_MARGIN_S = 13.0  # beyond the grace of turns: engines hand over, stores are closed, a collector gets the rest
+_TOLD_S = 30.0  # for all shards to get their first state
+_STOP_MARGIN_S = 13.0  # beyond the grace of turns: engines hand over, stores close, a collector gets the rest
 
 log = get_logger(__name__)
 
 PrepareShards = Callable[[ShardDirectory], StartShard]
-"""How shards are started whose stores and ports are in this directory."""
+"""Returns the command that starts shards on the stores and ports of a directory."""
 
 
 @asynccontextmanager
@@ -49,10 +49,10 @@ async def serve_shards(
     continue_engines: bool,
     clock: Clock = time.time,
 ) -> AsyncIterator[str]:
-    """A front and its shards for the time of the block; the address of the front. See `Supervisor.continue_engines`.
+    """Serve a front and its shards within the block, and yield the front's address.
 
-    Raises `CannotListen`, `StoreError` or `ScenarioError` for an address or a directory that it cannot have, and
-    `ShardUnavailable` for a shard that cannot be started.
+    `continue_engines`: see `Supervisor`. Raises `CannotListen`, `StoreError` or `ScenarioError` for an unavailable
+    address or directory, `ShardUnavailable` if a shard does not start.
     """
     settings.check()
     directory = ShardDirectory(folder, shards)
@@ -106,9 +106,9 @@ async def serve_shards_forever(
     *,
     continue_engines: bool,
 ) -> None:
-    """A front and its shards until SIGINT or SIGTERM; calls `started` as soon as all of them answer.
+    """Serve until SIGINT or SIGTERM; call `started` once every shard answers.
 
-    Until then signals have the effect that they have anywhere; the watchdog ends the shards that have begun.
+    Before that, signals have their default effect, and the watchdog ends started shards.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,11 +1,10 @@
-"""A session server as one of several behind a front: what is added to it.
+"""A session server behind a front: the routes added to it.
 
-    PUT /sessions/shard                  how it has to stand; the answer says what it holds
-    POST /sessions/shard/engines         have the engines go on that a hold had left paused
-    the verbs of the gate                refused: they are the front's
+    PUT /sessions/shard                  set the gate state; the answer has the counts
+    POST /sessions/shard/engines         resume engines that a hold left paused
+    gate verbs                           refused: they belong to the front
 
-The gate is shut before the first request is answered and until the front has told how it stands. The shard keeps no
-hold: one that is started again asks nobody, it is told.
+The gate is closed from before the first request until the front sends its state. A shard stores no holds.
 """
 
 from collections.abc import AsyncIterator
@@ -37,13 +36,13 @@ _tellings = msgspec.json.Decoder(ToldStanding)
 
 @asynccontextmanager
 async def as_shard(server: SessionServer) -> AsyncIterator[ASGIApp]:
-    """For `serve`: its application, shut until a front has told it how to stand."""
+    """Return the application for `serve`, with the gate closed."""
     server.gatekeeper.mirror(mirrored(AT_FIRST), AT_FIRST.epoch)
     yield Shard(server)
 
 
 class Shard:
-    """The ASGI application; the module says which path is whose."""
+    """The ASGI application."""
 
     def __init__(self, server: SessionServer) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""All shards of a front, asked at once; each has its own deadline, and none waits for another."""
+"""Concurrent requests to all shards of a front, each with its own deadline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -14,23 +14,21 @@ _T = TypeVar("_T")
 
 
 class Asked(NamedTuple, Generic[_T]):
-    """What came of asking all of them."""
-
     answers: dict[int, _T]
-    """By the number of the shard."""
+    """Results by shard number."""
     problems: tuple[str, ...]
-    """A line for each that did not do it."""
+    """A line for each shard that failed."""
 
     @property
     def some(self) -> list[_T]:
-        """The answers, of which there is one at least. Raises `ShardUnavailable` when no shard did it."""
+        """Nonempty results. Raises `ShardUnavailable` if every shard failed."""
         if not self.answers:
             raise ShardUnavailable(f"no shard did it: {'; '.join(self.problems)}")
         return list(self.answers.values())
 
 
 class ShardLinks:
-    """The links, by their numbers."""
+    """Links by shard number."""
 
     def __init__(self, links: Sequence[ShardLink]) -> None:
         self._links = links
@@ -42,21 +40,21 @@ class ShardLinks:
         return iter(self._links)
 
     def place_of(self, number: int) -> ShardPlace:
-        """The place of that shard among all."""
+        """Return the position of the shard among all."""
         return ShardPlace(number, len(self))
 
     def find(self, digits: str) -> ShardLink:
-        """The shard that has the session with this id, or this key behind its prefix."""
+        """Return the shard of a session id, or of a key without its prefix."""
         return self._links[find_shard(digits, len(self))]
 
     def choose(self, only: int | None) -> ShardLink | None:
-        """The shard for a new session: this one, if it is the `only` one that can have it; None while none serves."""
+        """Return the shard for a new session, which is `only` if given, or None if none serves."""
         loads = (link.load for link in self._links if only in (None, link.number))
         number = choose_shard([load for load in loads if load is not None])
         return None if number is None else self._links[number]
 
     async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> Asked[_T]:
-        """Make `call` of each, for `seconds` at most."""
+        """Call `call` for each link, for at most `seconds`."""
 
         async def ask(link: ShardLink) -> _T | str:
             try:

@@ -1,15 +1,10 @@
-"""The processes of the shards: started, started again when they die, ended with the front.
+"""The processes of the shards: started, restarted when they die, and ended with the front.
 
-A shard is a group of processes that a watchdog answers for: it dies with its front, also with one that is killed. So a
-front that is started again never meets shards that stand as another one told them; those that are left all the same are
-ended by the record of the directory.
+A watchdog ends each shard's process group when the front dies, so a restarted front never meets shards that follow an
+earlier one. Any that survive are ended from the directory's record.
 
-A shard that does not answer for the first time ends the front, with its own words. Later it is started again, at once
-at first and then less often, until it answers: its sessions are in its store, on its port.
-
-A shard that begins cannot pass the tests of engines that are paused. It continues them first where nobody can mean them
-to be: as its operator wants, before the front answers anybody; and those that a hold has left, when no shard is up
-through which the front can have them go on. Never under a hold that covers them, and none is placed meanwhile.
+A shard that fails its first start ends the front. Later it is restarted, at once and then with growing pauses, with its
+store and port.
 """
 
 import asyncio
@@ -34,27 +29,26 @@ from harness.shards.shard_links import ShardLinks
 from server_patch.background import running
 
 START_S = 600.0
-"""How long a shard may take until it answers: it reads a tokenizer and tests its engines."""
+"""Longest startup of a shard: loading a tokenizer and testing engines takes time."""
 
-_OF_THE_FRONT = ("HARNESS_SHARD", "HARNESS_CONTINUE_ENGINES")  # options that a shard must not take for its own
+_OF_THE_FRONT = ("HARNESS_SHARD", "HARNESS_CONTINUE_ENGINES")  # options of the front, not for shards
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _POLL_S = 0.02
-_KILL_S = 5.0  # a process that the kernel holds cannot be killed
+_KILL_S = 5.0  # a process stuck in the kernel cannot be killed
 
 log = get_logger(__name__)
 
 
 class ShardCommand(NamedTuple):
-    """How a shard is started."""
-
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
 
 StartShard = Callable[[int, bool], ShardCommand]
-"""The command that serves the sessions of shard `number`, announced in JSON on standard output; the other says whether
-it continues engines before it tests them."""
+"""Returns the command of shard `number`, which announces itself in JSON on standard output. The flag requests that it
+resume engines before testing them.
+"""
 
 
 class _Error(msgspec.Struct):
@@ -68,15 +62,9 @@ class _Announcement(msgspec.Struct):
 
 
 class Supervisor:
-    """Keeps the processes of `links` up.
+    """Keeps the processes of `links` running.
 
-    Args:
-        links: To the shards.
-        directory: Where it is noted which processes they are.
-        gate: Of the front.
-        start: The command of a shard.
-        stop_s: How long one may take to end.
-        continue_engines: The operator wants engines continued that somebody has left paused, before they are tested.
+    `stop_s`: Longest shutdown of a shard. `continue_engines`: At the first start, resume engines that were left paused.
     """
 
     def __init__(
@@ -98,9 +86,9 @@ class Supervisor:
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
-        """Every shard has a process that answers when the block begins, and none when it has ended.
+        """Run every shard within the block; yield once all answer.
 
-        Raises `ShardUnavailable` when one does not begin to answer.
+        Raises `ShardUnavailable` if one fails its first start.
         """
         async with AsyncExitStack() as stack:
             watchdog = Watchdog()
@@ -131,7 +119,7 @@ class Supervisor:
                         while await process.stdout.read(4096):
                             pass
                         problem = "ended and is being started again"
-                        link.went_down(problem)  # at once: whoever takes its port gets no token of ours
+                        link.went_down(problem)  # at once: another process on its port must not get our token
                 log.warning("shard_ended", shard=link.number, code=process.returncode)
             except TimeoutError:
                 problem = f"did not answer within {START_S:g} s"
@@ -149,7 +137,9 @@ class Supervisor:
 
     @contextmanager
     def _continuing(self, *, is_first: bool) -> Iterator[bool]:
-        """Whether a shard that begins in the block continues the engines; no hold gets them meanwhile if so."""
+        # A starting shard cannot test paused engines. It resumes them first in two cases: at the first start if the
+        # operator wants it, and when a hold left them paused and no shard is up to resume them. It never does so under
+        # a hold that covers engines, and `wakers` keeps such holds from being placed meanwhile.
         gate = self._gate
         is_wanted = is_first and self._continue_engines and not any(hold.engines for hold in gate.holds)
         is_left = gate.must_wake_engines and all(link.counts is None for link in self._links)
@@ -179,12 +169,12 @@ class Supervisor:
             watchdog.forget(process.pid)
 
     def _note(self, number: int, pid: int) -> None:
-        """Have the record say which process it is, for a front that comes after a killed one and a killed watchdog."""
+        # For the next front, in case this one and its watchdog are both killed.
         try:
             self._directory.note_process(number, ProcessName.of(pid))
         except ProcessLookupError:
             pass
-        except StoreError as error:  # a full disk is no reason to end a shard that comes up
+        except StoreError as error:  # a full disk must not end a starting shard
             log.warning("shard_process_not_noted", shard=number, error=error.message)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
@@ -192,14 +182,14 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 process.terminate()
             await within(self._stop_s, process.wait())
-        # Whatever it has started is of its group; the group goes before its port and its store are taken again.
+        # Processes that the shard started are in its group. All must end before its port and store are reused.
         signal_group(process.pid, signal.SIGKILL)
         await within(_KILL_S, _wait_until_gone(process))
 
 
 async def _wait_until_gone(process: asyncio.subprocess.Process) -> None:
     await process.wait()
-    while not is_gone(process.pid):  # noqa: ASYNC110  # nobody tells when a group has ended
+    while not is_gone(process.pid):  # noqa: ASYNC110  # the OS does not report the end of a group
         await asyncio.sleep(_POLL_S)
 
 
@@ -210,7 +200,7 @@ async def _all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _read_document(stream: asyncio.StreamReader) -> bytes:
-    """The JSON document that a command prints, to the brace that ends it; what there is when it ends before."""
+    """Read one JSON document, up to its closing brace or the end of output."""
     lines: list[bytes] = []
     while line := await stream.readline():
         lines.append(line)
@@ -220,7 +210,6 @@ async def _read_document(stream: asyncio.StreamReader) -> bytes:
 
 
 def _check_announcement(document: bytes) -> None:
-    """Raises `ShardUnavailable` with its words, or `ScenarioError`, unless `document` is of a server that answers."""
     try:
         said = msgspec.json.decode(document or b"{}", type=_Announcement)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -242,7 +231,7 @@ def _check_announcement(document: bytes) -> None:
 
 
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:
-    """The environment of this process for a shard, with its secrets, which no command line shows."""
+    """Return the environment of a shard, with the secrets, which no command line may show."""
     secrets = {"HARNESS_ADMIN_TOKEN": admin_token or "", "HARNESS_ENGINE_KEY": engine_key}
     others = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_FRONT)}
     return others | {name: value for name, value in secrets.items() if value}

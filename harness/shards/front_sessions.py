@@ -77,7 +77,7 @@ class FrontSessions(SessionsApi):
                 try:
                     return await self._create_at(link, wish, request, client)
                 except ShardUnavailable as error:
-                    # A takeover must be on the shard of its predecessor, and is tried once.
+                    # A takeover or an id of the owner's choice fixes the shard, so it is tried once.
                     if isinstance(error, ShardLost) and not wish.is_repeatable:
                         raise
                     if not attempts_left:  # a leftover session is deleted, so the client may retry

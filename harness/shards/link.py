@@ -25,10 +25,9 @@ from harness.shards.placement import ShardLoad
 from harness.shards.shard import STANDING_PATH
 from harness.shards.standing import ShardCounts, Standing, StandingAnswer, ToldStanding, standing_of
 
+# Less than a third of the 10 s of one `GateClient` attempt, so that a hanging shard does not delay the others.
 VERB_S = 2.5
-"""Deadline of a shard for its part in a verb: less than a third of the 10 s of one `GateClient` attempt, so that a
-hanging shard does not delay the others.
-"""
+"""Deadline of a shard for its part in a verb."""
 
 _EVERY_S = 1.0  # between two states when nothing changes
 _ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # no socket is bound here

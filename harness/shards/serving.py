@@ -106,13 +106,11 @@ async def serve_shards_forever(
     *,
     continue_engines: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; call `started` once every shard answers.
-
-    Before that, signals have their default effect, and the watchdog ends started shards.
-    """
+    """Serve until SIGINT or SIGTERM; call `started` once every shard answers."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with serve_shards(settings, folder, shards, prepare, continue_engines=continue_engines) as url:
+        # Earlier signals had their default effect, and the watchdog ends the shards then.
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, stop.set)
         started(url)

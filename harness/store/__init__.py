@@ -1,4 +1,4 @@
-"""Durable storage of sessions: the `SessionStore` contract and its implementations in SQLite and in memory.
+"""Durable storage of sessions: `SessionStore`, in SQLite and in memory.
 
-Uses `sessions` and the layers below it; knows no server. Start with `base`.
+Uses `sessions` and the layers below. Start with `base`.
 """

@@ -1,8 +1,8 @@
 """The contract between the server and the store that makes sessions durable.
 
 Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold`, `drop_hold` or `keep_label`
-returns, its write survives `kill -9` of this process. `mark_delivered` and `mark_end` are notes and may be lost. A
-store makes no decisions.
+returns, its write survives `kill -9` of this process. Notes (`mark_delivered`, `mark_end`) may be lost. A store makes
+no decisions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from harness.types import Turn
 
 @dataclass(frozen=True, slots=True)
 class DamagedSession:
-    """A stored session that cannot be loaded."""
+    """Stored session that cannot be loaded."""
 
     session_id: str
     api_key: str
@@ -29,7 +29,7 @@ class DamagedSession:
 
 
 Take = Callable[[Session], Session | SessionStub]
-"""Function that replaces each loaded session, for instance by its stub."""
+"""Maps each loaded session, for instance to its stub."""
 
 
 def as_read(session: Session) -> Session:
@@ -45,10 +45,10 @@ class LoadedSessions(NamedTuple):
 
 
 class SessionStore(Protocol):
-    """Storage for sessions. An async context manager; all methods raise `StoreError`."""
+    """Async context manager; all methods raise `StoreError`."""
 
     tokenizer: TokenizerName
-    """Recorded with each created session; set by the server."""
+    """Recorded with each new session; set by the server."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -58,58 +58,58 @@ class SessionStore(Protocol):
 
     @property
     def reads_back(self) -> bool:
-        """True if `outline` and `read` find stored sessions. Only then may the server evict sessions."""
+        """True if stored sessions can be read back. Only then may the server evict sessions."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Reason the store cannot write until the server restarts, or None."""
+        """Reason that writes fail until a restart, or None."""
 
     async def create(self, session: Session) -> None:
         """Store a session without turns."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Store a session that takes turns of `previous`, and close `previous`, in one transaction.
+        """Move turns of `previous` to a new session, and close `previous`, in one transaction.
 
         Raises `StoreError` if the store lacks any of those turns.
         """
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Store the outcome of a turn, replacing an earlier outcome of the same turn."""
+        """Store the outcome of a turn, replacing an earlier one."""
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Store the proximal columns of stored turns in one write, which is queued before this method first awaits.
+        """Update the proximal columns of turns in one write, queued before the first `await`.
 
-        Other columns stay. A turn whose outcome was replaced meanwhile keeps the columns of the new outcome.
+        A turn whose outcome was replaced meanwhile keeps the columns of the new outcome.
         """
 
     async def set_phase(self, session: Session | SessionStub) -> None:
-        """Store the phase of a session and its close reason."""
+        """Store the phase and the close reason of a session."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """Delete at most `most` sessions that closed more than `older_than_s` ago. Return the number deleted."""
+        """Delete at most `most` sessions closed `older_than_s` ago. Return their number."""
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
-        """Note whether the client received a turn's answer; do not wait for the disk."""
+        """Note whether the client received a turn's answer."""
 
     def mark_end(self, session_id: str, end: RolloutEnd) -> None:
-        """Note the end of a rollout before its session closes; do not wait for the disk."""
+        """Note the end of a rollout before its session closes."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """Load each unclosed session with its turns, pass it to `take`, and name the damaged ones.
+        """Load unclosed sessions, mapped by `take`, and name the damaged ones.
 
         `take` runs in another thread, one session at a time.
         """
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """Return a summary of a stored session, or None if it is not stored."""
+        """Return a summary of a session, or None if it is not stored."""
 
     async def read(self, session_id: str) -> Session:
-        """Load one session with its turns. Raises `StoreError` if it is missing or damaged."""
+        """Load one session. Raises `StoreError` if it is missing or damaged."""
         ...
 
     async def keep_hold(self, hold: Hold) -> None:
-        """Store a hold on the gate, replacing an earlier one of its holder."""
+        """Store a hold, replacing an earlier one of its holder."""
 
     async def drop_hold(self, holder: str) -> None:
         """Delete the hold of `holder`, if any."""
@@ -118,10 +118,10 @@ class SessionStore(Protocol):
         """Store the policy version of a weight label."""
 
     async def load_labels(self) -> dict[str, int]:
-        """Return the stored labels and their versions."""
+        """Return labels and their versions."""
 
     async def load_holds(self) -> list[Hold]:
-        """Return the stored holds, expired ones included."""
+        """Return holds, expired ones included."""
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
-        """Return the times of the last `most` holds, by start."""
+        """Return the times of the last `most` holds, in order of their start."""

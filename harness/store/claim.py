@@ -1,7 +1,6 @@
 """Exclusive use of a store by one server: a second server would sample turns that the first does not know about.
 
-A claim is an OS lock on a file beside the store, so it ends with its process. It follows symlinks: a symlink to a store
-in use is in use. A file with several hard links is refused because SQLite keeps one log per name. Readers need no
+A claim is an OS lock on a file beside the store, so it ends with its process. It follows symlinks. Readers need no
 claim.
 """
 
@@ -19,6 +18,7 @@ def claim(store: Path) -> BinaryIO:
         target = store.resolve()
         if not target.parent.is_dir():
             raise StoreError(f"{store}: no such directory: {target.parent}")
+        # SQLite keeps one log per name of a file.
         if target.is_file() and (names := target.stat().st_nlink) > 1:
             raise StoreError(f"{store}: expected a file of one name, it has {names} (hard links); use a copy of it")
         with ExitStack() as stack:

@@ -10,5 +10,5 @@ from harness.store.sqlite import SQLiteStore
 
 
 def open_store(where: str | Path, clock: Clock = time.time) -> SessionStore:
-    """Return a store in the SQLite file `where`, or a store without persistence for `"memory"`. Enter it before use."""
+    """Return a SQLite store for a path, or a `MemoryStore` for `"memory"`. Enter it before use."""
     return MemoryStore() if where == "memory" else SQLiteStore(Path(where), clock=clock)

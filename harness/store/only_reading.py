@@ -1,11 +1,7 @@
 """Read access to a database, without long locks, writes, or new files beside it.
 
-A writer keeps a log (WAL) beside the database until all of it is in the file. Without a log, the file is opened as
-immutable: otherwise SQLite would create a log and its index, which a read-only folder refuses. If a writer changes the
-file meanwhile, the reads may mix two states, and the block ends with `StoreError`.
-
-A database in use, or left by a killed process, is read with its log. The log stays: only a connection that may write
-folds it into the file on close.
+A database in use, or left by a killed process, is read with its log (WAL). The log stays: only a connection that may
+write folds it into the file on close.
 """
 
 import sqlite3
@@ -24,6 +20,9 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
     file = path.resolve()  # as SQLite does: the log is beside the target of a symlink
     log, index, journal = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
     before = _state(file)
+    # A writer keeps a log beside the database until all of it is in the file. A database without one is opened as
+    # immutable: otherwise SQLite would create a log and its index, which a read-only folder refuses. If a writer then
+    # changes the file, the reads may mix two states, so the block fails.
     is_still = not log.exists() and not journal.exists()
     uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
     try:

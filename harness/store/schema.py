@@ -1,8 +1,8 @@
 """Tables of a session store by version, and their migrations.
 
-`user_version` holds the version of a store. A new store is created at the first version and then migrated, so there is
-one path to the current tables. To change them, append a step to `STEPS`; never edit a released step. The `claim`
-prevents two servers from migrating at once. A step that fails leaves the store unchanged.
+A new store starts at the first version and is then migrated, so there is one path to the current tables. To change
+them, append a step to `STEPS`; never edit a released step. The `claim` prevents concurrent migrations. A step that
+fails leaves the store unchanged.
 
 Read-only tools read older stores without migrating them (`read_as_today`), so the additions of a step must be readable
 without it.
@@ -154,10 +154,7 @@ def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
-    """Show `connection`, which is read-only, the current tables, whatever the version of the store at `path`.
-
-    Raises `StoreError`, `sqlite3.Error`.
-    """
+    """Make an older store look current to a read-only `connection`. Raises `StoreError`, `sqlite3.Error`."""
     steps_made = readable_version(path, connection) - FIRST_VERSION
     ends = ", ".join(f"NULL AS {name}" for name in ("tokenizer", "tokenizer_digest", "outcome", "reason", "reward"))
     made_later = {

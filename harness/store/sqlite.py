@@ -35,7 +35,7 @@ _BUSY_TIMEOUT_S = 10.0
 
 
 class SQLiteStore:
-    """A `SessionStore` in one file, with exclusive access. Entering it raises `StoreError` if that fails."""
+    """A `SessionStore` in one file, with exclusive access."""
 
     def __init__(self, path: Path, *, clock: Clock = time.time) -> None:
         self._path = path
@@ -203,7 +203,7 @@ class SQLiteStore:
 
 
 def read_session(path: Path, session_id: str) -> Session:
-    """Load one session of a store, for tools that inspect a run. Raises `StoreError`."""
+    """Load one session of a store. Raises `StoreError`."""
     with reading(path) as connection:
         row = connection.execute(rows.SELECT_SESSION, (session_id,)).fetchone()
         if row is None:
@@ -212,7 +212,7 @@ def read_session(path: Path, session_id: str) -> Session:
 
 
 def list_sessions(path: Path) -> dict[str, rows.StoredLine]:
-    """Return a line for each session of a store; SQLite counts the tokens. Raises `StoreError`."""
+    """Summarize each session; SQLite counts the tokens. Raises `StoreError`."""
     with reading(path) as connection:
         return {row["session_id"]: rows.line_from_row(row) for row in connection.execute(rows.LIST_SESSIONS)}
 
@@ -223,14 +223,14 @@ def count_generated(path: Path) -> dict[str, int]:
 
 
 def count_unknown(path: Path) -> dict[str, Unknown]:
-    """Count the requests without a reported end, for each session that has any. Raises `StoreError`."""
+    """Count the requests without a reported end, by session. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.COUNT_UNKNOWN).fetchall()
         return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}
 
 
 def read_hold_times(path: Path) -> list[HoldTime]:
-    """Return all recorded hold times, in order. A store from before their table has none. Raises `StoreError`."""
+    """Return all hold times, in order; none for an older store. Raises `StoreError`."""
     with reading(path) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'hold_times'").fetchone():
             return []
@@ -238,7 +238,7 @@ def read_hold_times(path: Path) -> list[HoldTime]:
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """Load all sessions of a store, closed ones included, for tools that inspect a run. Raises `StoreError`."""
+    """Load all sessions of a store, closed ones included. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.SELECT_SESSIONS).fetchall()
         return [_read_whole(path, connection, row) for row in found]
@@ -284,7 +284,6 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open the connection of the writer thread; create or migrate the tables."""
     connection = None
     try:
         if not path.exists():

@@ -1,8 +1,7 @@
 """Token counts of stored sessions, and deletion of closed ones, for the books of a run.
 
-The database of a run is the store of its server plus tables of the run. So the bookkeeper uses its own connection and
-does both in one transaction. The claim on the store is not needed: counting only reads, and only rows of closed
-sessions are deleted, which no server holds or writes.
+The run's tables are in the same database, so one connection updates both in one transaction. The claim on the store is
+not needed: no server writes rows of closed sessions.
 """
 
 import sqlite3
@@ -20,9 +19,9 @@ class StoredSession(NamedTuple):
     closed_at: float | None
     """Seconds since the epoch; None if not closed."""
     is_taken_over: bool
-    """True if a successor accounts for its tokens, including those that it left behind."""
+    """True if a successor accounts for its tokens."""
     generated: int
-    """Sampled tokens of its turns, discarded ones included, plus those that a predecessor left behind."""
+    """Sampled tokens, including discarded ones and those that a predecessor left behind."""
     unknown: Unknown
 
 
@@ -51,10 +50,7 @@ _DELETE = ("DELETE FROM turns WHERE session_id = ?", "DELETE FROM sessions WHERE
 
 
 def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) -> Iterator[StoredSession]:
-    """Yield the sessions that are open, or that closed at `closed_since` or later.
-
-    Yield nothing if the database holds no store. Raises `sqlite3.Error`.
-    """
+    """Yield the sessions that are open, or closed at `closed_since` or later. Raises `sqlite3.Error`."""
     if not connection.execute(_IS_STORE).fetchone():
         return
     found = connection.execute(_COUNT, (closed_since,))
@@ -69,10 +65,7 @@ def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) ->
 
 
 def find_taken_over(connection: sqlite3.Connection, before: float) -> list[str]:
-    """Return the sessions that were taken over before `before`. Their successors account for all of their tokens.
-
-    Raises `sqlite3.Error`.
-    """
+    """Return the sessions that successors took over before `before`. Raises `sqlite3.Error`."""
     if not connection.execute(_IS_STORE).fetchone():
         return []
     return [session_id for (session_id,) in connection.execute(_TAKEN_OVER, (before,))]

@@ -1,16 +1,7 @@
 """The thread that writes a SQLite database, committing all queued writes together.
 
-A busy server pays one commit for many turns; an idle one pays nothing for grouping. Notes have no waiter. They go with
-the next write that is not a turn, or after a moment: each alone would wake the thread for its own commit.
-
-Each SQLite call releases the GIL and must get it back from the event loop, which costs more than most calls do. So a
-group of one statement runs without an explicit transaction.
-
-A group that fails keeps nothing. If the disk failed, every waiter gets the error. Any other error (out of memory, a
-value that SQLite cannot hold) is the fault of one write, so each is retried alone. If the thread dies, all present and
-later callers get a `StoreError`.
-
-The event loop tracks all waiters too, because a dying thread may lose writes that it took from the queue.
+A busy server pays one commit for many turns; an idle one pays nothing for grouping. A failed group keeps nothing. If
+the thread dies, all present and later callers get a `StoreError`.
 """
 
 import asyncio
@@ -52,15 +43,18 @@ class _Write:
 
 
 class GroupWriter:
-    """Commits writes of coroutines of the running loop on `connection`, the database at `path`."""
+    """Commits the writes of the running loop's coroutines."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[Sequence[_Write] | _Stop] = queue.SimpleQueue()
+        # Notes have no waiter. They go with the next write that is not a turn, or after a moment: each alone would wake
+        # the thread for its own commit.
         self._notes: list[_Write] = []
         self._notes_timer: asyncio.TimerHandle | None = None
+        # A dying thread may lose writes that it took from the queue, so the loop tracks all waiters too.
         self._waiting: set[asyncio.Future[None]] = set()
         self._ended: str | None = None
         self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
@@ -72,9 +66,9 @@ class GroupWriter:
         return self._ended
 
     async def write(self, *statements: Statement, changes: int | None = None) -> None:
-        """Return when `statements` are on disk. Raises `StoreError` and keeps none of them on failure.
+        """Return when `statements` are on disk. Raises `StoreError` and keeps none on failure.
 
-        Changing a number of rows other than `changes` also fails: the store then lacks their subject.
+        Changing a number of rows other than `changes` is a failure.
         """
         self._hand_over_notes()
         await self._write(statements, changes)
@@ -117,6 +111,8 @@ class GroupWriter:
         try:
             for group in self._groups():
                 error = self._commit(group)
+                # If the disk failed, every waiter gets the error. Any other error (out of memory, a value that SQLite
+                # cannot hold) is the fault of one write, so each is retried alone.
                 if error is None or isinstance(error, sqlite3.OperationalError):
                     self._answer(group, error)
                 else:
@@ -147,6 +143,8 @@ class GroupWriter:
         try:
             if self._connection.in_transaction:  # a rollback failed, perhaps out of memory: no write may join it
                 self._connection.rollback()
+            # Each call releases the GIL and must get it back from the event loop, which usually costs more than the
+            # call. So a single statement gets no explicit transaction.
             match group:
                 case [_Write(statements=[statement], changes=None)]:  # atomic by itself
                     self._connection.execute(*statement)
@@ -199,7 +197,7 @@ class GroupWriter:
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
-    """Convert `error`, raised while using the database at `path`, for the caller."""
+    """Convert `error` for the caller."""
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:

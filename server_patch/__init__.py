@@ -1,6 +1,5 @@
-"""Code that runs inside or in front of somebody else's server, attached when it starts; no sources are edited.
+"""Code that runs inside or in front of a foreign server. No sources are edited, and nothing here imports `harness`.
 
-Nothing here imports `harness`: it lives in other people's processes, in environments where only the standard library
-and the engine itself can be relied on (`router` and `background` belong to processes of ours, which have the base
-install).
+Inside an engine only the standard library and the engine are available. `router` and `background` run in processes of
+ours. Start with `repeat_terminate` or `router`.
 """

@@ -11,12 +11,8 @@ log = logging.getLogger(f"harness.{__name__}")
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """`work` runs for the time of the block, then it is cancelled.
-
-    It is not expected to end by itself: a failure is logged when it happens and raised when the block ends. A task
-    group would wrap the errors of the block itself.
-    """
-    task = asyncio.create_task(work)
+    """Run `work` beside the block, then cancel it. Log its failure at once, and raise it afterwards."""
+    task = asyncio.create_task(work)  # a task group would wrap the errors of the block itself
     task.add_done_callback(_say_if_broken)
     try:
         yield

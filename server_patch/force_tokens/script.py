@@ -1,14 +1,10 @@
-"""The form of a script, which is the same for every engine."""
+"""The script format of every engine."""
 
 PARAMETER = "force_ids"
-"""Name of the request's parameter."""
 
 
 def read_script(parameters: object, *, vocab_size: int | None = None) -> tuple[int, ...]:
-    """The script among the `parameters` of a request, empty when there is none.
-
-    Ids are checked against `vocab_size` where it is known. Raises `ValueError`, which both engines answer as 400.
-    """
+    """Return the script in `parameters`, or (). Raises `ValueError`, which both engines answer as 400."""
     script = parameters.get(PARAMETER) if isinstance(parameters, dict) else None
     if script is None:
         return ()

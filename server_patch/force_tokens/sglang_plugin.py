@@ -1,12 +1,7 @@
-"""Makes `ForceTokens` work without a pickled processor in the request: a plugin of the group `sglang.srt.plugins`.
+"""SGLang plugin (group `sglang.srt.plugins`) that lets clients send `force_ids` as plain JSON.
 
-SGLang wants the processor itself in each request (`custom_logit_processor`, a pickled class as hex), besides its
-parameters. This adds it to requests that have a script, where they are validated, so that a client sends plain JSON.
-The server needs `--enable-custom-logit-processor`, and `--disable-overlap-schedule`: with it a step is prepared before
-the token of the last one is known.
-
-SGLang takes logprobs from what a processor returns, which for a forced token would be 0.0. Around its sampler they are
-put right: those that the model gave the token before anybody forced it, on the scale of the other rows.
+The server needs `--enable-custom-logit-processor` and `--disable-overlap-schedule`: overlap prepares a step before the
+last token is known.
 """
 
 from typing import Any
@@ -18,7 +13,7 @@ _VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_on
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes."""
+    """Register the hooks; called by SGLang in each process."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_VALIDATE, _add_processor, HookType.BEFORE)
@@ -26,24 +21,24 @@ def register() -> None:
 
 
 def _add_processor(manager: Any, request: Any, *arguments: Any, **options: Any) -> None:
-    """Give `request` the processor when it has a script. Raises `ValueError`, answered as 400, when that is none."""
     del arguments, options
     sampling = getattr(request, "sampling_params", None)
     parameters = sampling.get("custom_params") if isinstance(sampling, dict) else None
+    # A `ValueError` of `read_script` becomes a 400.
     if not read_script(parameters, vocab_size=manager.model_config.vocab_size):
         return
     from server_patch.force_tokens.sglang_processor import ForceTokens
 
+    # SGLang wants a pickled processor class in each request.
     request.custom_logit_processor = request.custom_logit_processor or ForceTokens.to_str()
 
 
 def _keep_logprobs(
     original: Any, sampler: Any, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any
 ) -> Any:
-    """Around `Sampler.forward`: the ids that it samples, with the model's own logprobs in the rows that are forced.
-
-    The arguments go on with whether logprobs are wanted, and how many alternatives of each row.
-    """
+    """Call `Sampler.forward`, then give forced rows the model's own logprobs."""
+    # SGLang's next arguments: whether logprobs are wanted, and the number of alternatives per row.
+    # SGLang computes logprobs from a processor's output: 0.0 for a forced token.
     return_logprob, top_counts = arguments[:2]
     rows = _forced_rows(sampling_info) if return_logprob else []
     if not rows:
@@ -67,7 +62,6 @@ def _keep_logprobs(
 
 
 def _forced_rows(sampling_info: Any) -> list[int]:
-    """The rows of the batch whose next token is not the model's."""
     told = sampling_info.custom_params if sampling_info.has_custom_logit_processor else ()
     return [
         row

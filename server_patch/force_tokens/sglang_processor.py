@@ -1,8 +1,4 @@
-"""`ForceTokens` for SGLang: a custom logit processor, in a module of its own so that it travels as a name.
-
-SGLang sends processors to its scheduler as pickled classes; one that can be imported there is pickled by name.
-Logprobs are computed from the logits that a processor returns; the plugin puts those of forced tokens right.
-"""
+"""`ForceTokens` for SGLang, in a module of its own so that SGLang pickles it by name."""
 
 from typing import Any
 
@@ -13,10 +9,10 @@ from server_patch.force_tokens.script import PARAMETER
 
 
 class ForceTokens(CustomLogitProcessor):  # type: ignore[misc]  # SGLang is not where this is checked
-    """Allows one id only, for requests whose script has not ended."""
+    """Allow one id only while a row's script lasts."""
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
-        """`logits` of shape [rows, vocabulary], changed in place; one entry of `custom_param_list` per row."""
+        """Change `logits` [rows, vocabulary] in place; `custom_param_list` has one entry per row."""
         for row, parameters in enumerate(custom_param_list or []):
             script = parameters[PARAMETER]
             position = len(parameters["__req__"].output_ids)  # the scheduler's request, which SGLang puts there

@@ -1,6 +1,6 @@
-"""The repeat guard: ends a generation that has fallen into repetition, inside the engine that runs it.
+"""The repeat guard: ends a generation that repeats itself, inside its engine. Start with `detector.py`.
 
-Only the standard library is imported from here; what attaches it to an engine lies in modules of its own.
+Imports the standard library only.
 """
 
 from server_patch.repeat_terminate.config import (

@@ -1,11 +1,7 @@
-"""Puts the guard into the process of an engine, or ends that process: never a server that only seems guarded.
+"""Attach the guard to an engine process, or end the process: a server never only seems guarded.
 
-Every process of a server calls `attach_guard` while it starts. Without `HARNESS_REPEAT_TERMINATE_ENABLE=1` nothing
-happens. With it, a bad configuration, a missing hook target or a patch that did not take is `SystemExit` with one line
-that says what to do: SGLang logs any `Exception` of a plugin and goes on without it.
-
-A patch is set on the attribute and read back. It does not go through an engine's own hook registry, which applies
-hooks later, and only logs the ones it could not apply.
+Every process of a server calls `attach_guard` at its start. Without `HARNESS_REPEAT_TERMINATE_ENABLE=1` it does
+nothing.
 """
 
 import os
@@ -21,11 +17,11 @@ _ATTACHED = "_harness_repeat_terminate"
 
 
 class NotAttached(Exception):
-    """The engine is not the one that the guard was written for; the message names what is missing."""
+    """The engine lacks what the guard patches."""
 
 
 def attach_guard(engine: str, patch: Callable[[Guard], None]) -> None:
-    """Run `patch` with the guard of this process's environment; any failure ends the process."""
+    """Run `patch` with this process's guard; exit on failure."""
     try:
         config = RepeatTerminateConfig.from_environ(os.environ)
         if config is not None:
@@ -37,8 +33,9 @@ def attach_guard(engine: str, patch: Callable[[Guard], None]) -> None:
         _refuse(f"this {engine} cannot be guarded: {error}; use the {engine} version named in docs/repeat-guard.md")
 
 
+# Patches are set directly: an engine's hook registry applies hooks later and only logs failures.
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Let `around(original, *args)` answer for `owner.name`; a second time changes nothing. Raises `NotAttached`."""
+    """Replace `owner.name` by `around(original, *args)`, once. Raises `NotAttached`."""
     original = vars(owner).get(name)
     where = f"{getattr(owner, '__module__', None) or ''}.{getattr(owner, '__qualname__', owner.__name__)}.{name}"
     if not callable(original):
@@ -57,13 +54,14 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def learn_object_keys(guard: Guard, tokenizer: Any) -> None:
-    """Encode what `max_object_keys` counts with the server's own tokenizer; without one the process ends."""
+    """Encode the object key with the server's tokenizer; exit without one."""
     if tokenizer is None:
         _refuse("max_object_keys needs the server's tokenizer, and this server runs without one; set it to null")
     guard.object_key_ids = tokenizer.encode(OBJECT_KEY_TEXT, add_special_tokens=False)
 
 
 def _refuse(reason: str) -> NoReturn:
+    # No `Exception`: SGLang logs a plugin's and continues.
     raise SystemExit(
         f"repeat guard: enabled, but {reason}. Nothing is served; set HARNESS_REPEAT_TERMINATE_ENABLE=0 to serve"
         " without the guard"

@@ -1,8 +1,6 @@
 """`RepeatDetector` for many sequences at once, as tensors on the device of the logits.
 
-The decisions are those of the pure detector, row by row. A step is a fixed number of operations on one value per row,
-whatever has been generated, and nothing is read back to the host: on a GPU it costs its kernel launches. Memory is
-`ngram_size` integers per row.
+A step is a fixed number of operations and reads nothing back to the host. Memory is `ngram_size` integers per row.
 """
 
 from collections.abc import Sequence
@@ -16,20 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RULE_CODES = dict(enumerate(Rule, start=1))
-"""The rules behind the values of `BatchedRepeatDetector.codes`; 0 is no rule."""
+"""Rules by `BatchedRepeatDetector.codes` value; 0 is no rule."""
 
 RETIRED = -1
-"""The code of a row that ended by itself; no rule triggers it any more."""
+"""Code of a row that ended by itself."""
 
 _CODE_OF = {rule: code for code, rule in RULE_CODES.items()}
 _NO_TOKEN = -1
 
 
 class BatchedRepeatDetector:
-    """The state of `rows` sequences; every `push` takes one token of each, so rows that have ended are retired.
-
-    `object_key_ids` as for `RepeatDetector`; `device` is one of torch.
-    """
+    """State of `rows` sequences. Every `push` takes one token of each, so ended rows must be retired."""
 
     def __init__(
         self,
@@ -50,15 +45,15 @@ class BatchedRepeatDetector:
         self._window = torch.full((config.ngram_size if config.ngram_matches else 0, rows), _NO_TOKEN, device=device)
         self._key_table = _KeyTable(counted_key_ids(config, object_key_ids), device)
         self.codes = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Per row a key of `RULE_CODES`, 0 or `RETIRED`; int64 [rows]."""
+        """`RULE_CODES` key, 0 or `RETIRED`; int64 [rows]."""
 
     @property
     def triggered(self) -> "Tensor":
-        """Rows that a rule has triggered; bool [rows]."""
+        """Rows ended by a rule; bool [rows]."""
         return self.codes > 0
 
     def push(self, tokens: "Tensor") -> "Tensor":
-        """Take the next generated token of every row, int64 [rows]; returns `triggered`."""
+        """Take the next tokens, int64 [rows]. Return `triggered`."""
         self._lengths += 1
         self._count_keys(tokens)
         self._count_runs(tokens)
@@ -68,11 +63,11 @@ class BatchedRepeatDetector:
         return self.triggered
 
     def retire(self, rows: "Tensor") -> None:
-        """The rows of a mask, bool [rows], have ended by themselves; those that had triggered keep their rule."""
+        """Retire rows, bool [rows], that ended by themselves."""
         self.codes.masked_fill_(rows & (self.codes == 0), RETIRED)
 
     def reset(self, rows: "Tensor") -> None:
-        """The rows of a mask, bool [rows], stand for new sequences from now on."""
+        """Start new sequences in rows, bool [rows]."""
         for state in (self._lengths, self._runs, self._matched, self._keys, self._key_states, self.codes):
             state.masked_fill_(rows, 0)
         self._last.masked_fill_(rows, _NO_TOKEN)
@@ -94,7 +89,7 @@ class BatchedRepeatDetector:
             window.copy_(tokens)
 
     def _judge(self) -> None:
-        """Give every row that has no code yet that of the first rule that holds; later rules are written first."""
+        # In reverse order of `Rule`, so that the first rule that holds is written last.
         config = self._config
         open_rows = (self.codes == 0) & (self._lengths >= config.min_new_tokens)
         if config.ngram_matches:
@@ -109,7 +104,7 @@ class BatchedRepeatDetector:
 
 
 class _KeyTable:
-    """`key_transitions` as a tensor: a row per state, a column per token of the key, the first one for all others."""
+    """`key_transitions` as a tensor [states, 1 + key tokens]; column 0 is for all other tokens."""
 
     def __init__(self, key_ids: tuple[int, ...], device: str) -> None:
         import torch  # see above

@@ -1,7 +1,6 @@
-"""The counters of the detector over a whole sequence at once, one array each.
+"""Counters of the detector over a whole sequence at once.
 
-Token by token in Python a long output costs microseconds a token: in an engine's scheduler, for each sequence
-that goes on after an update. numpy is there wherever an engine is; it is imported when the first long sequence comes.
+Python would cost microseconds per token in the scheduler, for each sequence that continues after an update.
 """
 
 from collections.abc import Sequence
@@ -18,14 +17,14 @@ class Columns(NamedTuple):
     runs: "npt.NDArray[np.int64]"
     """Equal tokens in a row."""
     matches: "npt.NDArray[np.int64]"
-    """Tokens in a row that equal the one `ngram_size` before them."""
+    """Tokens in a row equal to the one `ngram_size` before."""
     keys: "npt.NDArray[np.int64]"
     """Occurrences of the object key so far."""
 
 
 def columns_of(tokens: Sequence[int], ngram_size: int, key_ids: Sequence[int]) -> Columns:
-    """The counters of `tokens`; without an `ngram_size` or `key_ids` theirs stay 0."""
-    import numpy as np
+    """Count over `tokens`; disabled counters stay 0."""
+    import numpy as np  # every engine has it; short sequences do without
 
     ids = np.asarray(tokens, dtype=np.int64)
     is_repeated = np.zeros(ids.size, dtype=bool)
@@ -43,8 +42,8 @@ def columns_of(tokens: Sequence[int], ngram_size: int, key_ids: Sequence[int]) -
 
 
 def _in_a_row(holds: Any) -> Any:
-    """For how many elements, up to each one, `holds` has been true without a break."""
     import numpy as np
 
+    # Distance to the last element where `holds` is false.
     index = np.arange(holds.size, dtype=np.int64)
     return index - np.maximum.accumulate(np.where(holds, -1, index)) if holds.size else index

@@ -1,14 +1,10 @@
-"""The guard's configuration: one flat mapping, checked whole, the same for every engine.
+"""The guard's configuration: one flat mapping, equal for every engine.
 
-A mapping with an unknown key or a bad value is refused, so that a misspelt limit never means "no limit". The mapping
-travels to another process as JSON in the environment:
+Unknown keys and bad values are errors, so a misspelled limit never means "no limit". Environment variables:
 
-    HARNESS_REPEAT_TERMINATE_ENABLE=1                 the switch; without it the guard is off, whatever else is set
-    HARNESS_REPEAT_TERMINATE_CONFIG_JSON={...}        the mapping itself, or
-    HARNESS_REPEAT_TERMINATE_CONFIG_JSON_PATH=file    a file with it; naming both is an error
-
-Switched on without a mapping, the defaults hold. In a mapping that the switch turned on, `enabled` need not be said;
-an explicit `"enabled": false` wins over the switch.
+    HARNESS_REPEAT_TERMINATE_ENABLE=1                 the switch; without it the guard is off
+    HARNESS_REPEAT_TERMINATE_CONFIG_JSON={...}        the mapping, or
+    HARNESS_REPEAT_TERMINATE_CONFIG_JSON_PATH=file    a file with it; setting both is an error
 """
 
 import hashlib
@@ -23,31 +19,30 @@ CONFIG_JSON = "HARNESS_REPEAT_TERMINATE_CONFIG_JSON"
 CONFIG_JSON_PATH = "HARNESS_REPEAT_TERMINATE_CONFIG_JSON_PATH"
 
 OBJECT_KEY_TEXT = '"object_'
-"""The text whose tokens `max_object_keys` counts; the engine's tokenizer encodes it, without special tokens."""
+"""Text whose tokens `max_object_keys` counts, encoded without special tokens."""
 
 _SWITCH = {"": False, "0": False, "1": True}
 
 
 class ConfigError(ValueError):
-    """The guard's configuration is wrong; the message names the key, what was expected and what came."""
+    """Invalid configuration of the guard."""
 
 
 @dataclass(frozen=True)
 class RepeatTerminateConfig:
-    """When a generation counts as degenerate repetition. Lengths are in generated tokens."""
+    """Limits, in generated tokens."""
 
     enabled: bool = False
-    """Off unless a mapping, or the switch in the environment, says otherwise."""
     min_new_tokens: int = 256
-    """Nothing triggers while fewer tokens have been generated."""
+    """Tokens before which no rule triggers."""
     max_consecutive_token_repeats: int = 64
-    """This many identical tokens in a row trigger; 0 turns the rule off."""
+    """Identical tokens in a row that trigger; 0: off."""
     ngram_size: int = 64
-    """Length of the n-gram at the end of the output; 0 turns the rule off."""
+    """Length of the n-gram at the end of the output; 0: off."""
     ngram_repeats: int = 2
-    """The n-gram at the end, this many times back to back, triggers; 0 and 1 turn the rule off."""
+    """Back-to-back n-grams that trigger; 0 and 1: off."""
     max_object_keys: int | None = None
-    """This many occurrences of the tokens of `"object_` trigger; None turns the rule off."""
+    """Occurrences of the tokens of `"object_` that trigger; None: off."""
 
     def __post_init__(self) -> None:
         _expect(isinstance(self.enabled, bool), "enabled", "true or false", self.enabled)
@@ -72,7 +67,7 @@ class RepeatTerminateConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "RepeatTerminateConfig":
-        """The configuration that `mapping` states, defaults for the rest; raises `ConfigError`."""
+        """Parse `mapping`, with defaults. Raises `ConfigError`."""
         known = [field.name for field in fields(cls)]
         for key in mapping:
             if key not in known:
@@ -81,24 +76,24 @@ class RepeatTerminateConfig:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "RepeatTerminateConfig | None":
-        """The configuration of this process, None when the guard is not wanted; raises `ConfigError`."""
+        """Read the environment; None if the guard is off. Raises `ConfigError`."""
         switch = environ.get(ENABLE, "")
         _expect(switch in _SWITCH, ENABLE, "1 (on), or 0 or nothing (off)", switch)
         if not _SWITCH[switch]:
             return None
+        # An explicit `"enabled": false` wins over the switch.
         config = cls.from_mapping({"enabled": True, **_travelled(environ)})
         return config if config.enabled else None
 
     def to_mapping(self) -> dict[str, Any]:
-        """All keys with their values, as they travel."""
         return asdict(self)
 
     def to_environ(self) -> dict[str, str]:
-        """The variables that give another process this configuration, whatever it inherits."""
+        """Return variables that give another process this configuration."""
         return {ENABLE: str(int(self.enabled)), CONFIG_JSON: self._canonical(), CONFIG_JSON_PATH: ""}
 
     def digest(self) -> str:
-        """SHA-256 of the mapping in canonical JSON: two processes with one digest decide alike."""
+        """Return the SHA-256 of the canonical JSON."""
         return hashlib.sha256(self._canonical().encode()).hexdigest()
 
     def _canonical(self) -> str:
@@ -106,12 +101,11 @@ class RepeatTerminateConfig:
 
     @property
     def ngram_matches(self) -> int:
-        """Tokens in a row that must equal the one `ngram_size` before them; 0 when the rule is off."""
+        """Length of the run of n-gram matches that triggers; 0: off."""
         return self.ngram_size * max(self.ngram_repeats - 1, 0)
 
 
 def _travelled(environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """The mapping in the environment, empty when there is none."""
     text, path = environ.get(CONFIG_JSON), environ.get(CONFIG_JSON_PATH)
     if text and path:
         raise ConfigError(f"{CONFIG_JSON} and {CONFIG_JSON_PATH} are both set; set one of them")

@@ -1,12 +1,8 @@
-"""Decides, token by token, whether a generation has fallen into repetition.
+"""Decide, token by token, whether a generation repeats itself.
 
-Sees the generated tokens of one sequence, never its prompt. Three rules, looked at in the order of `Rule` once
-`min_new_tokens` have been generated. A token costs O(1) time and a sequence O(`ngram_size`) memory, because one
-counter per rule is enough: the last n tokens are one n-gram r times back to back exactly when x[t] == x[t-n] has held
-for n*(r-1) tokens in a row.
-
-It only decides. Ending the sequence is the engine's business; a token that an engine forces in order to end it is not
-a generated token and must not be pushed.
+Sees the generated tokens of one sequence, never its prompt. One counter per rule is enough, so a token costs O(1) time
+and a sequence O(`ngram_size`) memory: the last n tokens are one n-gram r times back to back exactly when x[t] == x[t-n]
+has held for n*(r-1) tokens in a row. The engine ends the sequence; a token that it forces to do so must not be pushed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +13,14 @@ from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, R
 from server_patch.repeat_terminate.key_automaton import key_transitions
 
 _MANY = 256
-"""Tokens from which on counting them all at once is faster than one by one."""
+"""Length from which counting at once is faster."""
 
 
 class Rule(StrEnum):
-    """Why a sequence was ended, in the order in which the rules are looked at."""
+    """Rule that ended a sequence, in order of precedence."""
 
     OBJECT_KEYS = "object_keys"
-    """`max_object_keys` occurrences of the object key, anywhere in the output."""
+    """`max_object_keys` occurrences of the object key."""
     CONSECUTIVE = "consecutive"
     """The last `max_consecutive_token_repeats` tokens are identical."""
     NGRAM = "ngram"
@@ -32,11 +28,7 @@ class Rule(StrEnum):
 
 
 class RepeatDetector:
-    """The state of one sequence.
-
-    `object_key_ids` are the tokens of `OBJECT_KEY_TEXT`; `ConfigError` when the configuration counts them and they are
-    missing.
-    """
+    """State of one sequence. Raises `ConfigError` if the tokens of `OBJECT_KEY_TEXT` are needed and missing."""
 
     __slots__ = (
         "_config",
@@ -62,19 +54,17 @@ class RepeatDetector:
         self._transitions = key_transitions(self._key_ids)
         self._key_state = 0
         self.keys = 0
-        """Occurrences of the object key; stays 0 while they are not counted."""
+        """Occurrences of the object key, if counted."""
         self.length = 0
-        """Generated tokens seen, those of `seed` included, up to the one that triggered."""
+        """Tokens seen, up to the triggering one."""
         self.rule: Rule | None = None
-        """The rule that triggered, None while none has."""
 
     @property
     def triggered(self) -> bool:
-        """A rule has triggered; for good."""
         return self.rule is not None
 
     def push(self, token: int) -> bool:
-        """Take the next generated token; True from the token on that triggers a rule, for good."""
+        """Take a token. Return True from the triggering one on."""
         if self.rule is None:
             self._count_key(token)
             self._count_run(token)
@@ -85,18 +75,18 @@ class RepeatDetector:
         return self.rule is not None
 
     def push_all(self, tokens: Iterable[int]) -> int | None:
-        """Take tokens until a rule triggers; the index of the one that triggers it, None when none does."""
+        """Take tokens until a rule triggers. Return the triggering index, or None."""
         sequence = tokens if isinstance(tokens, Sequence) else list(tokens)
         if len(sequence) >= _MANY and not self.length and self.rule is None:
             return self._push_many(sequence)
         return next((index for index, token in enumerate(sequence) if self.push(token)), None)
 
     def seed(self, tokens: Iterable[int]) -> None:
-        """Take the tokens generated before a continuation: they count as if they had been generated here."""
+        """Count tokens from before a continuation."""
         self.push_all(tokens)
 
     def _push_many(self, tokens: Sequence[int]) -> int | None:
-        """`push_all` of the first tokens of a sequence; leaves the state that pushing them one by one would."""
+        """Do `push_all` on a fresh detector, leaving the same state."""
         config = self._config
         counted = columns_of(tokens, len(self._window), self._key_ids)
         trips = counted.runs < 0  # none
@@ -146,7 +136,7 @@ class RepeatDetector:
 
 
 def counted_key_ids(config: RepeatTerminateConfig, object_key_ids: Sequence[int] | None) -> tuple[int, ...]:
-    """The tokens to count, none when the rule is off; `ConfigError` when it is on and they are missing."""
+    """Return the tokens to count, () if the rule is off. Raises `ConfigError` if missing."""
     if config.max_object_keys is None:
         return ()
     if not object_key_ids:

@@ -4,9 +4,7 @@
     output = model.generate(**inputs, logits_processor=[guard])
     guard.triggered  # one 0 or 1 per row
 
-A row that repeats itself gets its end-of-sequence token as the next one; the scores of the other rows are not touched,
-so they come out as without the guard. The forced token is not the model's: `forced_columns` says where it stands. One
-processor serves one call of `generate`. Beam search, which moves rows, is not supported.
+One processor serves one call, without beam search, which moves rows.
 """
 
 from collections.abc import Sequence
@@ -26,13 +24,13 @@ _NOWHERE = -1
 
 
 class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Ends the rows that repeat themselves.
+    """Force the end-of-sequence token in rows that repeat themselves.
 
     Args:
-        config: When that is the case; a configuration that is not enabled does nothing.
-        eos_token_id: The model's end-of-sequence ids; the first of them is the one that is forced.
+        config: Rules; a disabled configuration does nothing.
+        eos_token_id: End-of-sequence ids; the first is forced.
         object_key_ids: As for `RepeatDetector`.
-        continues: The last `continues` input ids of every row were generated before, for this same output.
+        continues: Input ids at the end of every row that count as generated.
     """
 
     def __init__(
@@ -55,22 +53,21 @@ class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
 
     @property
     def rules(self) -> list[Rule | None]:
-        """Per row, the rule it was ended for."""
         return [] if self._detector is None else [RULE_CODES.get(code) for code in self._detector.codes.tolist()]
 
     @property
     def triggered(self) -> list[int]:
-        """Per row, 1 when it was ended by the guard, else 0; empty before the first step."""
+        """1 per row that the guard ended, else 0; empty at first."""
         return [int(rule is not None) for rule in self.rules]
 
     @property
     def forced_columns(self) -> list[int | None]:
-        """Per row, the column of its forced token in what `generate` returns, None without one; empty at first."""
+        """Column of each row's forced token in the output, or None; empty at first."""
         columns = [] if self._forced is None else self._forced.tolist()
         return [None if column == _NOWHERE else column for column in columns]
 
     def __call__(self, input_ids: "Tensor", scores: "Tensor") -> "Tensor":
-        """The scores of the next tokens; `input_ids` int64 [rows, length], `scores` [rows, vocabulary]."""
+        """Return the next scores; `input_ids` int64 [rows, length], `scores` [rows, vocabulary]."""
         if not self._config.enabled:
             return scores
         triggered = self._advanced(input_ids).triggered
@@ -82,7 +79,6 @@ class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
         return scores.where(~triggered[:, None], forced)
 
     def _advanced(self, input_ids: "Tensor") -> BatchedRepeatDetector:
-        """The detector, after the tokens that have come since the last step."""
         rows, length = input_ids.shape
         if self._detector is None:
             detector = BatchedRepeatDetector(self._config, rows, self._object_key_ids, device=str(input_ids.device))
@@ -101,7 +97,7 @@ class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
         return detector
 
     def _ends(self, tokens: "Tensor") -> "Tensor":
-        """Where a row has ended; what is appended to it afterwards is padding."""
+        # What follows an end-of-sequence token in a row is padding.
         ends = tokens == self._eos_ids[0]
         for other in self._eos_ids[1:]:
             ends = ends | (tokens == other)

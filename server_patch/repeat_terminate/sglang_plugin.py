@@ -1,14 +1,8 @@
-"""The guard in SGLang's scheduler: the entry point `harness_repeat_terminate` of the group `sglang.srt.plugins`.
+"""The guard in SGLang's scheduler: entry point `harness_repeat_terminate` of the group `sglang.srt.plugins`.
 
-`Req.update_finish_state` runs for every request after every step, on every tensor-parallel rank, with the tokens that
-were committed, those of speculative decoding included. The guard looks at the output after it:
-
-- an end that SGLang found at an earlier token, or at the same one, stands, and so does an abort;
-- otherwise the request ends as by its length (`type` `length`), so that a client that knows nothing of the guard sees
-  a truncated answer; no token is forced and no logits are touched.
-
-Every finish reason of a watched request carries `repeat_terminate` 0 or 1. Beam search ends its groups elsewhere: its
-requests are not watched and carry no mark. Known to fit SGLang 0.5.23.
+Checks the output after `Req.update_finish_state`, which runs on every tensor-parallel rank. Aborts and earlier ends
+stand. Else the request ends with `type` `length`, which any client reads as truncated. No token is forced. Finish
+reasons of watched requests carry `repeat_terminate` 0 or 1; beam search is not watched. Fits SGLang 0.5.23.
 """
 
 from typing import Any
@@ -19,7 +13,7 @@ from server_patch.repeat_terminate.watch import Guard, Watch
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes."""
+    """Attach the guard; called by SGLang in each process."""
     attach_guard("SGLang", _patch)
 
 
@@ -39,7 +33,7 @@ def _patch(guard: Guard) -> None:
 
 
 class FinishHook:
-    """Around `Req.update_finish_state`."""
+    """Wrapper of `Req.update_finish_state`."""
 
     def __init__(self, guard: Guard, schedule_batch: Any) -> None:
         self._guard = guard
@@ -69,7 +63,7 @@ class FinishHook:
         return watch
 
     def _comes_first(self, hit: int, request: Any) -> bool:
-        """No end of SGLang's own, or one at a later token of the same step."""
+        # An end of SGLang's own at a later token of the same step loses to the guard.
         if request.finished_reason is None:
             return True
         end = len(request.output_ids) if request.finished_len is None else request.finished_len
@@ -82,14 +76,12 @@ class FinishHook:
 
 
 def marked(original: Any, reason: Any) -> dict[str, Any]:
-    """Around `to_json` of a finish reason."""
+    """Add the guard's marks to a finish reason."""
     told: dict[str, Any] = original(reason)
     return told | getattr(reason, MARK, {})
 
 
 def _learning(guard: Guard) -> Any:
-    """Around `Scheduler.__init__`."""
-
     def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
         learn_object_keys(guard, scheduler.tokenizer)

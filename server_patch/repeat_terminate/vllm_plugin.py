@@ -1,11 +1,8 @@
-"""The guard in vLLM's engine core: the entry point `harness_repeat_terminate` of the group `vllm.general_plugins`.
+"""The guard in vLLM's engine core: entry point `harness_repeat_terminate` of the group `vllm.general_plugins`.
 
-The scheduler asks `check_stop` after every token it accepts, those of speculative decoding included, whichever model
-runner sampled it. The guard answers where vLLM itself says "go on"; an end that vLLM found at the same token stands.
-It ends a request with `finish_reason` `repetition` and `stop_reason` `repeat_terminate`: vLLM has the first for its own
-detection, the second tells the two apart. No token is forced and no logits are touched.
-
-Stop strings are looked for in the API server, after this. Known to fit vLLM 0.32.
+The scheduler calls `check_stop` after every accepted token. The guard decides where vLLM would continue, and ends a
+request with `finish_reason` `repetition` and `stop_reason` `repeat_terminate`. No token is forced. Stop strings are
+matched later, in the API server. Fits vLLM 0.32.
 """
 
 from typing import Any
@@ -16,7 +13,7 @@ from server_patch.repeat_terminate.watch import Guard, Watch
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes."""
+    """Attach the guard; called by vLLM in each process."""
     attach_guard("vLLM", _patch)
 
 
@@ -31,7 +28,7 @@ def _patch(guard: Guard) -> None:
 
 
 class StopHook:
-    """Around `check_stop`."""
+    """Wrapper of `check_stop`."""
 
     def __init__(self, guard: Guard, repetition: Any) -> None:
         self._guard = guard
@@ -59,8 +56,6 @@ class StopHook:
 
 
 def _learning(guard: Guard) -> Any:
-    """Around `Scheduler.__init__`."""
-
     def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 

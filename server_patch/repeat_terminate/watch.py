@@ -1,8 +1,6 @@
 """The guard inside a scheduler: one `Watch` per request, shown the output after every step.
 
-A watch counts what it has seen itself, so it does not matter how many tokens a step adds (speculative decoding), or
-whether the request was preempted in between: no token is looked at twice, none is missed. It decides where an output
-has to end; the engine's module ends it.
+It counts what it has seen, so speculative decoding and preemption neither skip nor repeat a token.
 """
 
 from collections.abc import Sequence
@@ -15,38 +13,35 @@ from server_patch.repeat_terminate.signals import is_probe, prefix_length
 
 @dataclass
 class Guard:
-    """The part that all watches of one server share."""
+    """State that all watches of a server share."""
 
     config: RepeatTerminateConfig
     digest: str
     object_key_ids: Sequence[int] | None = None
-    """Known once the server has loaded its tokenizer; needed only when the configuration counts object keys."""
+    """Ids of the object key, once the tokenizer is loaded."""
 
     def watch(self, prompt_ids: Sequence[int] | None, arguments: object) -> "Watch":
-        """The watch of a new request; `arguments` is what the request says beside its sampling parameters."""
+        """Start watching a request."""
         prompt = prompt_ids or ()
         length = prefix_length(arguments, len(prompt))
         return Watch(self, prompt[len(prompt) - length :], is_probe=is_probe(arguments))
 
 
 class Watch:
-    """The guard's view of one request."""
-
     __slots__ = ("_guard", "_hit", "_prefix", "_push", "_seen", "is_probe")
 
     def __init__(self, guard: Guard, prefix: Sequence[int], *, is_probe: bool) -> None:
         self._guard = guard
         self._prefix = prefix
         self.is_probe = is_probe
-        """The request asks which configuration the guard runs."""
         self._push = self._detector().push
         self._seen = 0
         self._hit: int | None = None
 
     def hit(self, output_ids: Sequence[int]) -> int | None:
-        """How many tokens of the output there are up to the one that triggered; None while none has."""
+        """Return the output length at the triggering token, or None."""
         size = len(output_ids)
-        if size < self._seen:  # the engine took its output back, for a session's next turn or for a recomputation
+        if size < self._seen:  # the engine discarded output, for a session's next turn or a recomputation
             self._push, self._seen, self._hit = self._detector().push, 0, None
         while self._seen < size and self._hit is None:
             token = output_ids[self._seen]

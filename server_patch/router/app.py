@@ -1,13 +1,12 @@
-"""The router as an ASGI application: control verbs are fanned out, the rest passes.
+"""The router as an ASGI application.
 
     /abort_request, /pause_generation, /continue_generation, /flush_cache,
     /update_weights_from_disk, _distributed, _tensor,
     /update_weight_version                                  to every worker, with a report per worker
     GET /router                                             gateway, its restrictions, workers
-    anything else                                           the gateway's
+    anything else                                           to the gateway
 
-It keeps nothing of a request, authenticates nobody and knows no session; whoever composes it with something else puts
-that around it.
+Authenticates no client and knows no session.
 """
 
 import json
@@ -35,13 +34,13 @@ _READ_BUFFER_BYTES = 1 << 20
 
 
 Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
-"""Has every worker carry out a verb."""
+"""Function that has every worker carry out a verb."""
 
 Attend = Callable[[Order, Tell], Awaitable[Sequence[VerbResult]]]
-"""Carries out a verb by means of `Tell`, and does what has to be done before and after that."""
+"""Wraps `Tell` with work before and after."""
 
 KeyOf = Callable[[str], str]
-"""The API key of the server at an origin (`http://host:port`); empty when it has none."""
+"""API key of an origin (`http://host:port`), or ""."""
 
 
 def _no_key(_origin: str) -> str:
@@ -54,10 +53,7 @@ async def _tell_at_once(_order: Order, tell: Tell) -> Sequence[VerbResult]:
 
 @asynccontextmanager
 async def open_http(key_of: KeyOf = _no_key) -> AsyncIterator[aiohttp.ClientSession]:
-    """The connections of a router: no cookies, no proxies, nothing decompressed, as many as there are requests.
-
-    A request that carries no authorization gets the key of the server that it is for.
-    """
+    """Open connections without cookies, proxies, decompression or limit. `key_of` supplies missing authorization."""
 
     async def with_key(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         key = key_of(str(request.url.origin()))
@@ -83,13 +79,12 @@ class RouterFront:
 
     Args:
         http: From `open_http`, for the gateway.
-        to_workers: The same for the workers, which may want other keys.
-        gateway: Where everything else goes.
-        also: URLs of workers that the gateway was started with.
-        heard: Called with each control verb before it is fanned out.
-        describe: More for `GET /router`.
-        is_guarded: Asked at each answer: have all workers proven that they run the repeat guard? Answers then say
-            what it did.
+        to_workers: The same for the workers, with other keys.
+        gateway: Target of the passed requests.
+        also: Workers that the gateway was started with.
+        heard: Called with each verb before the fan-out.
+        describe: More entries for `GET /router`.
+        is_guarded: True if all workers have proven the repeat guard; answers then report it.
     """
 
     def __init__(
@@ -113,18 +108,17 @@ class RouterFront:
         self._describe = describe
 
     def attend(self, attend: Attend) -> None:
-        """From now on `attend` carries out the verbs; what it raises is the caller's to answer."""
+        """Set what carries out verbs. The caller answers its errors."""
         self._attend = attend
 
     @asynccontextmanager
     async def following(self, interval_s: float = 1.0) -> AsyncIterator[None]:
-        """Follow the gateway's list of workers for the time of the block, which begins with a first look at it."""
+        """Follow the gateway's list of workers while the block runs."""
         await self.workers.look()
         async with running(self.workers.follow(interval_s)):
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1011, "reason": "the router passes HTTP only"})
             return
@@ -143,7 +137,7 @@ class RouterFront:
         order = Order(request.url.path, request.method, request.url.query, body)
 
         async def tell() -> Sequence[VerbResult]:
-            await self.workers.look()  # a worker that was added a moment ago is told too
+            await self.workers.look()  # include a worker added a moment ago
             if self._heard is not None:
                 self._heard(order)
             return await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)

@@ -1,9 +1,6 @@
-"""A control verb, carried out by every worker at once, and what became of it at each.
+"""Carry out a control verb at every worker at once, each with its own deadline, and report each result.
 
-Every worker has its own deadline, and none waits for another: a worker that is dead, slow or refuses costs one line in
-the report. Nothing is repeated and nothing is undone; whether half a success is enough is for the client to say.
-Updates of a worker without a lock of its own come one after the other: a client that gave up on one and asks again
-would have it label the weights of the second with the version of the first.
+Nothing is retried or undone; the client decides about partial success.
 """
 
 import asyncio
@@ -26,29 +23,25 @@ _BODY_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class VerbResult:
-    """The result of a verb at one worker."""
-
     url: str
     engine: str
-    """`sglang`, `vllm`, or empty when the worker has never answered."""
+    """`sglang`, `vllm`, or "" if never heard from."""
     succeeded: bool
     status: int | None
-    """HTTP status of the last answer; None when there was none."""
     body: Any
-    """Of the last answer: decoded JSON, or text."""
     seconds: float
     error: str
-    """Why there was no answer, or no success; empty otherwise."""
 
 
 @dataclass(slots=True)
 class Updates:
-    """The updates of workers that must be paused for them, by URL."""
+    """Updates that pause their workers, by URL."""
 
+    # One update at a time: a client that gave up on one and asks again would have it label the second one's weights
+    # with the first one's version.
     locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """Held while an update is carried out."""
     paused: set[str] = field(default_factory=set)
-    """Paused by an update and by nobody else; those in which it failed stay so until one succeeds."""
+    """Workers paused only by an update, or since one failed."""
 
 
 async def fan_out(
@@ -59,18 +52,14 @@ async def fan_out(
     updates: Updates | None = None,
     deadline_s: float | None = None,
 ) -> list[VerbResult]:
-    """Have every worker carry out `order`; the results stand in the order of `workers`.
-
-    `updates` are those of all orders to the same workers. `deadline_s` is the time of each worker; None takes that of
-    the verb.
-    """
+    """Have every worker carry out `order`, within `deadline_s` each. `updates` is shared by all orders."""
     seconds = VERBS[order.verb].deadline_s if deadline_s is None else deadline_s
     known = updates or Updates()
     return await asyncio.gather(*(_tell(http, worker, order, known, seconds) for worker in workers))
 
 
 def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
-    """The results as one JSON object; `success` and `message` as an SGLang server would say them."""
+    """Return the results as JSON, in SGLang's form."""
     failed = [result.url for result in results if not result.succeeded]
     done = f"{len(results) - len(failed)} of {len(results)} workers carried out {order.verb}"
     return {
@@ -84,7 +73,7 @@ def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
 
 
 def status_of(results: Sequence[VerbResult]) -> int:
-    """200 when every worker did, 207 when some did, 502 when none did, 503 when there is none."""
+    """Return 200 if all succeeded, 207 some, 502 none, 503 without workers."""
     if not results:
         return 503
     successes = sum(result.succeeded for result in results)
@@ -97,8 +86,6 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Errand:
-    """The calls to one worker, and its last answer."""
-
     http: aiohttp.ClientSession
     url: str
     updates: Updates
@@ -106,7 +93,7 @@ class _Errand:
     body: Any = None
 
     async def carry_out(self, todo: Plan) -> None:
-        """Make the calls; the first one that fails raises."""
+        """Make the calls, up to the first failure."""
         if not todo.while_paused:
             await self._make(todo)
             return
@@ -114,7 +101,7 @@ class _Errand:
             await self._make_paused(todo)
 
     async def _make_paused(self, todo: Plan) -> None:
-        """Make the calls at a worker that is paused meanwhile; one that somebody else has paused stays so."""
+        # A worker that a client has paused stays paused.
         if self.url not in self.updates.paused and await self._is_paused():
             await self._make(todo)
             return
@@ -140,7 +127,7 @@ class _Errand:
             raise _Refused(f"{call.method} {call.target}: {self.status}")
 
     async def _ask(self, method: str, target: str, body: bytes) -> None:
-        # A connection of its own: one that the server is closing would lose the call.
+        # A fresh connection: one that the server is closing would lose the call.
         headers = {"connection": "close"} | ({"content-type": "application/json"} if body else {})
         async with self.http.request(method, self.url + target, data=body or None, headers=headers) as answer:
             self.status = answer.status
@@ -152,7 +139,7 @@ async def _tell(
 ) -> VerbResult:
     errand = _Errand(http, worker.url, updates)
     if order.verb in _PAUSING:
-        updates.paused.discard(worker.url)  # from now on it is for the client to say when the worker goes on
+        updates.paused.discard(worker.url)  # from now on the client decides when the worker continues
     began = monotonic()
     error = ""
     try:
@@ -169,7 +156,7 @@ async def _tell(
 
 
 async def _beginning(content: aiohttp.StreamReader) -> bytes:
-    """All of a body, however many pieces it comes in; the first `_BODY_BYTES` of a longer one."""
+    # Reads a whole body even if it arrives in pieces, but no more than this.
     try:
         return await content.readexactly(_BODY_BYTES)
     except asyncio.IncompleteReadError as ended:
@@ -177,7 +164,7 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
 
 
 def _says_no(body: Any) -> bool:
-    """SGLang answers some failures with 200 and `success: false`."""
+    # SGLang answers some failures with 200.
     return isinstance(body, dict) and body.get("success") is False
 
 

@@ -1,10 +1,6 @@
-"""The gateway behind the router: `smg`, started as a child or found running, or the older `sglang-router`.
+"""The gateway behind the router: `smg`, as a child or already running, or the older `sglang-router`.
 
-A child is started with retries and its circuit breaker off: a generation is asked for once, and a sticky session is not
-moved behind our back. Its workers are judged by a route that a paused engine answers. It dies with us, however we die.
-
-`sglang-router` is served in a restricted way: it rewrites requests, so fields are lost, and knows no control verbs.
-Which of the two runs at a URL is found by asking for what only one of them has, and stated.
+A child dies with us. `sglang-router` is restricted: it rewrites requests and knows no control verbs.
 """
 
 import asyncio
@@ -33,7 +29,7 @@ _PORT_TAKEN = "Address already in use"
 _LOOPBACK = "127.0.0.1"
 
 LOG_BYTES = 16 << 20
-"""A gateway's log begins anew at this size; the one before it stays."""
+"""Size at which a gateway's log is rotated."""
 _POLL_S = 0.1
 _TAIL_BYTES = 2000
 _STOP_S = 10.0
@@ -41,16 +37,14 @@ _PROBE_S = 10.0
 
 
 class GatewayError(Exception):
-    """A gateway does not start, does not answer, or is none."""
+    """Failure to start or reach a gateway."""
 
 
 class GatewayKind(StrEnum):
-    """The gateways that are known."""
-
     SMG = "smg"
     """Passes bodies on verbatim."""
     SGLANG_ROUTER = "sglang-router"
-    """Rewrites bodies: restricted."""
+    """Rewrites bodies."""
 
 
 RESTRICTIONS = {
@@ -61,24 +55,21 @@ RESTRICTIONS = {
         "sends a POST up to five times unless it was started with --disable-retries --disable-circuit-breaker",
     ),
 }
-"""Restrictions for clients of a gateway; sessions have none, they are served by the workers directly."""
+"""Restrictions for clients of a gateway. Sessions bypass it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that answers."""
-
     url: str
     kind: GatewayKind
 
     @property
     def restrictions(self) -> tuple[str, ...]:
-        """The features that its clients have to do without."""
         return RESTRICTIONS[self.kind]
 
 
 async def attach(http: aiohttp.ClientSession, url: str) -> Gateway:
-    """The gateway that runs at `url`. Raises `GatewayError` when there is none."""
+    """Probe the gateway at `url`. Raises `GatewayError`."""
     url = url.rstrip("/")
     listed = await answer_of(http, f"{url}/workers")
     if not isinstance(listed, dict) or "workers" not in listed:
@@ -94,7 +85,7 @@ async def attach(http: aiohttp.ClientSession, url: str) -> Gateway:
 
 
 async def _knows_smg_errors(http: aiohttp.ClientSession, url: str) -> bool:
-    """Of the two, smg names its errors in a header; sglang-router answers an unknown path with nothing at all."""
+    # smg names its errors in a header; sglang-router answers an unknown path with nothing at all.
     try:
         async with asyncio.timeout(_PROBE_S), http.get(f"{url}/harness/no/such/route") as answer:
             return "x-smg-error-code" in answer.headers
@@ -116,12 +107,10 @@ async def launch(
     env: Mapping[str, str] | None = None,
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Gateway]:
-    """A gateway of our own on loopback, for the time of the block.
+    """Run a gateway of our own on loopback while the block runs.
 
-    `program` is its executable, `arguments` come last on its command line, `env` is its environment (None: ours).
-    `keys` are those of workers that want one, by URL: they are told to the gateway and stand on no command line.
-    `log_file` keeps the last of what it prints: at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises
-    `GatewayError` when it does not answer in time; it need not have a worker by then.
+    `keys` of workers, by URL, appear on no command line. `log_file` becomes `LOG_FILE.1` at `log_bytes`. Raises
+    `GatewayError` if it does not answer in time; workers may come later.
     """
     without_key = [url for url in worker_urls if not keys.get(url)]
     async with AsyncExitStack() as stack:
@@ -150,6 +139,7 @@ def _command_line(kind: GatewayKind, worker_urls: Sequence[str], port: int, metr
         "launch",
         *("--host", _LOOPBACK, "--port", str(port)),
         *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(metrics_port)),
+        # A generation is requested once, and a sticky session stays.
         *("--disable-retries", "--disable-circuit-breaker"),
         # Not /health: on SGLang it generates a token, which a paused engine cannot do.
         *("--health-check-endpoint", "/v1/models", "--health-check-interval-secs", "5"),
@@ -171,7 +161,7 @@ _OWN_ARGUMENTS = {
 async def _leashed(
     command: Sequence[str], log_file: Path, log_bytes: int, env: Mapping[str, str] | None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`command` as a process group that ends with the block, or with this process."""
+    """Run `command` as a process group that ends with the block or this process."""
     try:
         output = log_file.open("ab")
     except OSError as error:
@@ -192,9 +182,8 @@ async def _leashed(
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Let go of the leash, and kill what does not end by that."""
     assert child.stdin is not None
-    child.stdin.close()
+    child.stdin.close()  # the leash ends the group; what ignores that is killed below
     try:
         async with asyncio.timeout(_STOP_S):
             await child.wait()
@@ -229,7 +218,7 @@ async def _add(http: aiohttp.ClientSession, url: str, worker: Mapping[str, str])
 
 
 async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file: Path) -> None:
-    """Sessions go on without a gateway; whoever uses the gateway itself has to know."""
+    # Sessions go on without a gateway; clients of the gateway do not.
     code = await child.wait()
     log.error("gateway_ended", extra={"gateway": url, "exit_code": code, "said": _tail(log_file)})
 
@@ -239,16 +228,15 @@ def _size_of(log_file: Path) -> int:
 
 
 def _tail(log_file: Path, since: int = 0) -> str:
-    """The end of what was printed behind the first `since` bytes; a log that was begun anew has none of those."""
     with log_file.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(since if since <= size else 0, size - _TAIL_BYTES))
+        file.seek(max(since if since <= size else 0, size - _TAIL_BYTES))  # smaller: rotated since then
         said = file.read(_TAIL_BYTES).decode("utf-8", errors="replace").strip()
     return said or f"it printed nothing; its log is {log_file}"
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now; all are held until all are chosen, so they differ."""
+    # All are bound until all are chosen, so they differ.
     listeners = [socket.create_server((_LOOPBACK, 0)) for _ in range(count)]
     try:
         return [listener.getsockname()[1] for listener in listeners]

@@ -1,13 +1,11 @@
-"""The repeat guard's word for clients that talk to the engines through the router.
+"""The repeat guard's signal for clients of the router.
 
-    whole answers of /v1/chat/completions, /v1/completions
+    /v1/chat/completions, /v1/completions
         one more key: `"harness": {"repeat_terminate_triggered": 1}`
-    the same, and those of /generate, asked for with `x-harness-wrapped: 1`
+    these and /generate, with `x-harness-wrapped: 1`
         `{"response": ..., "harness": {...}}`; a batch has a list of signals
 
-The signal is what the engine says in its answer, in the words of its own route. Only a router whose engines have proven
-that they run the guard adds it, so a 0 means watched and not ended. The bytes of an answer are not written anew: the
-key is put in before its last brace. Streams pass untouched.
+Only a router whose engines have proven the guard adds it, so 0 means watched and not ended. Streams pass untouched.
 """
 
 import json
@@ -27,7 +25,7 @@ _TOKENS = "/generate"
 
 
 def amendment(scope: Scope) -> Callable[[bytes], bytes] | None:
-    """How the whole answer to a request is changed; None leaves it alone."""
+    """Return the function that amends a whole answer."""
     if scope["method"] != "POST" or scope["path"] not in (*_CHOICES, _TOKENS):
         return None
     if Headers(scope=scope).get(WRAPPED_HEADER) == "1":
@@ -36,7 +34,7 @@ def amendment(scope: Scope) -> Callable[[bytes], bytes] | None:
 
 
 def with_signal_bytes(content: bytes) -> bytes:
-    """`content` with the signal as its last key; as it is when it is no answer with choices."""
+    """Append the signal to an answer with choices, without re-encoding it."""
     answer = _decoded(content)
     if not isinstance(answer, dict) or not answer.get("choices"):
         return content
@@ -44,7 +42,7 @@ def with_signal_bytes(content: bytes) -> bytes:
 
 
 def wrapped_bytes(content: bytes) -> bytes:
-    """`{"response": content, "harness": {...}}`; an answer to a batch has a list of signals."""
+    """Wrap an answer; a batch has a list of signals."""
     answer = _decoded(content)
     if isinstance(answer, list):
         signals: Any = [signal(triggered=is_triggered(each))["harness"] for each in answer]
@@ -56,7 +54,7 @@ def wrapped_bytes(content: bytes) -> bytes:
 
 
 def is_triggered(answer: Any) -> bool:
-    """The guard ended a sequence of this answer."""
+    """Return True if the guard ended a sequence."""
     if not isinstance(answer, dict):
         return False
     if isinstance(choices := answer.get("choices"), list):

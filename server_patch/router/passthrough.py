@@ -1,11 +1,7 @@
-"""Requests that are the gateway's, and its answers, byte for byte.
+"""Pass requests to the gateway, and answers back, byte for byte and streamed.
 
-Method, path, query, headers and body go as they came; status, headers and body come back as they are. Both bodies are
-streamed, so an event reaches the client when the gateway sends it. A client that goes away takes its request out of the
-gateway, which takes it out of the engine. Headers that belong to one connection (RFC 9110, 7.6.1) are not passed on.
-There is no deadline: how long an answer may take is the gateway's to say.
-
-One exception: whole JSON answers to requests that `amend` has a function for go through that function.
+A client that leaves cancels its request in the gateway and engine. Hop-by-hop headers (RFC 9110, 7.6.1) are dropped.
+There is no deadline. Only `amend` changes answers.
 """
 
 import asyncio
@@ -22,7 +18,7 @@ log = logging.getLogger(f"harness.{__name__}")
 Header = tuple[bytes, bytes]
 
 Amend = Callable[[Scope], Callable[[bytes], bytes] | None]
-"""How the content of a whole, successful JSON answer to a request is changed; None leaves it alone."""
+"""Returns the function that amends a whole JSON answer, or None."""
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -36,7 +32,7 @@ _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class Passthrough:
-    """Passes HTTP requests on to the server at `url`; `http` must not decompress."""
+    """Forward HTTP requests to `url`; `http` must not decompress."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, amend: Amend) -> None:
         self._http = http
@@ -44,7 +40,6 @@ class Passthrough:
         self._amend = amend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, for as long as its client stays."""
         chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         passing = asyncio.create_task(self._pass(scope, chunks, send))
         staying = asyncio.create_task(_listen(receive, chunks if _has_body(scope["headers"]) else None))
@@ -85,7 +80,7 @@ class Passthrough:
 
 
 async def _listen(receive: Receive, chunks: "asyncio.Queue[bytes | None] | None") -> None:
-    """Take in what the client sends, unless nobody wants it (None); returns when the client has left."""
+    """Receive the body into `chunks`, if any, until the client leaves."""
     while (message := await receive())["type"] == "http.request":
         if chunks is not None:
             await chunks.put(message.get("body", b""))

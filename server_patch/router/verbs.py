@@ -1,20 +1,7 @@
-"""A control verb of SGLang as the calls to make at a worker, in order. Pure.
+"""Translate a control verb of SGLang to calls at a worker, in order. Pure.
 
-Clients speak SGLang's verbs. An SGLang worker gets them as they came, byte for byte; for a vLLM worker each verb is
-translated:
-
-    /abort_request              /abort_requests, by every name vLLM may have for the request; nothing for `{}`
-    /pause_generation           /pause?mode=  abort: abort, retract: keep with a fresh cache, in_place: keep
-    /continue_generation        /resume
-    /flush_cache                /reset_prefix_cache
-    /update_weights_from_disk   /update_weight_version updating-..., /collective_rpc reload_weights,
-                                /reset_prefix_cache, /update_weight_version
-    /update_weight_version      /update_weight_version
-
-`/update_weights_from_distributed` and `/update_weights_from_tensor` have no counterpart there and are refused.
-
-vLLM aborts by prefixed ids only and says that it aborted whatever it was asked; the prefix depends on the endpoint that
-a request came in by, so all of them are sent. vLLM has no lock around a reload: fan-out holds such a worker paused.
+An SGLang worker gets a verb byte for byte. vLLM refuses `/update_weights_from_distributed` and
+`/update_weights_from_tensor`, and has no lock around a reload: fan-out keeps such a worker paused.
 """
 
 import json
@@ -27,18 +14,16 @@ from typing import Any
 Body = dict[str, Any]
 
 _UNSETTLED = "updating-"
-"""Begins a label of weights that are half-way through an update, as session servers know it."""
+"""Label prefix of half-updated weights; session servers know it."""
 
 
 class Engine(StrEnum):
-    """The engine that a worker runs."""
-
     SGLANG = "sglang"
     VLLM = "vllm"
 
 
 class VerbError(ValueError):
-    """A verb that a worker of this engine cannot be told."""
+    """A verb that the engine does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +31,15 @@ class Order:
     """A control verb as a client sent it."""
 
     verb: str
-    """The path, `/pause_generation`."""
+    """Path, `/pause_generation`."""
     method: str
     query: str
-    """As it stood in the URL, without the question mark."""
+    """Raw query without the question mark."""
     body: bytes
 
     @property
     def fields(self) -> Body:
-        """The decoded body. Raises `VerbError` when it is not a JSON object."""
+        """Decoded body. Raises `VerbError` unless it is a JSON object."""
         try:
             body = json.loads(self.body) if self.body else {}
         except (ValueError, RecursionError) as error:
@@ -66,37 +51,32 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to a worker."""
-
     method: str
     target: str
     """Path and query."""
     body: bytes = b""
     or_else: str = ""
-    """Path to try instead where a worker does not have the first one."""
+    """Path to try if the first is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The calls that carry out a verb; one that fails is the last one made."""
+    """Calls of a verb, up to the first failure."""
 
     calls: tuple[Call, ...]
     while_paused: bool = False
-    """The worker must not sample meanwhile; a failure leaves it paused."""
+    """True if the worker must not sample meanwhile; a failure leaves it paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb of SGLang."""
-
     methods: frozenset[str]
     deadline_s: float
-    """How long a worker may take for it."""
     on_vllm: Callable[[Body], Plan]
 
 
 def plan(order: Order, engine: Engine) -> Plan:
-    """The calls that `order` is on a worker of `engine`. Raises `VerbError`."""
+    """Plan the calls of `order`. Raises `VerbError`."""
     if engine is Engine.SGLANG:
         target = f"{order.verb}?{order.query}" if order.query else order.verb
         return Plan((Call(order.method, target, order.body),))
@@ -108,7 +88,6 @@ def _post(target: str, body: Body | None = None, *, or_else: str = "") -> Call:
 
 
 def _flag(body: Body, name: str, *, default: bool = False) -> bool:
-    """A yes or no of `body`; "false" is neither. Raises `VerbError`."""
     said = body.get(name, default)
     if not isinstance(said, bool):
         raise VerbError(f"expected {name} to be true or false, got {said!r}")
@@ -118,6 +97,8 @@ def _flag(body: Body, name: str, *, default: bool = False) -> bool:
 def _abort(body: Body) -> Plan:
     if _flag(body, "abort_all"):
         return Plan((_post("/abort_requests"),))
+    # vLLM aborts by prefixed ids only, and reports every id as aborted. The prefix depends on the request's endpoint:
+    # all of them are sent.
     named = body.get("rid") or []
     rids = [named] if isinstance(named, str) else named
     if not isinstance(rids, list):
@@ -177,7 +158,7 @@ def _update_version(body: Body) -> Plan:
 
 
 _ABORT_ANYWAY = "/inference/v1/abort_requests"
-"""Exists without dev mode where the token endpoint does."""
+"""Path that exists without dev mode, beside the token endpoint."""
 
 _PAUSES = {
     "abort": "/pause?mode=abort&clear_cache=true",
@@ -189,6 +170,14 @@ _POST = frozenset({"POST"})
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 
+# On vLLM:
+#     /abort_request              /abort_requests, by every name vLLM may have for the request; nothing for `{}`
+#     /pause_generation           /pause?mode=  abort: abort, retract: keep with a fresh cache, in_place: keep
+#     /continue_generation        /resume
+#     /flush_cache                /reset_prefix_cache
+#     /update_weights_from_disk   /update_weight_version updating-..., /collective_rpc reload_weights,
+#                                 /reset_prefix_cache, /update_weight_version
+#     /update_weight_version      /update_weight_version
 VERBS: Mapping[str, Verb] = MappingProxyType(
     {
         "/abort_request": Verb(_POST, _CONTROL_S, _abort),
@@ -201,4 +190,4 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "/update_weight_version": Verb(_POST, _CONTROL_S, _update_version),
     }
 )
-"""The verbs that go to every worker, by path."""
+"""Verbs for every worker, by path."""

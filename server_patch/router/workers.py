@@ -1,12 +1,7 @@
-"""The workers, as the gateway lists them, looked at again and again.
+"""Workers, polled from the gateway's list.
 
-Workers are added and removed at the gateway (`POST /workers`, `DELETE /workers/<id>`). Workers that it was
-started with count from the beginning, since it may take its time to list one, or never list a vLLM server; from the
-moment it lists one, it decides about that one too.
-The engine of a worker is found by asking the worker itself, by a route that only one of the engines has and that a
-paused engine answers. While the gateway does not answer, its last list stands: workers do not vanish with it.
-
-The gateway's own opinion of a worker's health is carried along and decides nothing here.
+Workers that the gateway was started with count at once, since it may list one late, or a vLLM server never; once it
+lists one, its list decides. If it does not answer, its last list stands.
 """
 
 import asyncio
@@ -24,24 +19,23 @@ from server_patch.router.verbs import Engine
 log = logging.getLogger(f"harness.{__name__}")
 
 _DEADLINE_S = 5.0
+# Routes that only one engine has, and that work while paused.
 _ONLY_SGLANG = "/model_info"
 _ONLY_VLLM = "/version"
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker of the gateway."""
-
     url: str
-    """Without a trailing slash."""
+    """URL without a trailing slash."""
     engine: Engine | None = None
     """None until it has answered once."""
     is_healthy: bool = True
-    """In the gateway's opinion."""
+    """Health in the gateway's opinion; decides nothing here."""
 
 
 class WorkerList:
-    """The workers of the gateway at `gateway_url`, and those of `also` that it has never listed."""
+    """Workers that the gateway lists, and those of `also` that it never listed."""
 
     def __init__(
         self,
@@ -59,17 +53,16 @@ class WorkerList:
 
     @property
     def current(self) -> tuple[Worker, ...]:
-        """The workers as of the last look."""
         return self._workers
 
     async def follow(self, interval_s: float) -> None:
-        """Look every `interval_s` seconds, until cancelled."""
+        """Look every `interval_s` until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             await self.look()
 
     async def look(self) -> bool:
-        """Ask the gateway once; False when it did not answer, which changes nothing."""
+        """Read the list once. Return False, changing nothing, without an answer."""
         answer = await answer_of(self._http, f"{self._gateway_url}/workers")
         if not isinstance(answer, dict) or not isinstance(answer.get("workers"), list):
             self._say_whether_it_answers(does=False)
@@ -103,14 +96,14 @@ class WorkerList:
 
 
 async def engine_of(http: aiohttp.ClientSession, url: str) -> Engine | None:
-    """The engine that runs at `url`; None while it does not answer."""
+    """Detect the engine at `url`, or None."""
     if await answer_of(http, url + _ONLY_SGLANG) is not None:
         return Engine.SGLANG
     return Engine.VLLM if await answer_of(http, url + _ONLY_VLLM) is not None else None
 
 
 async def answer_of(http: aiohttp.ClientSession, url: str) -> Any:
-    """The JSON of a successful GET; None when there was none in time."""
+    """GET JSON; None unless it succeeds in time."""
     try:
         async with asyncio.timeout(_DEADLINE_S), http.get(url) as answer:
             return json.loads(await answer.read()) if answer.ok else None

@@ -1,1 +1,1 @@
-"""vLLM on a machine with few cores that do other things, too: for the servers that we start ourselves."""
+"""vLLM on a machine with few cores, for our own servers."""

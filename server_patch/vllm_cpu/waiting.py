@@ -1,21 +1,16 @@
-"""Lets processes of vLLM sleep while they wait for each other: a plugin of the group `vllm.general_plugins`.
+"""Let vLLM processes sleep while they wait: a plugin of the group `vllm.general_plugins`.
 
-Whoever reads the shared memory between the engine and its worker goes on looking for a second after each message, which
-is all the time while anything is sampled. Where every process has a core of its own that saves microseconds; on two
-cores it takes one of them from the worker that is waited for. Without that second a reader sleeps until it is told, as
-it does in an idle server.
-
-A reader may miss that it is told, between its look and its sleep; vLLM has it look again after five seconds. Readers
-that sleep at every step look again much sooner.
+Readers of the shared memory between engine and worker spin for a second after each message, so always while sampling.
+On two cores that starves the worker they wait for.
 """
 
 from typing import Any
 
-_LOOK_AGAIN_MS = 20
+_LOOK_AGAIN_MS = 20  # a sleeping reader may miss a notification; vLLM's own 5 s are too long for every step
 
 
 def register() -> None:
-    """Called by vLLM 0.32 in each of its processes, before any of them waits."""
+    """Patch vLLM 0.32; called in each process before any waits."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     shm_broadcast.SpinCondition.record_read = _forget
@@ -23,5 +18,4 @@ def register() -> None:
 
 
 def _forget(condition: Any) -> None:
-    """In the place of what remembers when the last message came: long ago."""
-    condition.last_read = float("-inf")
+    condition.last_read = float("-inf")  # replaces vLLM's record of the last message

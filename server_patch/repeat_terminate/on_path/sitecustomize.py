@@ -1,8 +1,6 @@
-"""Attaches the guard to an engine whose environment cannot get this distribution: put this folder on PYTHONPATH.
+"""Attach the guard where the engine's environment cannot install this distribution: put this folder on PYTHONPATH.
 
-Python imports `sitecustomize` in every process before anything else, child processes included. This one waits for the
-import of an engine's scheduler and lets its plugin patch what has just been loaded. It makes `server_patch` importable
-from where it lies, and nothing else that lies beside it. A `sitecustomize` further down the path runs as well.
+Python imports `sitecustomize` first in every process. This one patches an engine's scheduler on import.
 """
 
 import sys
@@ -23,7 +21,7 @@ _PLUGINS = {
 
 
 class _Patching(Loader):
-    """Loads a module as its own loader would, then lets the plugin patch it."""
+    """Load a module, then let the plugin patch it."""
 
     def __init__(self, loader: Loader, plugin: str) -> None:
         self._loader = loader
@@ -38,7 +36,7 @@ class _Patching(Loader):
 
 
 class _BesideSchedulers(MetaPathFinder):
-    """Finds the schedulers of engines where Python finds them, with a loader that patches."""
+    """Give engine schedulers a patching loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,8 +48,8 @@ class _BesideSchedulers(MetaPathFinder):
         return spec
 
 
+# Provides `server_patch` and nothing else beside it.
 def _provide_package() -> None:
-    """`server_patch` as it lies on disk, unless the environment has one."""
     name = _PACKAGE.name
     if find_spec(name) is None:
         spec = spec_from_file_location(name, _PACKAGE / "__init__.py", submodule_search_locations=[str(_PACKAGE)])
@@ -59,7 +57,7 @@ def _provide_package() -> None:
 
 
 def _run_next() -> None:
-    """The `sitecustomize` that this one stands before."""
+    # Python imports one `sitecustomize` only, so the one that this one hides is run from here.
     places = [Path(entry or ".").resolve() for entry in sys.path]
     behind = places.index(_HERE) + 1 if _HERE in places else 0
     others = [entry for entry, place in zip(sys.path[behind:], places[behind:], strict=True) if place != _HERE]

@@ -1,10 +1,7 @@
-"""Makes torchvision importable beside a CPU build of torch, for the SGLang of a lane. Test support.
+"""Make torchvision importable beside a CPU torch, for a local SGLang. Test support.
 
-torchvision's wheels register their operators in a CUDA extension, which does not load here, and its Python part fails
-at import because it describes two of these operators further. Their schemas are enough for that part, so they are
-declared right before torchvision is imported. Nothing is imported until somebody asks for torchvision.
-
-Python runs one `sitecustomize` only; the next one on the path is run from here.
+torchvision registers operators in a CUDA extension, which does not load here. Its Python part only needs the schemas of
+two, declared right before it is imported.
 """
 
 import sys
@@ -17,13 +14,12 @@ _HERE = Path(__file__).resolve().parent
 _OPERATORS = ("nms", "qnms")
 _ARGUMENTS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
-_declared: list[object] = []
-"""torch forgets operators whose library object is collected."""
+_declared: list[object] = []  # torch forgets operators whose library object is collected
 
 
 class _BeforeTorchvision(MetaPathFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Never finds a module; declares the operators when torchvision is looked for."""
+        """Declare the operators when torchvision is imported."""
         del path, target
         if fullname == "torchvision" and not _declared:
             _declare_operators()

@@ -1,8 +1,6 @@
-"""Stands in for SGLang's kernel package, of which only CUDA builds exist. Test support, never for a GPU machine.
+"""Stand-in for SGLang's kernel package, which has CUDA builds only. Test support.
 
-SGLang 0.5.23 asks `torch.ops.sgl_kernel` for its CPU kernels and uses plain torch where they are missing; no operator
-is registered here, so it always does. It also imports some functions by name wherever the device is a CPU: those exist.
-The one that serving a dense model calls is implemented, the others (speculative decoding) say that they are not.
+SGLang 0.5.23 uses plain torch where `torch.ops.sgl_kernel` lacks a CPU kernel, and imports some functions by name.
 """
 
 import torch
@@ -13,8 +11,7 @@ if torch.version.cuda is not None:
         " from PYTHONPATH and install the real sglang-kernel"
     )
 
-__version__ = "0.4.10"
-"""The oldest version that SGLang 0.5.23 accepts."""
+__version__ = "0.4.10"  # the oldest that SGLang 0.5.23 accepts
 
 
 def assign_req_to_token_pool_cpu(  # noqa: PLR0917  SGLang calls it with six
@@ -25,10 +22,9 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917  SGLang calls it with six
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Write the cache slots of new tokens into the table of requests.
+    """Write the cache slots of new tokens into the request table.
 
-    `out_cache_loc` holds the slots of all requests one after another; request i gets those of its positions
-    `start_offset[i]:end_offset[i]`, in row `req_pool_indices[i]` of `req_to_token`.
+    `out_cache_loc` holds all slots; request i gets those of positions `start_offset[i]:end_offset[i]`.
     """
     del pool_len
     lengths = (end_offset - start_offset).tolist()
@@ -53,7 +49,7 @@ _SPECULATIVE = frozenset(
 
 
 def __getattr__(name: str) -> object:
-    """The functions of speculative decoding, which can be imported and not called."""
+    """Return stubs, which raise when called."""
     if name not in _SPECULATIVE:
         raise AttributeError(f"the CPU stand-in for sgl_kernel has no {name}")
 

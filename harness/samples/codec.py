@@ -1,9 +1,6 @@
-"""Samples as JSON, JSON Lines, Parquet, and in two binary forms for one program that hands them to another.
+"""Sample codecs: JSON, JSON Lines, Parquet, and two binary forms for passing samples between programs.
 
-`sample_from_json(sample_to_json(s))` equals `s` in every column: a float32 is written with enough digits to come back
-as itself. Parquet has one row per sample and list columns for the per-token values; metadata is a JSON text there. In
-the binary form, which msgpack can carry, a column is its little-endian bytes: a tenth of the JSON. As tensors, a column
-is one of a safetensors blob.
+Round trips are exact in every column. Parquet has one row per sample, list columns, and metadata as JSON text.
 """
 
 import json
@@ -32,26 +29,26 @@ _COLUMNS: Mapping[str, str] = {
     "proximal_versions": "<i4",
     "returns": "<f4",
 }
-"""Per-token columns, and what their bytes are in the binary form."""
+"""Per-token columns with their binary dtypes."""
 
 _OPTIONAL = frozenset({"weight", "turn_rewards", "returns"})
-"""Fields that older files lack; their defaults stand for them."""
+"""Fields that older files lack."""
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """All fields of `sample`, with lists for arrays."""
+    """Return all fields, with arrays as lists."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
     return columns | _plain_fields(sample) | {"metadata": dict(sample.metadata)}
 
 
 def sample_to_binary(sample: Sample) -> Json:
-    """All fields of `sample`, with little-endian bytes for arrays and a JSON text for the metadata."""
+    """Return all fields for msgpack: arrays as little-endian bytes, metadata as JSON text."""
     columns = {name: getattr(sample, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS.items()}
     return columns | _plain_fields(sample) | {"metadata": json.dumps(dict(sample.metadata))}
 
 
 def sample_from_binary(obj: Json) -> Sample:
-    """The sample that `sample_to_binary` wrote. Raises `RunError` naming a field that is missing or wrong."""
+    """Decode `sample_to_binary`. Raises `RunError` naming the bad field."""
     if not isinstance(obj, dict):
         raise RunError(f"not a sample: expected an object, got {type(obj).__name__}")
     columns = {
@@ -61,10 +58,9 @@ def sample_from_binary(obj: Json) -> Sample:
 
 
 def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
-    """A safetensors blob of `samples`, and of `about` beside them, which is JSON.
+    """Encode `samples` and the JSON object `about` as one safetensors blob.
 
-    Column `NAME` of sample N is the tensor `NAME.N`; everything else is the text `about`: a uint8 tensor, an object
-    with what `about` has, and as `samples` the other fields of each.
+    Column `NAME` of sample N is the tensor `NAME.N`. All else is the uint8 tensor `about`: JSON text.
     """
     others = [_plain_fields(sample) | {"metadata": dict(sample.metadata)} for sample in samples]
     text = msgspec.json.encode({**about, "samples": others})
@@ -78,7 +74,7 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
 
 
 def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
-    """The samples that `samples_to_tensors` wrote, and what it was told about them. Raises `RunError`."""
+    """Decode `samples_to_tensors`. Raises `RunError`."""
     try:
         tensors = safetensors.numpy.load(blob)
         about = msgspec.json.decode(tensors["about"].data, type=Json)
@@ -92,7 +88,7 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
 
 
 def sample_from_json(obj: Json) -> Sample:
-    """The sample that `sample_to_json` wrote. Raises `RunError` naming a field that is missing or wrong."""
+    """Decode `sample_to_json`. Raises `RunError` naming the bad field."""
     if not isinstance(obj, dict):
         raise RunError(f"not a sample: expected a JSON object, got {type(obj).__name__}")
     present = {name: as_field for name, as_field in _FIELDS.items() if name in obj or name not in _OPTIONAL}
@@ -100,14 +96,14 @@ def sample_from_json(obj: Json) -> Sample:
 
 
 def write_samples(samples: Iterable[Sample], path: Path) -> None:
-    """Write `samples` to `path` as JSON Lines: one object per line."""
+    """Write JSON Lines to `path`."""
     with path.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The samples in `path`, JSON Lines as `write_samples` writes them. Raises `RunError` naming the damaged line."""
+    """Read what `write_samples` wrote. Raises `RunError` naming a damaged line."""
     samples: list[Sample] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -119,7 +115,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def write_parquet(samples: Iterable[Sample], path: Path) -> None:
-    """One row per sample, in groups of rows that fit into memory. Needs the `parquet` extra."""
+    """Write one row per sample to `path`. Needs the `parquet` extra."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -147,6 +143,7 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
     )
     waiting = iter(samples)
     with pq.ParquetWriter(path, schema) as writer:
+        # Row groups bound the memory: `samples` may be an iterator over more than fits.
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
             rows = [sample_to_json(sample) for sample in group]
             for row in rows:
@@ -155,7 +152,6 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
 
 
 def _plain_fields(sample: Sample) -> Json:
-    """The fields that are neither columns nor metadata."""
     return {
         "response_length": sample.response_length,
         "status": str(sample.status),

@@ -1,13 +1,6 @@
-"""Advantages from the rewards of a group: one rollout against the others, or one turn against the others. Pure.
+"""Advantage estimators over the turn rewards of a group of rollouts. Pure.
 
-A group is several rollouts of one prompt. Each is the sequence of what its turns have earned, in the order of the
-turns; the sum is the reward of the rollout. `samples.turn_rewards` makes these sequences. An estimator returns a
-float64 array [turns] for each rollout, and the loss is the sum over turns of -advantage * ln(probability of the turn).
-
-An estimator is unbiased when the mean of its gradient is that of the expected reward. A baseline keeps it so as long as
-it depends on the other rollouts alone, or on what came before the turn. None of these divides by the standard deviation
-of the group: that deviation depends on the rollout itself, and gives easy and hard prompts another weight
-(arXiv:2503.20783). An own reward in the mean (GRPO) only scales the gradient, by 1 - 1 / n.
+They return float64 [turns] per rollout. The loss is the sum over turns of -advantage * ln(probability of the turn).
 """
 
 from collections.abc import Sequence
@@ -17,40 +10,39 @@ import numpy.typing as npt
 
 from harness.errors import ScenarioError
 
+# An estimator is unbiased if its mean gradient is the gradient of the expected reward. A baseline keeps it so if it
+# depends only on the other rollouts or on what came before the turn. None of these divides by the group's standard
+# deviation, which depends on the rollout itself and reweights easy and hard prompts (arXiv:2503.20783). GRPO
+# (arXiv:2402.03300) has the own reward in the mean, which only scales the gradient by 1 - 1 / n.
 Group = Sequence[Sequence[float]]
-"""Rewards of turns, by rollout."""
+"""Turn rewards, by rollout."""
 
 Advantages = list[npt.NDArray[np.float64]]
-"""One per turn, by rollout."""
+"""One value per turn, by rollout."""
 
 
 def rollout_advantages(group: Group) -> Advantages:
-    """Give every turn the reward of its rollout less the mean reward of the others (RLOO, arXiv:2402.14740).
+    """Give every turn the reward of its rollout minus the mean of the others (RLOO, arXiv:2402.14740).
 
-    GRPO (arXiv:2402.03300) without its standard deviation and with the own reward left out of the mean. Unbiased; a
-    turn is also credited with what was earned before it, which is noise.
-
-    Args:
-        group: Of two rollouts or more, each with a turn or more.
-
-    Raises `ScenarioError` for a smaller group, a rollout without turns and a reward that is not finite.
+    Raises `ScenarioError` for fewer than 2 rollouts, one without turns, or a reward that is not finite.
     """
+    # Unbiased. Turns also get credit for earlier rewards, which adds noise.
     totals = np.array([rewards.sum() for rewards in _checked(group)])
     baselines = (totals.sum() - totals) / (totals.size - 1)
     return [np.full(len(rewards), own) for rewards, own in zip(group, totals - baselines, strict=True)]
 
 
 def turn_advantages(group: Group) -> Advantages:
-    """Give every turn the sum of the rewards from it on, less the mean of that of the others at the same turn.
+    """Give every turn its reward-to-go minus the mean of the other rollouts at that turn.
 
-    The others are those that have such a turn; without any the baseline is 0. Unbiased: whether a rollout has a turn is
-    decided before that turn, so the baseline is one number whatever the turn says. What would be biased is to normalize
-    the rewards turn by turn and to add up those of the own turns: the number of baselines in that sum is the number of
-    turns, which the policy decides (verl#7244). See `rollout_advantages` for arguments and errors.
+    Rollouts without such a turn are left out; an empty mean is 0.
     """
     returns = [_returns(rewards, 1.0) for rewards in _checked(group)]
     longest = max(each.size for each in returns)
     table = np.array([np.pad(each, (0, longest - each.size)) for each in returns])
+    # Unbiased: whether a rollout has a turn is decided before that turn, so its baseline does not depend on the turn.
+    # Normalizing the rewards per turn and summing the own turns would be biased: the policy decides the number of
+    # turns, and so the number of baselines in the sum (verl#7244).
     others = np.array([np.arange(longest) < each.size for each in returns], dtype=np.float64)
     others = others.sum(axis=0) - others
     baselines = (table.sum(axis=0) - table) / np.maximum(others, 1)
@@ -58,16 +50,14 @@ def turn_advantages(group: Group) -> Advantages:
 
 
 def return_to_go_advantages(group: Group, discount: float = 1.0) -> Advantages:
-    """Give every turn the discounted rewards from it on, less the mean of that over all turns of the others.
+    """Give every turn its discounted reward-to-go minus the mean over all turns of the others.
 
-    A reward that comes k turns later counts `discount ** k` times (REINFORCE; per turn as in arXiv:2507.11948). The
-    baseline knows no turn index: for rollouts whose turns of one index have little in common. Unbiased with a discount
-    of 1. A smaller one lowers the variance and is biased: a turn is credited less for what it earns later, and no
-    objective has this gradient (arXiv:1906.07073). See `rollout_advantages` for further arguments and errors; a
-    discount outside 0 to 1 raises, too.
+    For rollouts whose turns do not correspond. Raises `ScenarioError` for a discount outside 0 to 1.
     """
     if not 0 <= discount <= 1:
         raise ScenarioError(f"expected a discount from 0 to 1, got {discount}")
+    # REINFORCE; per turn as in arXiv:2507.11948. A discount below 1 lowers the variance but is biased: a turn gets less
+    # credit for later rewards, and no objective has this gradient (arXiv:1906.07073).
     returns = [_returns(rewards, discount) for rewards in _checked(group)]
     sums, turns = (np.array([measure(each) for each in returns]) for measure in (np.sum, np.size))
     baselines = (sums.sum() - sums) / (turns.sum() - turns)
@@ -86,7 +76,6 @@ def _checked(group: Group) -> Advantages:
 
 
 def _returns(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
-    """What each turn and those after it have earned."""
     returns = rewards.copy()
     for turn in range(rewards.size - 2, -1, -1):
         returns[turn] += discount * returns[turn + 1]

@@ -1,8 +1,8 @@
-"""Which turns reach the trainer (I13): branches are chosen first, masks and weights follow.
+"""Delivery: choose the branches that reach the trainer, then set masks and weights (I13).
 
-A branch ends with a turn of a trained role that no other one extends, and is cut by the merge rule (I3): it holds the
-turns up to and including the first one that is not COMPLETED. A token is trained in the first delivered sample that has
-it. So a consumer that leaves a sample out asks `SampleDelivery` for the masks of the others, and never cuts a list.
+A branch ends with a trained turn that no other one extends. The merge rule (I3) cuts it after the first turn that is
+not COMPLETED. The first delivered sample that contains a token trains it: a consumer that skips samples must use
+`SampleDelivery`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -23,26 +23,24 @@ from harness.types import Sample, Turn
 
 
 class Selection(StrEnum):
-    """Which branches of a session become samples; a `package.module:function` path is a choice of one's own."""
+    """Branches to deliver, or `package.module:function`."""
 
     ALL = "all"
-    """Every one, in the order in which their last turns were admitted."""
+    """In the order in which their last turns were admitted."""
     ONE = "one"
-    """The one with the most tokens to train, for trainers that take one sample; of equals the last one."""
+    """Most tokens to train; last one if equal."""
 
 
-DEPRECATED_SELECTIONS: Mapping[str, Selection] = {
+DEPRECATED_SELECTIONS: Mapping[str, Selection] = {  # to be removed in the next release
     "last": Selection.ONE,
     "main": Selection.ALL,
     "leaves": Selection.ALL,
 }
-"""Names of earlier releases, which go with the next one."""
 
 TRAINED_ROLES = (Role.MAIN, Role.COMPACTION, Role.SUBAGENT)
-"""The default policy."""
 
 TRAINABLE_ROLES = frozenset({*TRAINED_ROLES, Role.RESAMPLE})
-"""The roles that a policy may name; no policy trains the others."""
+"""Roles that a policy may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +49,30 @@ class Branch:
 
     kept: tuple[Turn, ...]
     dropped: tuple[Turn, ...]
-    """The turns after the first one that is not COMPLETED."""
+    """Turns after the first one that is not COMPLETED."""
 
 
 ChooseBranches = Callable[[Sequence[Branch]], Collection[int]]
-"""A selection of one's own: the numbers of the branches to deliver."""
+"""Custom selection: returns branch indices."""
 
 
 class DeliveryPlan(NamedTuple):
-    """What of a session would reach the trainer, were it collected now."""
-
     roles: Mapping[int, CallRole]
-    """By the index of a turn."""
+    """By turn index."""
     trained_roles: Set[Role]
     branches: Sequence[Branch]
-    """All that could be delivered."""
     delivered: Sequence[Branch]
 
     def is_trained(self, turn: Turn) -> bool:
-        """Return True if the role of `turn` is trained."""
         return self.roles[turn.index].role in self.trained_roles
 
 
 def plan_delivery(
     turns: Sequence[Turn], selection: str = Selection.ALL, trained_roles: Collection[Role] = TRAINED_ROLES
 ) -> DeliveryPlan:
-    """Find the roles and the branches of `turns`, which come in order of admission, and choose among them.
+    """Find roles and branches of `turns`, in order of admission, and select branches.
 
-    Raises `MalformedRequest` for a selection that is not there or chooses what is not.
+    Raises `MalformedRequest` for an unknown selection or branch.
     """
     roles = find_roles(turns)
     trained = [turn for turn in turns if _has_tokens(turn) and roles[turn.index].role in trained_roles]
@@ -102,7 +96,7 @@ def plan_delivery(
 
 
 def load_selection(path: str) -> ChooseBranches:
-    """Import the function at `package.module:function`. Raises `MalformedRequest`."""
+    """Import `package.module:function`. Raises `MalformedRequest`."""
     module, separator, function = path.partition(":")
     try:
         found = getattr(import_module(module), function) if separator else None
@@ -122,7 +116,6 @@ def _has_tokens(turn: Turn) -> bool:
 
 
 def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[Branch]:
-    """The branches that end with turns of `trained`; one that the merge rule makes a part of another is left out."""
     by_index = {turn.index: turn for turn in turns}
     inner: set[int] = set()
     for turn in trained:
@@ -141,6 +134,7 @@ def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[
         completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, path))
         end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
         branch = Branch(tuple(path[:end]), tuple(path[end:]))
+        # The cut may leave only turns that an earlier branch delivers already.
         is_new = branch.kept[-1].index not in delivered and any(turn.output_ids.size for turn in branch.kept)
         if is_new:
             delivered.update(turn.index for turn in branch.kept)
@@ -148,11 +142,7 @@ def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[
 
 
 class SampleDelivery:
-    """Masks for those samples of one rollout that a consumer takes, one after the other.
-
-    Args:
-        samples: All samples of the rollout, as they were collected.
-    """
+    """Masks for the samples of one rollout, taken one by one. Takes all of its samples."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self._trainable: dict[int, npt.NDArray[np.uint8]] = {}
@@ -160,37 +150,38 @@ class SampleDelivery:
         for sample in samples:
             for turn, span in turn_spans(sample):
                 mask, known = sample.loss_mask[span], self._trainable.get(turn)
+                # Only one of the samples that share a turn has it unmasked.
                 self._trainable[turn] = mask if known is None or not known.any() else known
 
     def mask(self, sample: Sample) -> Sample:
-        """Return `sample` with mask 1 on the tokens to train that no sample taken so far has."""
+        """Return `sample` with mask 1 on trainable tokens that no taken sample contains."""
         mask = sample.loss_mask.copy()
         for turn, span in turn_spans(sample):
             mask[span] = 0 if turn in self._taken else self._trainable[turn][: mask[span].size]
         return replace(sample, loss_mask=mask)
 
     def take(self, sample: Sample) -> Sample:
-        """Return `sample` masked; its turns are delivered from now on."""
+        """Mask `sample`, and mark its turns as delivered."""
         masked = self.mask(sample)
         self._taken.update(turn for turn, _ in turn_spans(sample))
         return masked
 
 
 def deliver(samples: Sequence[Sample], kept: Collection[int]) -> list[Sample]:
-    """Return those of a rollout's `samples` with the numbers `kept`, in order, masked and weighed anew."""
+    """Return the samples with the indices `kept`, with new masks and weights."""
     delivery = SampleDelivery(samples)
     return weigh([delivery.take(sample) for number, sample in enumerate(samples) if number in kept])
 
 
 def take_one(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the sample of a rollout with the most tokens to train, of equals the last one, masked and weighed anew."""
+    """Return only the sample with the most tokens to train (the last one if equal)."""
     sizes = [int(SampleDelivery(samples).mask(sample).loss_mask.sum()) for sample in samples]
     best = max(range(len(samples)), key=lambda number: (sizes[number], number), default=-1)
     return deliver(samples, {best})
 
 
 def cut_response(sample: Sample, length: int) -> Sample:
-    """Return `sample` with the first `length` tokens of its response, and the turns whose output begins there."""
+    """Cut the response to `length` tokens. Drop turns whose output begins later."""
     if sample.response_length <= length:
         return sample
     prompt = sample.tokens.size - sample.response_length
@@ -211,7 +202,7 @@ def cut_response(sample: Sample, length: int) -> Sample:
 
 
 def weigh(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples of a rollout with their weights: shares of its tokens to train, which sum to 1."""
+    """Set each weight to the sample's share of tokens to train."""
     sizes = [int(sample.loss_mask.sum()) for sample in samples]
     total = sum(sizes)
     shares = [size / total if total else 1 / len(samples) for size in sizes]
@@ -219,24 +210,24 @@ def weigh(samples: Sequence[Sample]) -> list[Sample]:
 
 
 class DeliveredTokens(NamedTuple):
-    """Sampled tokens that the samples of a rollout deliver, each counted once."""
+    """Sampled tokens of a rollout, each counted once."""
 
     trained: int
     masked: int
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "DeliveredTokens":
-        """Those of `samples`; a turn counts in each by the tokens that it has there."""
         trained = sum(int(((each.loss_mask == 1) & (each.behavior_versions != NOT_SAMPLED)).sum()) for each in samples)
         sizes: dict[int, int] = {}
         for sample in samples:
             for turn, span in turn_spans(sample):
+                # Samples may hold a shared turn cut to different lengths; the longest counts.
                 sizes[turn] = max(sizes.get(turn, 0), sample.loss_mask[span].size)
         return cls(trained, sum(sizes.values()) - trained)
 
 
 def turn_spans(sample: Sample) -> Iterator[tuple[int, slice]]:
-    """The turns of `sample`, each with the place of its output in the columns of the response."""
+    """Yield turn indices with the slices of their outputs in the response."""
     metadata: Mapping[str, Any] = sample.metadata
     for turn, (start, end) in zip(metadata.get("turns", ()), metadata.get("spans", ()), strict=False):
         yield turn, slice(start, end)

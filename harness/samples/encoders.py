@@ -1,11 +1,7 @@
-"""From a finished rollout and one of its samples to a segment: the seam for tasks that train on more than was sampled.
+"""Encoders: turn a sample into a segment, for tasks that train on more than was sampled.
 
-An encoder may mask tokens, cut the end of a sample away and append tokens of its own. It may not touch what it keeps:
-sampled tokens stay the sampled ids, with the logprobs and versions they were sampled with. `require_sampled_prefix`
-holds every segment against its sample, whoever made it.
-
-A token with loss mask 1 that nobody sampled (behavior version -1) has no behavior logprob to weigh it by: it is trained
-by cross-entropy, with its advantage as the weight.
+They may mask tokens, cut the end and append tokens, but not change what they keep. Appended tokens have behavior
+version -1 and are trained by cross-entropy, weighted by their advantage.
 """
 
 from collections.abc import Mapping
@@ -23,38 +19,35 @@ from harness.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """What an encoder made of a sample: a segment, or the reason why there is none."""
+    """A segment, or the reason for none."""
 
     segment: Segment | None
-    reason: str = ""
-    """Why the sample is dropped, as one word for telemetry; empty where there is a segment."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """What the encoder has met, by telemetry key; to be summed over samples."""
+    reason: str = ""  # one word for telemetry
+    counts: Mapping[str, int] = field(default_factory=dict)  # by telemetry key
 
 
 class SegmentEncoder(Protocol):
-    """Makes segments of samples. Pure: the same rollout and sample give the same segment."""
+    """Seam from samples to segments. Pure."""
 
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
-        """The segment of `sample`, which is one of those of `rollout`; advantages of sampled tokens come later."""
+        """Return the segment of a sample of `rollout`, without advantages."""
         ...
 
 
 class WholeSampleEncoder:
-    """The default: every sample as it is. One without a token to train is dropped (`nothing_to_train`)."""
+    """Default: keeps samples whole."""
 
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:  # noqa: ARG002
-        """All tokens and columns of `sample`."""
+        """See `SegmentEncoder.encode`."""
         if not sample.loss_mask.any():
             return EncodedSample(None, "nothing_to_train")
         return EncodedSample(Segment.of_sample(sample))
 
 
 def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
-    """Raises `SegmentError` unless `segment` is a beginning of `sample` and, after it, tokens that nobody sampled.
+    """Raise `SegmentError` unless `segment` is a prefix of `sample` plus appended tokens.
 
-    Compared id by id, and so are the logprobs and versions. Masks may be 0 where the sample has 1, never the other way
-    round.
+    Masks may turn from 1 to 0 only.
     """
     whole = Segment.of_sample(sample)
     is_appended = (segment.loss_mask == 1) & (segment.behavior_versions == NOT_SAMPLED)

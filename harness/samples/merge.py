@@ -1,4 +1,4 @@
-"""From the turns of a session to the samples a trainer gets: what `samples.delivery` chose, as columns."""
+"""Merge rule: build the samples of a trainer from the branches that `samples.delivery` chose, as columns."""
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
@@ -13,14 +13,15 @@ from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logpr
 
 
 def build_samples(plan: DeliveryPlan, metadata: Mapping[str, Any], live_version: int | None = None) -> list[Sample]:
-    """Build the samples of a session; `metadata` is copied into each, and `live_version` is what lags count from.
+    """Build the samples of a session, each with a copy of `metadata`. Lags count from `live_version`.
 
-    Raises `UnknownWeightVersion` when a label is not a policy version.
+    Raises `UnknownWeightVersion`.
     """
     samples: list[Sample] = []
     masked = {index for index, call in plan.roles.items() if call.role not in plan.trained_roles}
     for branch in plan.delivered:
         samples.append(_build(branch, plan, masked, metadata, live_version))
+        # A turn is trained in the first sample that contains it (I13).
         masked.update(turn.index for turn in branch.kept)
     return weigh(samples)
 
@@ -52,7 +53,6 @@ def _build(
 
 
 def _span(turn: Turn, start: int) -> list[int]:
-    """Where the output of `turn` begins and ends in a response that begins at `start`."""
     return [turn.prompt_length - start, turn.prompt_length - start + int(turn.output_ids.size)]
 
 
@@ -64,7 +64,6 @@ class _Columns(NamedTuple):
     proximal_versions: Versions
 
     def behind(self, start: int) -> "_Columns":
-        """Without the first tokens, and read-only."""
         return _Columns(
             self.mask[start:],
             as_logprobs(self.logprobs[start:]),
@@ -75,7 +74,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(turns: Sequence[Turn], masked: Set[int], size: int) -> _Columns:
-    """Of each turn the context, which nobody sampled, then its output; that of a turn in `masked` is not trained."""
+    """Join context (never sampled) and output of the turns. Those in `masked` are not trained."""
     columns = _Columns(
         np.zeros(size, dtype=np.uint8),
         np.zeros(size, dtype=np.float32),

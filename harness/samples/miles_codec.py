@@ -1,12 +1,11 @@
-"""Samples as miles' own generate function reads them: one safetensors blob (radixark/miles 31f1ca96). Pure.
+"""Samples as a safetensors blob for miles' generate function (radixark/miles 31f1ca96). Pure.
 
-    tokens.N            int64     of sample N, prompt and response
-    loss_mask.N         uint8     per response token, as the next one
+    tokens.N            int64     prompt and response of sample N
+    loss_mask.N         uint8     per response token, as is the next one
     rollout_log_probs.N float64
-    _samples_meta       uint8     JSON: everything else of the samples, and why there are none
+    _samples_meta       uint8     JSON: all other fields
 
-Columns that miles has and sessions have not (routed experts, indexer choices) are named as nulls. Behavior and proximal
-columns have no place in it.
+Behavior and proximal columns are lost.
 """
 
 import json
@@ -23,9 +22,9 @@ from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample, SampleStatus, Turn
 
 NO_RECORDS, ALL_TRUNCATED = "no_records", "all_truncated"
-"""Why there is no sample: no turn has an output, or not even the prompt fits."""
+"""Reasons for no samples: no output, or no prompt fits."""
 
-_NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]
+_NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]  # columns that sessions lack
 
 
 def encode_for_miles(
@@ -36,14 +35,10 @@ def encode_for_miles(
     max_seq_len: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The blob of a session's `samples`, which were made of `turns`.
+    """Encode a session's `samples`, built from `turns`, in order.
 
-    Args:
-        samples: In their order.
-        turns: Of the session.
-        decode: Writes ids as text.
-        max_seq_len: Longer samples are cut to so many tokens; one without a response token then is dropped.
-        metadata: What the agent returned: goes into every sample's metadata; a numeric `reward` in it is their reward.
+    Samples are cut to `max_seq_len` and dropped if no response is left. `metadata`, the agent's result, is added to
+    each; a numeric `reward` becomes its reward.
     """
     given, by_index = dict(metadata or {}), {turn.index: turn for turn in turns}
     delivery = SampleDelivery(samples)
@@ -64,7 +59,7 @@ def encode_for_miles(
 
 
 def cut_sample(sample: Sample, most: int | None) -> Sample | None:
-    """`sample` with at most `most` tokens: TRUNCATED behind its last sampled token that fits; None where none does."""
+    """Cut `sample` to `most` tokens, TRUNCATED after the last sampled one. Return None if none fits."""
     if most is None or sample.tokens.size <= most:
         return sample
     start = sample.tokens.size - sample.response_length

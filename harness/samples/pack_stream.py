@@ -1,10 +1,6 @@
-"""Packs out of segments that come one by one, while the rest of a step is still being generated.
+"""Pack stream: builds packs while the step is still being generated.
 
-A stream holds back `lookahead` segments beyond those that fill a pack, so that it has a choice. Every pack takes the
-oldest segment that waits, so none waits for ever, and of the others those that fill it best: up to `lookahead` of the
-segments whose turn it is may give way to ones from behind. With no look-ahead packs are filled in order (next fit).
-
-Which segments lie in which pack depends on their lengths and their order alone: no clock has a say.
+Packs depend only on the lengths and the order of segments, never on time.
 """
 
 from collections.abc import Iterator
@@ -16,9 +12,9 @@ from harness.samples.segments import Segment
 
 
 class PackStream:
-    """Segments in, packs out. Between two calls fewer wait than fit into one pack in order and `lookahead` more.
+    """Segments in, packs out. Between calls, fewer wait than fit into one pack in order plus `lookahead`.
 
-    `position_rows` is that of `Pack.of`. Raises `SegmentError` when `packing_length` is below 1 or `lookahead` below 0.
+    Raises `SegmentError` when `packing_length` is below 1 or `lookahead` below 0.
     """
 
     def __init__(self, packing_length: int, lookahead: int = 64, position_rows: int = 1) -> None:
@@ -29,20 +25,19 @@ class PackStream:
         self.packing_length = packing_length
         self.lookahead = lookahead
         self._position_rows = position_rows
-        self._waiting: list[tuple[int, Segment]] = []  # with their numbers, in the order in which they came
+        self._waiting: list[tuple[int, Segment]] = []  # with their numbers, in order of arrival
         self._count = 0
-        self._due = 0  # of those that wait, so many fit into a pack in order
+        self._due = 0  # waiting segments that fit into one pack in order
         self._due_tokens = 0
 
     @property
     def waiting(self) -> int:
-        """How many segments are in no pack yet."""
         return len(self._waiting)
 
     def add(self, segment: Segment) -> Pack | None:
-        """The next pack, when there is enough to choose from with `segment`; segments are numbered from 0.
+        """Add a segment. Return the next pack if there are enough to choose from.
 
-        Raises `SegmentError` when it is longer than a pack, and changes nothing: `fit_segment` comes before.
+        Raises `SegmentError`, with no change, for one longer than a pack: call `fit_segment` first.
         """
         if len(segment) > self.packing_length:
             raise SegmentError(
@@ -55,7 +50,7 @@ class PackStream:
         return self._take_pack() if behind >= max(self.lookahead, 1) else None
 
     def finish(self) -> Iterator[Pack]:
-        """What is left, in packs; the stream is empty afterwards and may go on."""
+        """Yield the remaining packs. The stream can be reused."""
         while self._waiting:
             yield self._take_pack()
 
@@ -67,6 +62,8 @@ class PackStream:
             self._due_tokens += len(segment)
 
     def _take_pack(self) -> Pack:
+        # Take the oldest segment, so none waits forever, then those that fill the pack best: up to `lookahead` segments
+        # that are due may yield to later ones. Without lookahead packs fill in order (next fit).
         fixed = max(1, self._due - self.lookahead)
         room = self.packing_length - sum(len(segment) for _, segment in self._waiting[:fixed])
         lengths = [len(segment) for _, segment in self._waiting[fixed : self._due + self.lookahead]]

@@ -1,14 +1,6 @@
-"""Which segments go into one pack, when all of them are there: bin packing by lengths alone.
+"""Bin packing of a complete list of segments. A plan depends only on lengths and their order.
 
-Best fit decreasing: the longest segment first, each into the pack that it leaves the least room in. Lengths are whole
-numbers up to the packing length, so packs are kept by the room that is left in them, and segments of one length are
-placed together: a million segments take seconds, and memory in proportion to them.
-
-Best fit needs about 11/9 of the fewest packs at most, and there are lengths for which it needs that many. Where it
-comes out more than a hundredth above `fewest_packs`, a pool of at most `FILL_UP_TO` segments is packed a second time:
-the longest segment that is left, and beside it those that fill the pack best (minimum bin slack: Gupta and Ho 1999;
-with a fixed first one: Fleszar and Hindi 2002). The plan with fewer packs counts. It depends on nothing but the lengths
-and their order.
+Best fit decreasing: place the longest segment first, each into the pack that it leaves the least room in.
 """
 
 from bisect import bisect_left
@@ -21,19 +13,20 @@ import numpy.typing as npt
 from harness.errors import SegmentError
 
 FILL_UP_TO = 16_384
-"""Segments of the largest pool that is packed a second time."""
+"""Most segments for a second packing."""
 
-_CANDIDATES = 32  # segments that are tried beside the longest one: four times as many gain nothing and cost seconds
-_WORD = 512  # bits: lengths that are looked through at once
+# Packs are indexed by the room left and equal segments are placed together: a million take seconds and linear memory.
+_CANDIDATES = 32  # segments tried beside the longest one; four times as many gain nothing and cost seconds
+_WORD = 512  # bits: lengths scanned at once
 
 _Lengths = npt.NDArray[np.int64]
 
 
 def plan_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> list[list[int]]:
-    """Packs of at most `packing_length` tokens that hold every segment once: for each pack, which segments.
+    """Assign every segment to a pack of at most `packing_length` tokens.
 
-    Segments are named by their place in `lengths` and stand in that order; packs in the order of their first ones.
-    Raises `SegmentError` when a segment is empty, or longer than a pack.
+    Return ascending segment indices per pack, packs sorted by their first one. Raises `SegmentError` when a segment is
+    empty or longer than a pack.
     """
     sizes = _check_lengths(lengths, packing_length)
     if not sizes.size:
@@ -41,6 +34,9 @@ def plan_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length:
     longest_first = np.argsort(-sizes, kind="stable")
     descending = sizes[longest_first]
     packs = _fit_best(descending, packing_length)
+    # Best fit needs at most about 11/9 of the fewest packs, and some lengths reach that. More than 1 % above the bound,
+    # pack again by minimum bin slack (Gupta and Ho 1999; with a fixed first segment: Fleszar and Hindi 2002), and use
+    # the plan with fewer packs.
     if sizes.size <= FILL_UP_TO and 100 * len(packs) > 101 * fewest_packs(sizes, packing_length):
         packs = min(packs, _fill_best(descending, packing_length), key=len)
     pack_of = np.empty(sizes.size, dtype=np.int64)
@@ -50,15 +46,12 @@ def plan_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length:
 
 
 def fewest_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> int:
-    """A number of packs that no plan can do with less than: the bound L2 of Martello and Toth (1990).
-
-    Segments above half a pack never share one. For each size up to half a pack, what cannot lie beside a segment that
-    nearly fills a pack needs packs of its own. At size 0 this is the sum of all lengths over `packing_length`, rounded
-    up, so the bound is never below that. Raises `SegmentError` like `plan_packs`.
-    """
+    """Return a lower bound for the number of packs: L2 of Martello and Toth (1990). Raises like `plan_packs`."""
     sizes = np.sort(_check_lengths(lengths, packing_length))
     if not sizes.size:
         return 0
+    # Segments above half a pack never share one. For each size up to half a pack: what does not fit beside a segment
+    # that nearly fills a pack needs packs of its own. Size 0 gives the plain sum of lengths.
     total = np.concatenate([[0], np.cumsum(sizes)])
     half = int(np.searchsorted(sizes, packing_length // 2, side="right"))  # from here on: more than half a pack
     least = np.concatenate([[0], np.unique(sizes[:half])])
@@ -70,9 +63,9 @@ def fewest_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_lengt
 
 
 def fill_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Places in `lengths` of segments that together fill `room` as far as any can; ascending.
+    """Return ascending indices of `lengths` that together fill `room` as far as possible.
 
-    Of several such sets it is one that needs the shortest beginning of `lengths`.
+    Of several such sets, choose one that needs the shortest prefix.
     """
     mask = (2 << room) - 1
     sums = [1]  # bit s of sums[k]: some of the first k lengths add up to s
@@ -90,7 +83,6 @@ def fill_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def _fit_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
-    """Best fit of `sizes`, which are in descending order; all of one size are placed at once."""
     packs: list[list[int]] = []
     rooms = _Rooms(packing_length)
     distinct, starts = np.unique(-sizes, return_index=True)
@@ -119,7 +111,6 @@ def _fit_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
 
 
 def _fill_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
-    """The longest of `sizes` that is left, and those that fill the rest of its pack best; `sizes` descend."""
     distinct, starts = np.unique(-sizes, return_index=True)
     distinct = -distinct
     ends = np.append(starts[1:], sizes.size)
@@ -146,7 +137,6 @@ def _fill_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
 
 
 def _in_order(pack_of: npt.NDArray[np.int64]) -> list[list[int]]:
-    """The segments of each pack, ascending, and packs in the order of their first ones."""
     _, firsts, packs = np.unique(pack_of, return_index=True, return_inverse=True)
     rank = np.empty(firsts.size, dtype=np.int64)
     rank[np.argsort(firsts)] = np.arange(firsts.size)
@@ -156,7 +146,7 @@ def _in_order(pack_of: npt.NDArray[np.int64]) -> list[list[int]]:
 
 
 class _Rooms:
-    """Packs by the room that is left in them; the tightest one that takes a segment is found in two looks at bits."""
+    """Packs by room left, found by two bit scans."""
 
     def __init__(self, packing_length: int) -> None:
         self._packs: dict[int, list[int]] = {}
@@ -164,7 +154,6 @@ class _Rooms:
         self._used = 0  # bit w: word w has a bit
 
     def tightest(self, size: int) -> int | None:
-        """The least room of a pack that has at least `size`; None when no pack has."""
         word, bit = divmod(size, _WORD)
         bits = self._words[word] >> bit << bit
         if not bits:
@@ -176,7 +165,6 @@ class _Rooms:
         return word * _WORD + (bits & -bits).bit_length() - 1
 
     def put(self, room: int, packs: list[int]) -> None:
-        """`packs` have `room` left; where it is 0, nobody needs them any more."""
         if room and packs:
             if room in self._packs:
                 self._packs[room].extend(packs)
@@ -186,7 +174,7 @@ class _Rooms:
                 self._used |= 1 << room // _WORD
 
     def take(self, room: int, most: int) -> list[int]:
-        """At most so many of the packs with `room` left, those first that came last."""
+        """Remove at most `most` packs with `room` left, the latest first."""
         packs = self._packs[room]
         if len(packs) > most:
             taken = packs[-most:]

@@ -1,14 +1,8 @@
-"""Roles of the calls of a session, decided from its record alone: the one table.
+"""Roles of the calls of a session, decided by one table from the record alone.
 
-A *context* is a root and everything that extends it: one system prompt and one set of tools. The main line is made of
-contexts with the same of both; how each other one relates to it in time, and what becomes of its text, is the evidence
-for its role. A turn that FAILED or has no token decides nothing about others.
-
-A call of another program is a stray: its process stands below the agent's and runs other code, or it says that it is
-another client. What `strays` cannot see: a program that copies the client, the system prompt and the tools of its
-agent, where the server cannot look at its process (docs/security.md).
-
-Nothing here knows agents, and nothing here decides what is trained: that is `samples.delivery`.
+A *context* is a root and all turns that extend it: one system prompt and one set of tools. Contexts that share both
+with the main one form the main line. The role of any other depends on when it ran and where its text is used. This
+module knows no agents and does not decide what is trained: see `samples.delivery`.
 """
 
 import re
@@ -21,10 +15,9 @@ from typing import NamedTuple
 from harness.types import Json, Message, Turn
 
 TOOLS_NOTE, TOOLSET_NOTE = "tools", "toolset"
-"""Notes of a call: how many tools it offers, and of a root the digest of them."""
+"""Notes of a call: number of tools, and for a root their digest."""
 
-_WORDS = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")
-"""A word; in scripts without spaces a character."""
+_WORDS = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")  # a character in scripts without spaces
 _WINDOW = 6  # words in a row that two texts do not share by chance
 _LEAST_SHARE = 1 / 3  # of a summary: agents cut a preamble off, or edit a line
 
@@ -33,27 +26,25 @@ _Window = tuple[str, ...]
 
 
 class Role(StrEnum):
-    """What a call is to its session."""
+    """Role of a call in its session."""
 
     MAIN = "main"
-    """The conversation that the rollout is about."""
+    """Conversation that the rollout is about."""
     RESAMPLE = "resample"
-    """An answer that the agent left for another one to the same prompt."""
+    """Answer replaced by another one to the same prompt."""
     COMPACTION = "compaction"
-    """Its text stands in the prompt of a later context that the agent went on with."""
+    """Summary that a later context begins with."""
     REJECTED = "rejected"
-    """An attempt at a compaction that the agent did not use."""
+    """Unused compaction."""
     SUBAGENT = "subagent"
-    """A conversation with its own system prompt, held while a call of another one waits for its result."""
+    """Conversation with its own system prompt, while another call waits for its result."""
     SIDE = "side"
-    """A title, a topic, a probe: its text is used nowhere later."""
+    """Title, topic or probe: text is used nowhere later."""
     STRAY = "stray"
-    """A call of another program than the agent."""
+    """Call of another program than the agent."""
 
 
 class CallRole(NamedTuple):
-    """The role of a call and why it has it."""
-
     role: Role
     evidence: str
 
@@ -74,10 +65,9 @@ class _Context:
     signature: _Signature
     caller: _Caller
     turns: list[Turn] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)
-    """Turns of other contexts whose replies its history has."""
+    held: set[int] = field(default_factory=set)  # turns of other contexts whose replies are in its history
     waits: set[int] = field(default_factory=set)
-    """Turns of other contexts that waited for the results of their calls when it began."""
+    """Turns of other contexts that waited for tool results when it began."""
 
     def is_alike(self, other: "_Context") -> bool:
         return (self.signature, self.caller) == (other.signature, other.caller)
@@ -92,12 +82,12 @@ class _Context:
 
 
 def call_notes(tools: Sequence[Json], toolset: bytes) -> Json:
-    """What the record keeps of the tools of a root, whose digest is `toolset`."""
+    """Return the notes of a root's tools."""
     return {TOOLS_NOTE: len(tools), TOOLSET_NOTE: toolset.hex()}
 
 
 def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
-    """The role of each of `turns`, which come in order of admission, by index."""
+    """Return roles by turn index; `turns` are in order of admission."""
     live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
     roles = _find_strays(live)
     contexts = _gather([turn for turn in live if turn.index not in roles])
@@ -113,9 +103,9 @@ def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
 
 
 def find_stray(turns: Sequence[Turn], notes: Mapping[str, object], messages: Sequence[Message]) -> str:
-    """Why a call that has not been sampled comes from another program than the agent; empty when nothing says so.
+    """Return why an unsampled call is a stray, or "".
 
-    `notes` are those that its turn would have, `messages` those that its session does not know.
+    `notes` and `messages` are those that its turn would have.
     """
     live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
     if not live:
@@ -136,7 +126,8 @@ def _find_strays(live: Sequence[Turn]) -> dict[int, CallRole]:
 
 
 def _other_program(live: Sequence[Turn], notes: Mapping[str, object]) -> str:
-    """Why the process of a call is not the agent's: it runs below the first caller, other code, and began later."""
+    # A stray's process runs below the first caller's, with other code, and began later. A program that copies client,
+    # system prompt and tools goes undetected if the server cannot inspect its process (docs/security.md).
     process = _process(notes)
     first = next((turn for turn in live if _process(turn.notes)), None)
     if first is None or not process:
@@ -154,7 +145,6 @@ def _process(notes: Mapping[str, object]) -> Json:
 
 
 def _gather(live: Sequence[Turn]) -> list[_Context]:
-    """The contexts of `live`, in order of their first turns, with what they hold and what waited when they began."""
     by_root: dict[int, _Context] = {}
     root_of: dict[int, int] = {}
     replies: dict[object, int] = {}
@@ -180,14 +170,13 @@ def _gather(live: Sequence[Turn]) -> list[_Context]:
 
 
 def _open_waits(turns: Iterable[Turn]) -> set[int]:
-    """Those of `turns` that wait for the results of their calls."""
+    """Return turns that wait for tool results."""
     known = list(turns)
     extended = {turn.parent for turn in known}
     return {turn.index for turn in known if turn.reply.get("tool_calls") and turn.index not in extended}
 
 
 def _reply_keys(message: Message) -> Iterator[object]:
-    """What an assistant message is known by when it comes back: the ids of its calls, or its text."""
     if message.get("role") == "assistant":
         calls = message.get("tool_calls") or ()
         yield from (call["id"] for call in calls if call.get("id"))
@@ -215,7 +204,6 @@ def _caller(notes: Mapping[str, object]) -> _Caller:
 
 
 def _find_main(contexts: Sequence[_Context]) -> _Context:
-    """The context that says what the main line is: the longest that no other one waited for."""
     alike: defaultdict[_Signature, int] = defaultdict(int)
     for context in contexts:
         alike[context.signature] += 1
@@ -227,7 +215,7 @@ def _find_main(contexts: Sequence[_Context]) -> _Context:
 
 
 def _other_client(main: _Context, caller: _Caller, signature: _Signature, waits: Iterable[int]) -> str:
-    """Why a context is another client's: it says so, and nothing else speaks for the agent."""
+    """Return why a context belongs to another client, or ""."""
     if caller == main.caller:
         return ""
     is_other_in_all = signature.system != main.signature.system and signature.toolset != main.signature.toolset
@@ -239,28 +227,24 @@ def _other_client(main: _Context, caller: _Caller, signature: _Signature, waits:
 
 
 class _Candidate(NamedTuple):
-    """A call whose text may be used later: in a prompt of that signature, or in any."""
+    """Call whose text may be used later, with its signature if that must match."""
 
     turn: Turn
     signature: _Signature | None = None
 
 
 class _Place(NamedTuple):
-    """A text of the prompt of the turn with that number."""
-
     number: int
     signature: _Signature
     text: str
 
 
 def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_Place]) -> dict[int, int]:
-    """The first later place, by call, that has a good part of the words in a row of its text.
-
-    Words of its own request do not count. Linear in the texts.
-    """
+    """Map calls to the first later place that repeats their text. Linear in the texts."""
     by_window: defaultdict[_Window, list[int]] = defaultdict(list)
     sizes: list[int] = []
     for number, candidate in enumerate(candidates):
+        # A summary that repeats its own request proves nothing.
         own = {each for message in candidate.turn.messages_delta for each in _windows(message.get("content"))}
         said = set(_windows(candidate.turn.reply.get("content"))) - own
         sizes.append(len(said))
@@ -283,35 +267,25 @@ def _windows(text: object) -> Iterator[_Window]:
 
 
 class _Line(NamedTuple):
-    """A context in its place."""
-
     context: _Context
     placed: CallRole
 
     @property
     def is_line(self) -> bool:
-        """The agent goes on in it: a prompt in which a summary is used."""
+        """True if the agent continues in it."""
         return self.placed.role in (Role.MAIN, Role.SUBAGENT)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What all contexts together say about each."""
-
-    held: set[int]
-    """Turns whose replies come back as history in another context."""
-    results: Mapping[int, int]
-    """Calls whose text is the result of a tool, with the turn that reads it."""
-    linked: set[int]
-    """Roots of the main line, or of single calls that are no line, whose prompts have the text of an earlier call."""
-    extends: bool
-    """The main line has a context of several turns."""
+    held: set[int]  # turns whose replies are history in another context
+    results: Mapping[int, int]  # calls whose text is a tool result, with the turn that reads it
+    linked: set[int]  # roots whose prompts contain an earlier call's text
+    extends: bool  # a main context has several turns
     subagents: set[_Signature] = field(default_factory=set)
-    """Those found so far."""
 
 
 def _place_contexts(contexts: Sequence[_Context], main: _Context) -> list[_Line]:
-    """The role of each context, before its calls are looked at one by one."""
     results = (
         _Place(turn.index, context.signature, str(message.get("content") or ""))
         for context in contexts
@@ -339,7 +313,7 @@ def _place_contexts(contexts: Sequence[_Context], main: _Context) -> list[_Line]
 
 
 def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
-    """The role of one context, by the table: the first row that holds decides."""
+    """Return the role of one context by the first matching row."""
     waiting = min(context.waits, default=None)
     last = context.turns[-1].index
     has_several = len(context.turns) > 1
@@ -382,7 +356,7 @@ def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
 
 
 def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRole]) -> None:
-    """Write the role of every call: that of its context, unless its siblings or its text say another one."""
+    """Write the role of every call, by its context, siblings and text."""
     calls = [(line, turn) for line in lines for turn in line.context.turns]
     extended = {turn.parent for _, turn in calls}
     leaves = [(line, turn) for line, turn in calls if turn.index not in extended]
@@ -409,12 +383,10 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
 
 
 def _find_summaries(leaves: Sequence[tuple[_Line, Turn]], contexts: Sequence[_Context]) -> dict[int, int]:
-    """Calls whose text stands in the prompt of a later context of `contexts`; the first such, by call.
-
-    That of a call in a line counts in a context of the same line.
-    """
+    """Map calls to the first later prompt with their text."""
     last = max((context.root.index for context in contexts), default=-1)
     candidates = [
+        # A call in a line counts only in a context of the same line.
         _Candidate(turn, line.context.signature if line.is_line else None)
         for line, turn in leaves
         if line.placed.role is not Role.STRAY and turn.index < last
@@ -423,7 +395,7 @@ def _find_summaries(leaves: Sequence[tuple[_Line, Turn]], contexts: Sequence[_Co
 
 
 def _prompts(contexts: Sequence[_Context]) -> Iterator[_Place]:
-    """What an agent has written into the prompts that begin `contexts`; the same text of a line once."""
+    """Yield texts that an agent wrote into root prompts."""
     seen: set[tuple[_Signature, str]] = set()
     for context in contexts:
         for message in context.root.messages_delta:
@@ -434,7 +406,7 @@ def _prompts(contexts: Sequence[_Context]) -> Iterator[_Place]:
 
 
 def _kind(line: _Line, turn: Turn, main: _Context) -> tuple[object, ...]:
-    """What two attempts at one thing share: the system prompt and the tools, and in a line the words of the request."""
+    """Return a key shared by attempts at the same task."""
     has_own_system = line.context.signature.system not in ((), main.signature.system)
     last = turn.messages_delta[-1].get("content") if turn.messages_delta else None
     return line.context.signature, None if has_own_system and not line.is_line else last

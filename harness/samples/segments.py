@@ -1,13 +1,7 @@
-"""Segments: what a learner trains on, as columns of one length.
+"""Segments: samples with all per-token values that a loss needs, prompt included.
 
-A segment is a sample with everything that a loss needs at each of its tokens, prompt included. It is atomic: it goes
-into a pack whole, and a learner never sees a part of it.
-
-Every column stands at the token that it describes: `behavior_logprobs[i]` is the logprob of `ids[i]` given the tokens
-before it in the segment. A model has that logprob in its logits at i - 1, so nobody can train the first token of a
-segment: its mask is 0.
-
-Packs are in `samples.packs`; this module does not know how segments come to lie in them.
+Every column stands at the token that it describes: `behavior_logprobs[i]` is the logprob of `ids[i]`. The model has it
+in its logits at i - 1, so the first token is never trained.
 """
 
 from collections.abc import Mapping
@@ -25,22 +19,19 @@ from harness.types import Logprobs, Sample, TokenIds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
-    """Tokens in a row, with one value per token in every column; all have shape [n] and are read-only."""
+    """Per-token columns, shape [n], read-only."""
 
     ids: TokenIds
-    """int32."""
     loss_mask: npt.NDArray[np.uint8]
-    """1 on tokens to train, 0 elsewhere."""
     advantages: npt.NDArray[np.float32]
-    """Means something on trained tokens only."""
+    """Valid on trained tokens only."""
     behavior_logprobs: Logprobs
-    """float32, natural logarithm: of the policy that sampled the token; 0.0 where none did."""
+    """Natural log, under the policy that sampled the token, else 0.0."""
     proximal_logprobs: Logprobs
-    """float32: of the policy after that one, or the behavior logprob of a token that has not met it (I7)."""
+    """Under the next policy; the behavior logprob until then (I7)."""
     behavior_versions: Versions
-    """int32: the policy version that sampled the token; `NOT_SAMPLED` (-1) where none did."""
+    """`NOT_SAMPLED` (-1) if no policy sampled the token."""
     proximal_versions: Versions
-    """int32: the policy version that `proximal_logprobs` are of."""
 
 
 _DTYPES: Mapping[str, npt.DTypeLike] = {
@@ -54,16 +45,14 @@ _DTYPES: Mapping[str, npt.DTypeLike] = {
 }
 
 COLUMNS = tuple(column.name for column in fields(TokenColumns))
-"""Names of the per-token columns, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment(TokenColumns):
-    """The tokens of one sample, to be trained together and whole.
+    """Tokens of one sample, packed whole.
 
-    Takes lists and arrays of other dtypes when no value changes. Raises `SegmentError` naming the column when one has
-    another length or shape, holds something that its dtype cannot, or is not finite; when there is no token, when the
-    first one is trained, or when the proximal values are neither those of the next version nor the behavior values.
+    Accepts other dtypes if no value changes. Raises `SegmentError` for unequal lengths, values that are not finite or
+    do not fit, no tokens, a trained first token, or proximal values of neither the next version nor the behavior.
     """
 
     def __post_init__(self) -> None:
@@ -97,7 +86,7 @@ class Segment(TokenColumns):
 
     @classmethod
     def of_sample(cls, sample: Sample) -> Self:
-        """All tokens of `sample`, with advantage 0; those of the prompt are context."""
+        """Convert `sample`, with advantage 0."""
         prompt = sample.tokens.size - sample.response_length
         return cls(
             ids=sample.tokens,
@@ -111,10 +100,7 @@ class Segment(TokenColumns):
 
     @classmethod
     def of_tokens(cls, ids: npt.ArrayLike, loss_mask: npt.ArrayLike | None = None) -> Self:
-        """Tokens that nobody sampled, shape [n], to be imitated: cross-entropy with weight 1, in every loss.
-
-        `loss_mask` says which ones; without it all but the first.
-        """
+        """Build a segment to imitate: cross-entropy with weight 1, by default on all but the first token."""
         size = np.size(ids)
         mask = np.arange(size) > 0 if loss_mask is None else loss_mask
         zeros, not_sampled = np.zeros(size, dtype=np.float32), np.full(size, NOT_SAMPLED, dtype=np.int32)
@@ -126,50 +112,45 @@ class Segment(TokenColumns):
 
     @property
     def trained_tokens(self) -> int:
-        """How many of its tokens have loss mask 1."""
         return int(self.loss_mask.sum())
 
     def with_advantage(self, advantage: float | npt.NDArray[np.float32]) -> Self:
-        """This segment, with `advantage` on every sampled token to train: known when the group of its sample is whole.
-
-        One for all, or one per token. Tokens that an encoder appended keep theirs.
-        """
+        """Set `advantage` (one, or one per token) on sampled tokens to train."""
+        # Appended tokens keep the advantage of their encoder.
         is_sampled = self.behavior_versions != NOT_SAMPLED
         advantages = np.where(is_sampled, np.asarray(advantage, np.float32) * self.loss_mask, self.advantages)
         return replace(self, advantages=advantages)
 
     def first(self, tokens: int) -> Self:
-        """Its first `tokens` tokens, every value as it was: each was computed from the tokens before it alone."""
+        # Safe to cut: every value was computed from the tokens before it alone.
         return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS})
 
 
 class TooLong(StrEnum):
-    """What becomes of a segment that is longer than a pack."""
+    """Policy for a segment longer than a pack."""
 
     ERROR = "error"
-    """`SegmentError` names the lengths: training stops."""
+    """Raise `SegmentError`."""
     DROP = "drop"
-    """It is left out."""
     CUT = "cut"
-    """Its first tokens are trained, as many as a pack holds; left out when none of them is to be trained."""
+    """Train what fits, or drop the segment if that trains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostTokens:
-    """Tokens of segments that are in no pack, by what a ledger had counted them as."""
+    """Tokens that are in no pack."""
 
     trained: int = 0
-    """Sampled, with loss mask 1: trained until now, dropped as too long from now on."""
+    """Sampled, mask 1."""
     masked: int = 0
-    """Sampled, with loss mask 0."""
+    """Sampled, mask 0."""
     appended: int = 0
-    """Loss mask 1, sampled by nobody: an encoder wrote them."""
+    """Not sampled, mask 1."""
     context: int = 0
-    """Neither sampled nor trained: prompts, results of tools."""
+    """Not sampled, mask 0."""
 
     @classmethod
     def of(cls, columns: TokenColumns, start: int = 0) -> Self:
-        """Those of `columns` from `start` on."""
         is_trained, is_sampled = columns.loss_mask[start:] == 1, columns.behavior_versions[start:] != NOT_SAMPLED
         return cls(
             trained=int((is_trained & is_sampled).sum()),
@@ -183,18 +164,13 @@ class LostTokens:
 
 
 class FittedSegment(NamedTuple):
-    """A segment that a pack can hold, and what that took."""
-
     segment: Segment | None
-    """None when it is left out."""
+    """None if dropped."""
     lost: LostTokens
 
 
 def fit_segment(segment: Segment, packing_length: int, too_long: TooLong) -> FittedSegment:
-    """`segment`, or what `too_long` makes of it when it has more than `packing_length` tokens.
-
-    Raises `SegmentError` when that is an error.
-    """
+    """Apply `too_long` to a segment beyond `packing_length`. Raises `SegmentError`."""
     if len(segment) <= packing_length:
         return FittedSegment(segment, LostTokens())
     if too_long is TooLong.ERROR:
@@ -208,7 +184,6 @@ def fit_segment(segment: Segment, packing_length: int, too_long: TooLong) -> Fit
 
 
 def _as_column(name: str, values: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """`values` as a read-only array of `dtype`; the same memory where it has that dtype already."""
     try:
         given = np.asarray(values)
         with np.errstate(all="ignore"):

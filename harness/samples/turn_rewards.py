@@ -1,9 +1,4 @@
-"""From what a check says of single turns to the samples of a rollout, and on to what each turn has earned. Pure.
-
-The reward of a rollout stays what it is: rewards of turns say which turn earned which part of it. What no turn is given
-was earned by the last turn, so all estimators of `samples.credit` are about the same objective, the expected reward.
-A penalty for a turn therefore belongs into the reward of the rollout, too.
-"""
+"""Turn rewards: attribute the reward of a rollout to its turns. Pure."""
 
 import math
 from collections import defaultdict
@@ -19,17 +14,12 @@ from harness.samples.delivery import turn_spans
 from harness.types import Json, Sample
 
 TurnRewards = Mapping[int | str, object]
-"""By index of a turn (a number or its digits) or by the id of a tool call: that of the turn that made the call.
-
-Finite numbers, of which several of one turn add up; None says nothing.
-"""
+"""By turn index (number or digits) or tool call id. Several of one turn add up; None is ignored."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RolloutReward(NamedTuple):
-    """The reward of a rollout, and which turns earned it."""
-
     reward: float
     turns: TurnRewards
 
@@ -37,16 +27,9 @@ class RolloutReward(NamedTuple):
 def reward_turns(
     samples: Sequence[Sample], session: Json, rewards: TurnRewards, total: float | None = None
 ) -> tuple[Sample, ...]:
-    """Stamp `turn_rewards` and `returns` on the samples of a rollout; without `rewards` they stay as they are.
+    """Set `turn_rewards` and `returns` on all delivered samples of a session.
 
-    Args:
-        samples: All that are delivered of the session.
-        session: Its record.
-        rewards: Of turns.
-        total: The reward of the rollout; None: the sum of `rewards`.
-
-    Raises `ScenarioError` naming a turn that the session does not have or that no sample trains, a call that no turn or
-    several have made, and a reward that is not finite.
+    Raises `ScenarioError` for an unknown or untrained turn, an ambiguous call id, or a reward that is not finite.
     """
     if not rewards:
         return tuple(samples)
@@ -75,10 +58,7 @@ def reward_turns(
 
 
 def earned_rewards(samples: Sequence[Sample], total: float) -> dict[int, float]:
-    """Return what each trained turn of a rollout's `samples` has earned of its reward `total`; by index, in order.
-
-    A rollout that trains no turn counts as one turn, -1.
-    """
+    """Return the part of `total` that each trained turn earned, by ascending turn; without any, turn -1."""
     given = {
         turn: reward
         for sample in samples
@@ -86,15 +66,14 @@ def earned_rewards(samples: Sequence[Sample], total: float) -> dict[int, float]:
         if reward is not None
     }
     earned = {turn: given.get(turn, 0.0) for turn in sorted(_trained_turns(samples)) or [-1]}
+    # The last turn earns the rest, so all estimators of `samples.credit` share one objective, the expected reward.
+    # Penalties of turns must therefore be in the rollout's reward too.
     earned[max(earned)] += total - math.fsum(earned.values())
     return earned
 
 
 def spread_over_tokens(sample: Sample, by_turn: Mapping[int, float]) -> npt.NDArray[np.float32]:
-    """Give each response token the value of the turn that sampled it, and 0 where none did: float32 [response].
-
-    Raises `ScenarioError` for a value that float32 cannot hold.
-    """
+    """Return float32 [response]: the value of each token's turn. Raises `ScenarioError` on overflow."""
     column = np.zeros(sample.response_length, dtype=np.float32)
     for turn, span in turn_spans(sample):
         value = by_turn.get(turn, 0.0)
@@ -110,7 +89,6 @@ def _trained_turns(samples: Sequence[Sample]) -> set[int]:
 
 
 def _turn_of(key: int | str, session: Json) -> int:
-    """The turn that `key` names."""
     recorded = session["turns"]
     if isinstance(key, int) or key.isdecimal():
         found = [turn["turn"] for turn in recorded if turn["turn"] == int(key)]

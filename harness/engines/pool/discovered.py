@@ -1,13 +1,12 @@
-"""A pool whose workers are found: each that the list names is entered, each that it drops is left.
+"""A pool that discovers its workers: it enters each one listed and leaves each one delisted.
 
-    listed, never seen          entered (its self-test included), then it serves; tried again after a while if refused
-    listed, silent a few times  fenced: no session is served by it, its requests may still end
-    silent for long             left at once, its requests fail; entered anew when it answers again; not while its
-                                weights change, which is silence with a reason
-    no longer listed            left when its last request has ended
+    listed, not entered         enter it, self-test included; if refused, try again after a rest
+    silent a few times          fence it: it serves no session, its requests may still end
+    silent for long             leave it at once and fail its requests; enter it again when it answers; never during a
+                                weight change, which explains the silence
+    no longer listed            leave it after its last request
 
-Probes never ask an engine for a token, so a paused one passes them. The list and what runs at its URLs are not decided
-here.
+Probes never generate, so a paused engine passes them. The list itself is made elsewhere.
 """
 
 import asyncio
@@ -31,35 +30,32 @@ _SILENT = "it does not answer"
 _FENCED_AFTER = 3
 _LEFT_AFTER = 12
 _ENTER_S = 120.0
-_OTHERS_S = 10.0  # sessions that begin before the second worker is there all go to the first
+_OTHERS_S = 10.0  # sessions that begin before the second worker joins all go to the first
 _LONGEST_REST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """A worker that a list names, and how to open it."""
+    """Listed worker."""
 
     name: str
-    """Its URL."""
     open: Callable[[], TokenProvider]
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """A worker that could not be entered."""
-
     reason: str
     times: int
     not_before: float
 
 
 class DiscoveredPool(EnginePool):
-    """Serves through the workers that `listed` names.
+    """Serves through the workers that `listed` returns.
 
     Args:
-        listed: The workers as they are known now; asked every `interval_s` seconds, must not block.
-        interval_s: Also how often workers are probed.
-        start_timeout_s: How long entering the pool waits for a first worker.
+        listed: Returns the known workers, named by URL; called every `interval_s` seconds, must not block.
+        interval_s: Also the interval of probes.
+        start_timeout_s: Longest wait for a first worker at entry.
         limit, queue_timeout_s: See `EnginePool`.
     """
 
@@ -84,12 +80,12 @@ class DiscoveredPool(EnginePool):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `EnginePool`; the engine is the router: workers of any kind come and go, and it serves the same."""
+        """See `EnginePool`; `engine` is `router`, since workers of any kind come and go."""
         return replace(super().capabilities, engine="router")
 
     @property
     def continues_at_entry(self) -> bool:
-        """See `ContinuesAtEntry`; of the workers that are found while the pool is entered."""
+        """See `ContinuesAtEntry`; applies to workers found while the pool is entered."""
         return self._continues_at_entry
 
     @continues_at_entry.setter
@@ -98,7 +94,7 @@ class DiscoveredPool(EnginePool):
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why listed workers could not be entered, by name; they are tried again."""
+        """Reasons why listed workers could not be entered, by name."""
         listed = {worker.name for worker in self._listed()}
         return {name: refusal.reason for name, refusal in self._refusals.items() if name in listed}
 
@@ -108,7 +104,7 @@ class DiscoveredPool(EnginePool):
             await stack.enter_async_context(running(self._follow()))
             await self._await_workers()
             self._stack = stack.pop_all()
-        self._continues_at_entry = False  # who is paused later is paused by somebody
+        self._continues_at_entry = False  # a worker found paused later is paused on purpose
         return self
 
     async def __aexit__(
@@ -117,7 +113,7 @@ class DiscoveredPool(EnginePool):
         await self._stack.__aexit__(kind, error, trace)
 
     async def _await_workers(self) -> None:
-        """Return when a worker serves, and the others that are listed have had a little time to join it."""
+        """Wait for a first worker, and a little for the others."""
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not self.workers:  # noqa: ASYNC110  # which of several events comes first does not matter here

@@ -1,17 +1,17 @@
-"""Which worker of a pool serves which request, and who waits: pure decisions, no clock and no I/O.
+"""Decides which worker serves which request, and which requests wait. Pure: no clock, no I/O.
 
-A session keeps its worker, because that one has the cache of its prefix; it waits there while the worker is full. A
-session without a place goes where a prompt that begins like its own was sent, as those of one group do, so that the
-engines compute a prefix once; but only while that worker has little more to do than the others. Otherwise it goes to
-the worker with the least to do. A worker that failed to be reached a moment ago rests: it is used only when nobody else
-is left. A fenced worker serves nobody, so its sessions move, at the price of one prefill.
+A session stays with its worker, which has its prefix cached, and waits there while the worker is full. A new session
+goes to the worker that was sent a prompt with the same beginning, as in a group, so that a prefix is computed once; but
+only while that worker is not far busier than the others. Otherwise it goes to the least busy worker. A worker that
+could not be reached rests for a moment and is used only if no other is left. Sessions of a fenced worker move, at the
+cost of one prefill.
 
-Requests are served in the order in which they asked, worker by worker: one that waits for a full worker never lets a
-younger one pass to that worker, and never holds up those that can go elsewhere.
+Each worker serves requests in order of arrival. A request that waits for a full worker never lets a younger one pass to
+that worker, and never delays requests that can go elsewhere.
 
-Requests that may go to the same workers wait in one queue, of which only the first is ever looked at: those of sessions
-with a place in one queue per worker, the others in one, and requests that have failed somewhere in one for each set of
-workers that they have tried. So a decision costs what there are of workers, not of requests.
+Requests that may go to the same workers share a queue, and only its first is examined: one queue per worker for
+sessions with a place, one for the others, and one per set of tried workers after failures. So a decision costs time in
+the number of workers, not of requests.
 """
 
 from collections import OrderedDict
@@ -24,40 +24,38 @@ from harness.types import TokenIds
 
 _REST_S = 5.0
 _REMEMBERED_SESSIONS = 100_000
-_AHEAD = 8  # requests, and sessions, by which a worker may be ahead of the least busy one for the sake of a prefix
+_AHEAD = 8  # requests or sessions by which a worker with the prefix may exceed the least busy one
 
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """The pool's knowledge of one worker, from the moment it joined; a worker that comes back has a new one."""
+    """Load of one worker since it joined; a worker that rejoins gets a new one."""
 
     name: str
     in_flight: int = 0
     sessions: int = 0
-    """Sessions that have their place here."""
+    """Sessions whose place is here."""
     failed_at: float | None = None
-    """Time of the last failure to reach it; None once it has answered again."""
+    """Time of the last connection failure; None after the next success."""
     fence: str = ""
-    """Why it serves nobody; empty while it serves."""
+    """Reason why it serves no session; empty while it serves."""
 
     def is_resting(self, now: float) -> bool:
-        """It failed a moment ago."""
+        """Return True shortly after a failure."""
         return self.failed_at is not None and now < self.failed_at + _REST_S
 
 
 class Place(NamedTuple):
-    """Where a session was served last."""
+    """Worker that last served a session."""
 
     worker: WorkerLoad
     tokens: int
-    """Tokens of the session that the worker's cache may hold."""
+    """Tokens of the session that its cache may hold."""
 
 
 class _Kind(NamedTuple):
-    """The facts that decide where a request may go."""
-
     home: WorkerLoad | None
-    """The worker where its session has its place, or the beginning of its prompt."""
+    """Worker of the session, or of the beginning of its prompt."""
     tried: frozenset[str]
 
 
@@ -65,45 +63,45 @@ class _Waiting(NamedTuple):
     session_id: str | None
     kind: _Kind
     order: int
-    """Counts the requests that have asked."""
+    """Position in the order of arrival."""
     prompt_keys: tuple[int, ...]
-    """Of a request whose session has no place yet."""
+    """Block keys if the session has no place yet."""
 
 
 @dataclass(slots=True)
 class Placement:
-    """The workers of a pool, the places of sessions among them, and the requests that wait for one."""
+    """Workers, places of sessions among them, and waiting requests."""
 
     limit: int | None = None
-    """Requests that one worker has in flight at most; None does not bound them."""
+    """Maximum requests in flight per worker; None is unbounded."""
     workers: dict[str, WorkerLoad] = field(default_factory=dict)
     _places: "OrderedDict[str, Place]" = field(default_factory=OrderedDict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _queues: "dict[_Kind, OrderedDict[int, None]]" = field(default_factory=dict)
     _tickets: dict[str, set[int]] = field(default_factory=dict)
-    """The waiting requests of each session."""
+    """Waiting requests by session."""
     _prefixes: PrefixMap[WorkerLoad] = field(default_factory=PrefixMap)
     _asked: int = 0
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a worker."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def join(self, name: str) -> WorkerLoad:
-        """A worker that nobody uses yet; its name must not be taken."""
+        """Add an idle worker; its name must be free."""
         assert name not in self.workers
         load = self.workers[name] = WorkerLoad(name)
         return load
 
     def leave(self, name: str) -> None:
-        """No further request goes there; sessions that had their place there move with their next one."""
+        """Remove the worker; its sessions move with their next request."""
         self.workers.pop(name).fence = "it left the pool"
 
     def ask(
         self, ticket: int, session_id: str | None, tried: Iterable[str] = (), prompt: TokenIds | None = None
     ) -> None:
-        """A request wants to be served, by a worker that is not in `tried`; `prompt` finds one for a new session."""
+        """Queue a request for a worker not in `tried`; a new session is placed by its `prompt`."""
         self._asked += 1
         home = self._home_of(session_id)
         keys = block_keys(prompt) if home is None and prompt is not None and len(self.workers) > 1 else ()
@@ -114,7 +112,7 @@ class Placement:
             self._tickets.setdefault(session_id, set()).add(ticket)
 
     def withdraw(self, ticket: int) -> None:
-        """A request no longer waits. Idempotent."""
+        """Remove a waiting request. Idempotent."""
         waiting = self._waiting.pop(ticket, None)
         if waiting is None:
             return
@@ -126,7 +124,7 @@ class Placement:
                 del self._tickets[waiting.session_id]
 
     def grants(self, now: float) -> Iterator[tuple[int, WorkerLoad]]:
-        """The waiting requests that can be served now, each with its worker, which counts it as in flight."""
+        """Yield the requests that can be served now with their workers, counted as in flight."""
         while (grant := self._next_grant(now)) is not None:
             ticket, worker = grant
             worker.in_flight += 1
@@ -135,23 +133,23 @@ class Placement:
             yield ticket, worker
 
     def finish(self, worker: WorkerLoad) -> None:
-        """A granted request has come to its end, whatever that was."""
+        """Count a granted request as ended."""
         worker.in_flight -= 1
 
     def is_exhausted(self, tried: Container[str]) -> bool:
-        """Every worker that serves has been tried."""
+        """Return True if every serving worker has been tried."""
         return all(worker.name in tried for worker in self.workers.values() if not worker.fence)
 
     def place_of(self, session_id: str | None) -> Place | None:
-        """Where the session was served last, though that worker may have gone."""
+        """Return where the session was last served; that worker may have left."""
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:
-        """The worker that would serve the session's next request; None while none serves."""
+        """Return the worker for the session's next request, or None while none serves."""
         return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
 
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
-        """The session is served by `worker` from now on; the longest unseen session is forgotten."""
+        """Move the session to `worker`; forget the session unseen for longest beyond the limit."""
         if session_id is None:
             return
         self._forget(self._places.pop(session_id, None))
@@ -172,7 +170,7 @@ class Placement:
         return None if place is None else place.worker
 
     def _holder_of(self, keys: Sequence[int]) -> WorkerLoad | None:
-        """The least busy worker with the beginning of a prompt, unless it is too far ahead of the others."""
+        """Return the least busy worker with the prefix, unless it is too far ahead of the others."""
         serving = [each for each in self.workers.values() if not each.fence]
         held = [each for each in self._prefixes.holders(keys) if each in serving and self._has_room(each)]
         found = min(held, key=_busy, default=None)
@@ -183,7 +181,7 @@ class Placement:
         return None if is_ahead else found
 
     def _requeue(self, session_id: str) -> None:
-        """Put what waits for the session where its place is now, each request in the order in which it asked."""
+        # The session's place has changed; its requests keep their order of arrival in the other queue.
         for ticket in self._tickets.get(session_id, ()):
             waiting = self._waiting[ticket]
             kind = waiting.kind._replace(home=self._home_of(session_id))
@@ -201,7 +199,7 @@ class Placement:
             del self._queues[kind]
 
     def _next_grant(self, now: float) -> tuple[int, WorkerLoad] | None:
-        """The oldest request whose worker has room."""
+        """Return the oldest request whose worker has room."""
         least_busy: dict[frozenset[str], WorkerLoad | None] = {}
         found: tuple[int, int, WorkerLoad] | None = None
         for kind, queue in self._queues.items():
@@ -215,13 +213,11 @@ class Placement:
     def _choose(
         self, kind: _Kind, now: float, least_busy: dict[frozenset[str], WorkerLoad | None]
     ) -> WorkerLoad | None:
-        """The worker to serve by, or to wait for; None while no worker may serve.
-
-        `least_busy` keeps what was found for requests without a usable place.
-        """
+        """Return the worker to serve by or wait for, or None while none may serve."""
         home = kind.home
         if home is not None and not home.fence and home.name not in kind.tried and not home.is_resting(now):
             return home
+        # The result is shared by all queues without a usable place in one call of `_next_grant`.
         if kind.tried not in least_busy:
             offered = [each for each in self.workers.values() if not each.fence and each.name not in kind.tried]
             awake = [each for each in offered if not each.is_resting(now)]

@@ -1,11 +1,10 @@
 """Several engines as one `TokenProvider`.
 
-Generations are placed by `placement`; control verbs go to every worker at once, and what fails is collected into one
-error that names each worker and its failure. A worker that cannot be reached when a request is placed is passed over:
-the request has not been sampled there, so nothing is generated twice. Once a token has come, no request moves.
+`placement` places generations; `workers` keeps the members, which may join and leave. Control verbs go to every worker
+at once, and failures are collected into one error that names each worker. A worker that cannot be reached for a request
+is skipped. Nothing was sampled there, so no token is generated twice. After its first token a request never moves.
 
-The workers are kept in `workers`; they may join and leave while the pool serves. The pool does not start or restart
-engines, and does not find them; see `discovered`.
+The pool does not start, restart or find engines; see `discovered`.
 """
 
 import asyncio
@@ -41,12 +40,12 @@ _T = TypeVar("_T")
 
 
 class EnginePool:
-    """Serves through the workers it is given, which it enters and leaves, and through those that join `workers` later.
+    """Enters, serves through and leaves its workers; others may join `workers` later.
 
     Args:
-        workers: Those to begin with.
-        limit: Requests that one worker has in flight at most; further ones wait here. None does not bound them.
-        queue_timeout_s: How long a request waits for a worker before it is `EngineUnavailable`.
+        workers: Initial workers.
+        limit: Maximum requests in flight per worker; further ones wait here. None is unbounded.
+        queue_timeout_s: Longest wait for a worker before `EngineUnavailable`.
     """
 
     def __init__(
@@ -58,13 +57,13 @@ class EnginePool:
         self.workers = Workers(self._placement, self._queue.grant)
         self._serving: dict[str, TokenProvider] = {}
         self._shared: tuple[list[Capabilities], Capabilities] | None = None
-        """What the workers stated, and what follows for the pool: it is asked for several times a turn."""
+        """Stated capabilities and those in common: cached, because they are read several times a turn."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of every worker, or of the last one that was there. Raises `EngineUnavailable` before the first.
+        """Capabilities all workers share, or the last worker's. Raises `EngineUnavailable` before the first.
 
-        A pool that a worker which follows scripts has left takes them all the same: their requests wait for the next.
+        Scripts stay accepted after the last worker that follows them has left: requests wait for the next one.
         """
         providers = self.workers.known or self._begin_with
         stated = [provider.capabilities for provider in providers.values()]
@@ -77,21 +76,21 @@ class EnginePool:
 
     @property
     def weight_version(self) -> str:
-        """The label of all workers that serve, the oldest one while they disagree; the last one known while none does.
+        """Oldest label of the serving workers; the last known one while none serves.
 
-        An empty pool knows what its workers served: requests wait for one of them, and nothing is refused for good.
+        An empty pool keeps a label so that requests wait for a worker instead of being refused.
         """
         providers = self.workers.serving or self.workers.known or self._begin_with
         return self.workers.oldest(provider.weight_version for provider in providers.values())
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a worker."""
+        """Number of waiting requests."""
         return self._placement.waiting
 
     @property
     def continues_at_entry(self) -> bool:
-        """See `ContinuesAtEntry`; of the workers to begin with."""
+        """See `ContinuesAtEntry`; applies to the initial workers."""
         return any(isinstance(each, ContinuesAtEntry) and each.continues_at_entry for each in self._begin_with.values())
 
     @continues_at_entry.setter
@@ -102,7 +101,7 @@ class EnginePool:
 
     @property
     def proves_scripts(self) -> bool:
-        """See `ProvesScripts`; of every worker, those that join later included."""
+        """See `ProvesScripts`; applies to every worker, also later ones."""
         return self.workers.proves_scripts
 
     @proves_scripts.setter
@@ -144,7 +143,7 @@ class EnginePool:
             try:
                 yield await worker.generate(asked)
             except EngineError as error:
-                error.may_have_sampled |= has_begun  # whatever the provider says: tokens of it are with the caller
+                error.may_have_sampled |= has_begun  # the caller has tokens, whatever the provider reports
                 raise
 
         try:
@@ -168,7 +167,7 @@ class EnginePool:
             yield _nothing_sampled(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider.score`; by the worker that has the session's prefix in its cache."""
+        """See `TokenProvider.score`; served by the worker with the session's prefix."""
 
         async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
             yield await worker.score(input_ids, start=start, session_id=session_id)
@@ -181,16 +180,15 @@ class EnginePool:
         session_id: str | None,
         request: GenerationRequest | None = None,
     ) -> AsyncGenerator[_T]:
-        """A worker's answer, piece by piece; of one that follows scripts where the generation `request` says one.
+        """Yield a worker's answer, piece by piece; a request with a script goes to a worker that follows scripts.
 
-        Theory of operation. A request may go to another worker only as long as nothing has come back from the first
-        one: then nothing that it sampled has been seen, so asking again hands no token out twice (I5). From the first
-        piece on the answer belongs to its worker: another one would sample other tokens behind those that the caller
-        already has, and with other weights perhaps. A failure after it therefore goes to the caller, who knows what
-        has arrived and continues the turn with it, in a request of its own. Only after `EngineUnavailable` another one
-        is worth asking, unless the first may have sampled all the same: what one worker refuses (`EngineRejected`) all
-        of them refuse, and a connection that broke (`EngineConnectionLost`) may have reached an engine that samples.
-        Each worker is asked once at most.
+        Theory of operation. A request may move to another worker only while nothing has come back from the first: then
+        no token was seen, and asking again hands none out twice (I5). From the first piece on, the answer belongs to
+        its worker. Another worker would sample other tokens, perhaps with other weights, after those the caller already
+        has. A later failure therefore goes to the caller, who knows what arrived and continues the turn in a new
+        request. Only `EngineUnavailable` justifies asking another worker, and only if the first cannot have sampled.
+        What one worker refuses (`EngineRejected`), all refuse; and after a broken connection (`EngineConnectionLost`)
+        an engine may be sampling. Each worker is asked at most once.
         """
         before = self._placement.place_of(session_id)
         says_script = request is not None and request.script_ids is not None
@@ -210,7 +208,7 @@ class EnginePool:
             waits_since = time.monotonic()
             worker = await self._choose_worker(session_id, tried, request)
             queued_s += time.monotonic() - waits_since
-            if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it came while we waited
+            if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it joined while we waited
                 self._queue.finish(worker)
                 await self.workers.let_go(worker)
                 continue
@@ -219,7 +217,7 @@ class EnginePool:
                 first = await anext(pieces)
                 break
             except StopAsyncIteration:
-                return  # whoever reads a stream misses its last piece, wherever that got lost
+                return  # the reader notices that the last piece is missing
             except EngineUnavailable as error:
                 if error.may_have_sampled or self._placement.is_exhausted(tried):
                     raise
@@ -231,12 +229,11 @@ class EnginePool:
     async def _choose_worker(
         self, session_id: str | None, tried: set[str], request: GenerationRequest | None
     ) -> WorkerLoad:
-        """The worker whose turn it is, with a place taken there; see `Queue.worker_for`."""
         request_id, prompt = (None, None) if request is None else (request.request_id, request.input_ids)
         try:
             return await self._queue.worker_for(session_id, tried, request_id, prompt)
         except BaseException:
-            await self.workers.let_idle_go()  # the place that was given back may have been the last at a retired worker
+            await self.workers.let_idle_go()  # the freed place may have been the last at a retired worker
             raise
 
     async def _forward(
@@ -247,7 +244,6 @@ class EnginePool:
         request_id: str | None,
         before: Place | None,
     ) -> AsyncGenerator[_T]:
-        """The answer of `worker`; a whole result moves the session's place to it, from where it was `before`."""
         pieces: Any = ask(self.workers.provider_of(worker))
         async with self._busy(worker, request_id), aclosing(pieces):
             async for piece in pieces:
@@ -261,7 +257,6 @@ class EnginePool:
 
     @asynccontextmanager
     async def _busy(self, worker: WorkerLoad, request_id: str | None) -> AsyncGenerator[None]:
-        """The worker serves the request; whatever comes of it, its place is free afterwards."""
         try:
             with self._register(worker, request_id):
                 yield
@@ -317,12 +312,12 @@ class EnginePool:
         return waiting + sum(await self._everywhere("abort", lambda worker: worker.abort(request_id)))
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`; workers that could be paused stay paused when another one fails."""
+        """See `TokenProvider.pause`; paused workers stay paused if another one fails."""
         self.workers.expect_pause(mode)
         await self._everywhere("pause", lambda worker: worker.pause(mode))
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`; workers whose weights are unsettled stay paused, and serve nobody anyhow."""
+        """See `TokenProvider.resume`; workers with unsettled weights stay paused and fenced."""
 
         async def resume(worker: TokenProvider) -> None:
             with suppress(WeightsUnsettled):
@@ -335,16 +330,16 @@ class EnginePool:
             raise WeightsUnsettled("every worker stays paused: an update of its weights is under way or broke off")
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; a worker that fails while another one succeeds is fenced."""
+        """See `TokenProvider.update_weights`; a worker that fails while another succeeds is fenced."""
         try:
             await self._everywhere(f"update to version {version}", lambda worker: worker.update_weights(path, version))
         finally:
             self.workers.judge_weights()
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`: every worker is asked, and kept from serving when its weights call for it.
+        """See `TokenProvider.read_version`; asks every worker and fences by the answers.
 
-        Raises when one does not answer; what the others said counts all the same.
+        Raises if a worker does not answer; the other answers still count.
         """
         try:
             await self._everywhere("say what they serve", lambda worker: worker.read_version())
@@ -353,7 +348,7 @@ class EnginePool:
         return self.weight_version
 
     async def health(self) -> EngineHealth:
-        """Ready while any worker is, paused when every ready one is; details come per worker."""
+        """Report ready if any worker is, paused if every ready one is."""
         states = await self._states()
         ready = [state for state in states.values() if state.ready]
         return EngineHealth(
@@ -365,8 +360,8 @@ class EnginePool:
         )
 
     async def probe(self) -> dict[str, EngineHealth]:
-        """A look at every worker; one that has fallen behind the others' weights is fenced until it has caught up."""
-        with suppress(EngineError):  # who does not answer is known by its health
+        """Return every worker's health; fence workers with older weights."""
+        with suppress(EngineError):  # `health` shows which worker does not answer
             await self.read_version()
         return await self._states()
 
@@ -375,7 +370,7 @@ class EnginePool:
         return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
-        """The answers of all workers; when some fail, one error for all: of their type when they share one."""
+        """Apply `verb` to all workers. If some fail, raise one error, of their type if they share one."""
         workers = self.workers.providers
         told = await asyncio.gather(*(verb(worker) for worker in workers.values()), return_exceptions=True)
         failures: dict[str, EngineError] = {}
@@ -397,18 +392,15 @@ def _follows_scripts(worker: TokenProvider) -> bool:
 
 
 def _tell_place(piece: _T, worker: WorkerLoad, queued_s: float) -> _T:
-    """`piece`; a whole result says which worker it is of, and how long it waited for one."""
     if isinstance(piece, GenerationResult):
         return replace(piece, worker=worker.name, queued_s=queued_s)
     return piece
 
 
 async def _only(pieces: AsyncIterator[_T]) -> _T:
-    """The answer that comes in one piece."""
     [piece] = [piece async for piece in pieces]
     return piece
 
 
 def _nothing_sampled(request: GenerationRequest) -> GenerationResult:
-    """The result of a request that was aborted before it had a worker."""
     return GenerationResult(request.request_id, request.input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())

@@ -1,7 +1,7 @@
-"""Requests that wait for a worker of a pool: the waiting that `placement` decides about.
+"""Requests that wait for a worker; `placement` decides which one is next.
 
-A request waits for a bounded time. It may be aborted while it waits, like one that an engine works on: it then ends
-with nothing sampled. However it stops waiting, a place that was granted to it meanwhile is free again.
+The wait is bounded. A waiting request can be aborted and then ends with nothing sampled. However a wait ends, a place
+granted in the meantime is freed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from harness.types import TokenIds
 
 
 class AbortedWaiting(Exception):
-    """A request was aborted before it had a worker."""
+    """Raised in a request that was aborted before it had a worker."""
 
 
 class Queue:
@@ -22,8 +22,8 @@ class Queue:
 
     Args:
         placement: Decides who is next.
-        timeout_s: How long a request waits before it is `EngineUnavailable`.
-        standing: How the workers stand, for the message.
+        timeout_s: Longest wait before `EngineUnavailable`.
+        standing: Describes the workers, for that error.
     """
 
     def __init__(self, placement: Placement, timeout_s: float, standing: Callable[[], str]) -> None:
@@ -37,9 +37,9 @@ class Queue:
     async def worker_for(
         self, session_id: str | None, tried: set[str], request_id: str | None, prompt: TokenIds | None = None
     ) -> WorkerLoad:
-        """The worker whose turn it is, with a place taken there, added to `tried`; see `Placement.ask`.
+        """Wait for a worker, take a place there and add it to `tried`; see `Placement.ask`.
 
-        Raises `EngineUnavailable` when none has room in time, `AbortedWaiting` when the request was aborted.
+        Raises `EngineUnavailable` if none has room in time, `AbortedWaiting` if the request was aborted.
         """
         ticket = next(self._tickets)
         granted: asyncio.Future[WorkerLoad] = asyncio.get_running_loop().create_future()
@@ -50,6 +50,7 @@ class Queue:
             async with asyncio.timeout(self._timeout_s):
                 worker = await granted
         except BaseException as error:
+            # The grant and the timeout or cancellation can fall into one turn of the loop; give the place back.
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.finish(granted.result())
             if isinstance(error, TimeoutError):
@@ -64,12 +65,12 @@ class Queue:
         return worker
 
     def finish(self, worker: WorkerLoad) -> None:
-        """A request that had its place at `worker` has ended; somebody else's turn."""
+        """Free the place of a request that has ended and grant it to the next."""
         self._placement.finish(worker)
         self.grant()
 
     def grant(self) -> None:
-        """Let everybody go whose turn it is."""
+        """Release every request that can be served now."""
         for ticket, worker in self._placement.grants(asyncio.get_running_loop().time()):
             if self._granted[ticket].done():  # cancelled or aborted a moment ago
                 self._placement.finish(worker)
@@ -77,7 +78,7 @@ class Queue:
                 self._granted[ticket].set_result(worker)
 
     def abort(self, request_id: str | None) -> int:
-        """End the waiting request of that id, or all that have one (None); returns how many were told to end."""
+        """Abort the waiting request `request_id`, or all that have an id (None). Return how many were aborted."""
         waiting = [
             self._granted[ticket]
             for ticket, name in self._names.items()

@@ -1,12 +1,10 @@
-"""The members of a pool: workers join, are kept from serving, and leave, while the pool serves.
+"""Members of a pool: workers join, are fenced, and leave while the pool serves.
 
-A worker is entered (its self-test included) before it serves, and left when its last request has ended. `fence` keeps
-one from serving without letting it go: its sessions move, control still reaches it.
+A worker is entered, self-test included, before it serves, and left when its last request has ended. All workers must
+have the same vocabulary, logprob scale and weights. A worker with older weights than another is fenced until it reports
+the new ones. A worker with an incomplete weight update is fenced even if it is the only one.
 
-All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that has older ones
-than another, because it joined late or missed an update, is fenced until it reports the new ones, and so is one whose
-weights are half-way through an update, be it the only one.
-Which worker serves a request is decided in `placement`; workers are not found here, see `discovered`.
+`placement` decides which worker serves a request; `discovered` finds workers.
 """
 
 import asyncio
@@ -31,15 +29,13 @@ from harness.samples.versions import LabelOrder, is_unsettled, is_version
 log = get_logger(__name__)
 
 MISSED_UPDATE = "it missed the update of its weights"
-"""Fences a worker whose weights are older than the others', until it has caught up."""
+"""Fence of a worker whose weights are older than another's."""
 
 UNSETTLED = "an update of its weights is under way or broke off"
-"""Fences a worker whose weights nobody knows, until an update has succeeded."""
+"""Fence of a worker whose weights are unknown."""
 
 
 class _Nobody:
-    """Counts nothing."""
-
     def session_moved(self, recomputed_tokens: int) -> None:
         """See `PoolObserver`."""
 
@@ -49,8 +45,6 @@ class _Nobody:
 
 @dataclass(slots=True)
 class _Member:
-    """A worker that has been entered."""
-
     provider: TokenProvider
     load: WorkerLoad
     stack: AsyncExitStack
@@ -58,11 +52,11 @@ class _Member:
 
 
 class Workers:
-    """The `EngineWorkers` of a pool. Iterating gives the status of each, in the order in which they joined.
+    """`EngineWorkers` of a pool; iterates in order of joining.
 
     Args:
-        placement: Learns who may be chosen.
-        on_change: Called when a worker has joined, left, been fenced or unfenced.
+        placement: Learns which workers may be chosen.
+        on_change: Called after a worker joined, left, was fenced or unfenced.
     """
 
     def __init__(self, placement: Placement, on_change: Callable[[], None]) -> None:
@@ -71,23 +65,23 @@ class Workers:
         self.observer: PoolObserver = _Nobody()
         self._is_held: Callable[[], bool] = lambda: False
         self.proves_scripts = False
-        """Those that join are tested for it; see `ProvesScripts`."""
+        """See `ProvesScripts`; applies to workers that join."""
         self.have_followed_scripts = False
-        """One that follows scripts has been here, and may come back."""
+        """True once a worker that follows scripts has joined; it may come back."""
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
-        """Also those that are leaving."""
+        """Includes workers that are leaving."""
         self.order = LabelOrder()
-        """Which of two labels is the newer one; that of a server is durable."""
+        """Decides which of two labels is newer; the server's is durable."""
         self._paused: PauseMode | None = None
         self._last: TokenProvider | None = None
-        """Left the pool when nobody else was in it."""
+        """Last worker to leave an otherwise empty pool."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[WorkerStatus]:
-        """Of the workers as they are now, whoever comes or goes meanwhile."""
+        # A snapshot: workers may join or leave while the caller iterates.
         statuses = []
         for member in self._members.values():
             load, label = member.load, member.provider.weight_version
@@ -96,27 +90,27 @@ class Workers:
 
     @property
     def providers(self) -> dict[str, TokenProvider]:
-        """Every worker by its name, for whoever has to treat them one by one."""
+        """Every worker by name."""
         return {name: member.provider for name, member in self._members.items()}
 
     @property
     def known(self) -> dict[str, TokenProvider]:
-        """Those that say what the pool can do: all of them, or the last one that was there."""
+        """Workers that define the pool's capabilities: all, or the last one that left."""
         return self.providers or ({} if self._last is None else {"": self._last})
 
     @property
     def is_paused(self) -> bool:
-        """They were paused through the pool, and have not been continued since."""
+        """True if paused through the pool and not resumed since."""
         return self._paused is not None
 
     @property
     def may_be_silent(self) -> bool:
-        """Workers have reason to be silent: they are paused, and may be loading weights."""
+        """True if silence is expected: workers are paused and may be loading weights."""
         return self.is_paused or self._is_held()
 
     @property
     def serving(self) -> dict[str, TokenProvider]:
-        """Those that are not fenced."""
+        """Workers that accept requests."""
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
 
     def next_for(self, session_id: str) -> str | None:
@@ -125,7 +119,7 @@ class Workers:
         return None if load is None else load.name
 
     def provider_of(self, load: WorkerLoad) -> TokenProvider:
-        """The worker that a request was placed on, though it may be leaving."""
+        """Return the worker of a placed request; it may be leaving."""
         return self._entered[load].provider
 
     def count_labels_by(self, order: LabelOrder) -> None:
@@ -146,13 +140,13 @@ class Workers:
         self._on_change()
 
     def expect_pause(self, mode: PauseMode | None) -> None:
-        """Somebody else has paused the workers, or continued them (None): those that join do the same."""
+        """Record that the caller paused the workers (`mode`) or resumed them (None); joining workers do the same."""
         self._paused = mode
 
     async def join(self, name: str, worker: TokenProvider) -> None:
-        """Enter `worker` and let it serve as `name`; in a paused pool it is paused first.
+        """Enter `worker` and let it serve as `name`, paused first if the pool is.
 
-        Raises `ScenarioError` when it serves another model than the others, and what entering it raises.
+        Raises `ScenarioError` if it serves another model than the others, and any error of entering it.
         """
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
@@ -162,7 +156,7 @@ class Workers:
             await stack.enter_async_context(worker)
             _require_alike([provider.capabilities for provider in (*self.providers.values(), worker)])
             mode = None
-            while mode is not self._paused:  # it may change meanwhile
+            while mode is not self._paused:  # the pool may pause or resume during the await
                 mode = self._paused
                 await (worker.resume() if mode is None else worker.pause(mode))
             member = _Member(worker, self._placement.join(name), stack.pop_all())
@@ -173,7 +167,7 @@ class Workers:
         self._tell_change()
 
     async def retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
-        """Send nothing more to the worker and leave it when its requests have ended, or `at_once`."""
+        """Send the worker no more requests; leave it after its last one, or `at_once`."""
         member = self._members.pop(name)
         member.is_leaving = True
         if not self._members:
@@ -186,40 +180,41 @@ class Workers:
         await self.let_go(member.load)
 
     async def let_go(self, load: WorkerLoad) -> None:
-        """Leave the worker if it is retired and its last request has ended."""
+        """Leave the worker if it is retired and idle."""
         member = self._entered.get(load)
         if member is not None and member.is_leaving and not load.in_flight:
             del self._entered[load]
             await member.stack.aclose()
 
     async def let_idle_go(self) -> None:
-        """Leave every retired worker whose last request has ended."""
+        """Leave every retired worker that is idle."""
         for load in list(self._entered):
             await self.let_go(load)
 
     async def leave_all(self) -> None:
-        """Leave every worker, whatever it has in flight."""
+        """Leave every worker, even with requests in flight."""
         async with AsyncExitStack() as stack:
             for name in list(self._members):
                 self._placement.leave(name)
                 stack.push_async_exit(self._members.pop(name).stack)
 
     def fence(self, name: str, reason: str) -> None:
-        """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
+        """See `EngineWorkers`."""
         self._members[name].load.fence = reason
         log.warning("worker_fenced", worker=name, reason=reason)
         self._tell_change()
 
     def unfence(self, name: str) -> None:
-        """The worker serves again, unless its weights speak against it. Idempotent."""
+        """See `EngineWorkers`."""
         member = self._members[name]
         member.load.fence = self._objection(member)
         self._tell_change()
 
     def judge_weights(self) -> None:
-        """Fence who has older weights than another worker, or unsettled ones; who has caught up serves again."""
+        """Fence workers with old or unsettled weights; unfence those that have caught up."""
         for name, member in self._members.items():
             objection = self._objection(member)
+            # Fences for other reasons belong to the caller who set them.
             if member.load.fence not in ("", MISSED_UPDATE, UNSETTLED) or objection == member.load.fence:
                 continue
             if objection:
@@ -228,7 +223,7 @@ class Workers:
                 self.unfence(name)
 
     def _objection(self, member: _Member) -> str:
-        """The reason in a worker's weights that keeps it from serving; empty when there is none."""
+        """Return why the worker's weights keep it from serving; empty if they do not."""
         label = member.provider.weight_version
         if is_unsettled(label):
             return UNSETTLED
@@ -236,21 +231,21 @@ class Workers:
         return MISSED_UPDATE if self.recency(label) < newest else ""
 
     def recency(self, label: str) -> int:
-        """The policy version of a label, which is seen now if it has not been; one that is none is older than all."""
+        """Return the policy version of a label, assigning one to a new label; -1 if the label is no version."""
         try:
             return self.order.see(label)
         except UnknownWeightVersion:
             return -1
 
     def oldest(self, labels: Iterable[str]) -> str:
-        """The label of the oldest weights; empty when there is none."""
+        """Return the label of the oldest weights, or an empty string."""
         return min(labels, key=self.recency, default="")
 
 
 def fence_left_behind(workers: EngineWorkers, version: int) -> None:
-    """Keep from serving whom an update to `version` has not reached; whom one left behind or broke off in serves again.
+    """Fence workers that an update to `version` did not reach; unfence those fenced by an update that have it.
 
-    A fence for another reason stays, and an engine on its own is never fenced.
+    Fences for other reasons stay; a single engine is never fenced.
     """
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
@@ -261,9 +256,10 @@ def fence_left_behind(workers: EngineWorkers, version: int) -> None:
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
-    """The abilities that every worker has, and scripts where one follows them: the pool asks those that do.
+    """Return the capabilities that every worker has.
 
-    Raises `EngineUnavailable` when there is no worker.
+    Following scripts is the exception: one worker is enough, because the pool sends scripts only to those. Raises
+    `EngineUnavailable` if there is no worker.
     """
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
@@ -287,7 +283,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
 
 
 def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
-    """Raises `ScenarioError` when a session could not move from one worker to another."""
+    """Raise `ScenarioError` if sessions could not move between the workers."""
     for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:

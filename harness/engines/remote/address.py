@@ -1,10 +1,10 @@
-"""Where an engine server is, and the key that it wants.
+"""Address of an engine server, with the variable that holds its key.
 
     http://10.0.0.1:30000                       the key given for all, else that of HARNESS_ENGINE_KEY, else none
     http://10.0.0.1:30000#key=WORKER_A_KEY      the key in the environment variable WORKER_A_KEY
 
-An address names the variable, never the key itself: addresses stand in messages, logs, reports and run directories. One
-with a user or a secret in it is refused, and not repeated.
+Addresses appear in logs, reports and run directories, so they name the variable, never the key. An address that
+contains a user or a secret is refused without being repeated.
 """
 
 import re
@@ -16,22 +16,20 @@ from harness.credentials import has_userinfo
 from harness.errors import ScenarioError
 
 ENGINE_KEY = "HARNESS_ENGINE_KEY"
-"""The variable with the key of every engine server that has none of its own."""
+"""Variable with the key of engine servers that have none of their own."""
 
 _KEY_OF_ITS_OWN = re.compile(r"key=([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class EngineAddress(NamedTuple):
-    """An engine server."""
-
     url: str
-    """`http://host:port`, with or without a path, without a trailing slash: what may be asked and shown."""
+    """`http://host:port[/path]` without trailing slash or secret."""
     key_variable: str = ""
-    """The environment variable with its own key; empty when it has none."""
+    """Variable with the server's own key; may be empty."""
 
     @classmethod
     def parse(cls, text: str) -> "EngineAddress":
-        """The parts of `text`. Raises `ScenarioError` when it is no address of an HTTP server."""
+        """Parse `text`. Raises `ScenarioError` if it is not an HTTP address."""
         url, _, fragment = text.partition("#")
         parts = urlsplit(url)
         if "@" in parts.netloc or has_userinfo(url) or (not parts.scheme.startswith("http") and "@" in url):
@@ -49,9 +47,9 @@ class EngineAddress(NamedTuple):
         return cls(url.rstrip("/"), named[1] if named else "")
 
     def api_key(self, environ: Mapping[str, str], given: str = "") -> str:
-        """The key to send; empty when there is none. `given` is for servers without a key of their own.
+        """Return the key to send, or an empty string; `given` is for servers without their own.
 
-        Raises `ScenarioError` when the variable of its own key is not set.
+        Raises `ScenarioError` if the server's own variable is not set.
         """
         if not self.key_variable:
             return given or environ.get(ENGINE_KEY, "")
@@ -60,5 +58,5 @@ class EngineAddress(NamedTuple):
         return environ[self.key_variable]
 
     def behind(self, url: str) -> str:
-        """The address of the same server where it is reached at `url`."""
+        """Return the address of this server as reached through `url`."""
         return f"{url}#key={self.key_variable}" if self.key_variable else url

@@ -1,8 +1,7 @@
-"""Does a checkpoint fit the weights that an engine server has loaded? Asked before the server is.
+"""Checks whether a checkpoint fits the weights of an engine server before the server loads it.
 
-A SGLang server ends when tensors of a new checkpoint have other shapes, a vLLM server is left without weights. The
-headers of safetensors files tell names and shapes without reading a weight. Both folders have to be readable here, on a
-shared file system or on one machine; where they are not, nothing is known and nothing is refused.
+Tensors of other shapes end a SGLang server and leave a vLLM server without weights. The headers of safetensors files
+give names and shapes without reading weights. Both folders must be readable here; if not, nothing is refused.
 """
 
 from pathlib import Path
@@ -22,7 +21,7 @@ class _Tensor(msgspec.Struct):
 
 
 def require_fitting(current: Path, new: Path) -> None:
-    """Raises `EngineRejected` when the tensors in `new` are not those in `current`, as far as both can be seen."""
+    """Raise `EngineRejected` if the tensors in `new` differ from those in `current`, as far as both are readable."""
     if not current.is_dir():
         return
     if not new.is_dir():
@@ -44,10 +43,6 @@ def require_fitting(current: Path, new: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in the folder; empty when there are no safetensors files in it.
-
-    Raises `EngineRejected` when a file of that name is none.
-    """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

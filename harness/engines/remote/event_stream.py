@@ -1,8 +1,8 @@
-"""The payloads of a server-sent event stream, from the bytes as they arrive.
+"""Splits a stream of server-sent events into payloads.
 
-Engines send one JSON document per event on one `data:` line, and `[DONE]` at the end. A document may be megabytes
-long (SGLang repeats the whole output in every event), so the buffer is its own: the line readers of HTTP clients give
-up at 64 KiB. Every byte is looked at once, however the network cuts the stream.
+Engines send one JSON document per `data:` line and `[DONE]` at the end. A document may be megabytes long, because
+SGLang repeats the output in every event, and line readers of HTTP clients stop at 64 KiB. Hence this buffer, which
+reads every byte once however the network splits the stream.
 """
 
 _DONE = b"[DONE]"
@@ -10,20 +10,20 @@ _LONGEST_LINE_BYTES = 64 << 20
 
 
 class LineTooLong(ValueError):
-    """The stream holds a line that no engine would send."""
+    """Raised for a line that no engine would send."""
 
 
 class EventBuffer:
-    """Collects the bytes of one stream; `is_done` once the end marker has come."""
+    """Buffer of one stream; `is_done` after the end marker."""
 
     def __init__(self) -> None:
         self._line: list[bytes] = []
-        """The beginning of a line, in pieces."""
+        """Pieces of an incomplete line."""
         self._line_bytes = 0
         self.is_done = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that `data` completes, in order, up to the end marker. Raises `LineTooLong`."""
+        """Return the payloads that `data` completes, up to the end marker. Raises `LineTooLong`."""
         begun = data.rfind(b"\n") + 1
         lines: list[bytes] = []
         if begun:

@@ -1,14 +1,13 @@
-"""One engine server over HTTP: JSON and event streams in, values or typed errors out.
+"""HTTP client of one engine server: JSON and event streams in, values or typed errors out.
 
     never reached, 429, 503             EngineUnavailable
-    any other 4xx                       EngineRejected, with the server's words
-    any other status                    EngineError, with the server's words
+    any other 4xx                       EngineRejected, with the server's message
+    any other status                    EngineError, with the server's message
     connection broke after the request  EngineConnectionLost
     not UTF-8, not JSON, wrong shape    EngineReplyInvalid
 
-Every call has a deadline and no POST is repeated: whether a generation may be asked for again is not decided
-here; a GET that meets a connection which had been closed is sent again. Redirects are not followed, and proxies of
-the environment are never used.
+Every call has a deadline. No POST is repeated; the caller decides whether a generation may be. A GET on a connection
+that had been closed is sent again. Redirects and environment proxies are ignored.
 """
 
 import asyncio
@@ -36,14 +35,16 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 GATHER_S = 0.041
-"""For so long the events of a stream gather for somebody who reads along: those of 50 tokens a second come in threes,
-because that is a little more than two of their intervals, and wait 20 ms in the middle."""
+"""Seconds that events gather for a reader of a live stream.
 
-_LARGE_BYTES = 200_000  # read in some milliseconds
+At 50 tokens a second they arrive in threes, since this is just over two of their intervals, and wait 20 ms on average.
+"""
+
+_LARGE_BYTES = 200_000  # decoding takes some milliseconds
 
 
 class HttpAnswer(NamedTuple):
-    """A complete HTTP answer."""
+    """Complete HTTP answer."""
 
     status: int
     content: bytes
@@ -51,25 +52,25 @@ class HttpAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """One request to the server, and how long the whole of it may take."""
+    """Request and its total time limit."""
 
     method: str
     path: str
     deadline_s: float
     body: Json | Sequence[bytes] | None = None
-    """An object, or the parts of its JSON."""
+    """Object, or parts of its JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
-    """Of the generation it belongs to, for messages."""
+    """Generation it belongs to; empty for other calls."""
 
 
 class EngineClient:
-    """The connections to one engine server; `open` and `close` belong to its owner.
+    """Connections to one engine server.
 
     Args:
-        url: `http://host:port`, with or without a path prefix; may name a key of its own (`EngineAddress`).
-        engine: Name of the kind of engine, for messages.
-        api_key: Sent as a bearer token when the server has no key of its own; empty takes that of the environment.
+        url: See `EngineAddress`; may have a path prefix.
+        engine: Engine kind, for messages.
+        api_key: Bearer token if the address names no key; empty takes that of the environment.
     """
 
     def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
@@ -81,21 +82,21 @@ class EngineClient:
         self._prefix = parts.path
         self._headers = {"host": parts.netloc} | ({"authorization": f"Bearer {key}"} if key else {})
         self.since = uuid4().hex
-        """Stands for the time of this client."""
+        """Identifies the lifetime of this client."""
         self.generations_sent = 0
-        """Requests that reached the server, as far as is known here, and had it sample."""
+        """Sampling requests that were sent."""
         self._connections: Connections | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
-        """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
+        """Create the connection pool, which is unbounded; needs the running loop."""
         self._connections = Connections(self.url)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
 
     async def close(self) -> None:
-        """Close every connection; idempotent."""
-        connections, self._connections = self._connections, None  # first: nobody asks over those being closed
+        """Close every connection. Idempotent."""
+        connections, self._connections = self._connections, None  # first, so that no call uses a closing one
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.shutdown(wait=False)
@@ -103,36 +104,36 @@ class EngineClient:
             await connections.close()
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
-        """The decoded answer to a GET."""
+        """GET `path` and decode the answer."""
         return await self.call(HttpCall("GET", path, deadline_s), kind)
 
     async def post(self, path: str, body: Json, *, deadline_s: float) -> HttpAnswer:
-        """The successful answer to a POST whose content nobody needs to decode."""
+        """POST `body` and return the undecoded answer. Raises unless it succeeded."""
         call = HttpCall("POST", path, deadline_s, body)
         return self._require_success(call, await self.ask(call))
 
     async def get_text(self, path: str, *, deadline_s: float) -> str:
-        """The text of a successful answer to a GET."""
+        """GET `path` and return the text."""
         call = HttpCall("GET", path, deadline_s)
         return self._require_success(call, await self.ask(call)).content.decode("utf-8", errors="replace")
 
     async def call(self, call: HttpCall, kind: type[_T]) -> _T:
-        """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
+        """Decode a successful answer; raise the `EngineError` of the table above."""
         return await self.call_for(call, kind, lambda value: value)
 
     async def call_for(self, call: HttpCall, kind: type[_T], read: Callable[[_T], _R]) -> _R:
-        """The content of a successful answer, through `read`; a large one is read off the event loop."""
+        """Decode a successful answer and apply `read`, off the event loop if large."""
         content = self._require_success(call, await self.ask(call)).content
         return await self.apart(len(content), lambda: read(self.decode(call, content, kind)))
 
     async def apart(self, size_bytes: int, work: Callable[[], _R]) -> _R:
-        """Do `work` on a reply of that size and return its result; off the event loop when it is large."""
+        """Run `work` on a reply of that size, off the event loop if large."""
         if size_bytes <= _LARGE_BYTES or self._reader is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def ask(self, call: HttpCall) -> HttpAnswer:
-        """The answer, whatever its status."""
+        """Return the answer, whatever its status."""
         connections = self._require_open()
         with self._name_failures(call):
             async with asyncio.timeout(call.deadline_s):
@@ -148,9 +149,9 @@ class EngineClient:
                         connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
-        """The payloads of the events of a stream, as they come; leaving early closes the connection.
+        """Yield the payloads of a stream's events as they come; leaving early closes the connection.
 
-        The deadline bounds the whole stream, the time its reader takes included.
+        The deadline covers the whole stream, including the reader's time.
         """
         connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
@@ -170,10 +171,10 @@ class EngineClient:
     async def gather_events(
         self, call: HttpCall, payloads: list[bytes], hear: Callable[[], Awaitable[None]], *, gather_s: float
     ) -> None:
-        """Put the payloads of the events of a stream into `payloads`, of one that breaks those that have come.
+        """Append the payloads of a stream's events to `payloads`; keep them if the stream breaks.
 
-        `hear` is awaited when the first has come, and from then on `gather_s` behind the first of the next, for another
-        megabyte, and for the end. The deadline of the call bounds that, too.
+        `hear` is awaited after the first event, then `gather_s` after the first of each further batch, after another
+        megabyte, and at the end. The call's deadline includes its time.
         """
         connections, buffer = self._require_open(), EventBuffer()
         with self._name_failures(call):
@@ -195,7 +196,6 @@ class EngineClient:
     async def _read_events(
         self, call: HttpCall, connection: Connection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
     ) -> list[bytes]:
-        """The payloads in what `read` gets next of a stream's answer."""
         data = await read()
         if not 200 <= connection.status < 300:
             self._require_success(call, HttpAnswer(connection.status, data + await connection.read_all()))
@@ -207,7 +207,7 @@ class EngineClient:
             raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
 
     def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
-        """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""
+        """Decode `content`. Raises `EngineReplyInvalid`."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.decode("utf-8")
@@ -226,10 +226,9 @@ class EngineClient:
         return self._connections
 
     async def _send(self, connections: Connections, call: HttpCall) -> Connection:
-        """The connection over which the call has left."""
         headers = {**self._headers, **call.headers}
-        # What changes something has a connection of its own: a kept one may have been closed, by uvicorn even after an
-        # unhandled error, and nobody could tell whether the call was read. A GET that meets a closed one is sent again.
+        # A POST that changes something gets a new connection. A kept one may have been closed (uvicorn does so even
+        # after an unhandled error), and then it is unknown whether the server read the call.
         is_alone = not call.request_id and call.method != "GET"
         if is_alone:
             headers["connection"] = "close"
@@ -247,13 +246,13 @@ class EngineClient:
 
     @contextmanager
     def _name_failures(self, call: HttpCall) -> Iterator[None]:
-        """Name what goes wrong on the wire in the block, which has the deadline of the call."""
         try:
             yield
+        # First, because it is an `OSError`. `TimeoutError` is one too.
         except CannotConnect as error:
             raise EngineUnavailable(f"{self.name} cannot be reached: {error}") from error
         except TimeoutError as error:
-            # A generation that got no answer may have been sampled; every other call just was not served.
+            # A generation without an answer may have been sampled; any other call just was not served.
             kind = EngineConnectionLost if call.request_id else EngineUnavailable
             raise kind(f"{self.name} did not answer {_what(call)} within {call.deadline_s:.0f} s") from error
         except OSError as error:

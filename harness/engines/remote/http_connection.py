@@ -1,15 +1,15 @@
-"""HTTP/1.1 to one engine server: kept connections, each with one exchange at a time.
+"""HTTP/1.1 connections to one engine server, kept alive, one exchange at a time each.
 
-What engines need of HTTP and nothing else: a request that is whole when it leaves; an answer of known length, in
-chunks, or until the connection closes. No redirects, cookies, compressed answers or proxies. A general client costs a
-third of a millisecond more for each request (`docs/performance.md`).
+Supports only what engines need: complete requests; answers with a length, in chunks, or until close. No redirects,
+cookies, compression or proxies. A general client costs a third of a millisecond more per request
+(`docs/performance.md`).
 
-Bytes of an answer gather here until somebody wants them: who wants the whole is woken once, however many pieces the
-server sends, and who reads along once in a while. Beyond a bound the server has to wait until they are taken.
+Answer bytes gather here until they are read: a reader of the whole wakes once, a live reader now and then. Beyond a
+limit the server must wait.
 
-What goes wrong is an `OSError`: `CannotConnect` before anything has left, `ConnectionResetError` afterwards
-(`StaleConnection` where a kept connection had been closed meanwhile), `AnswerInvalid` for what is not HTTP. But for
-that of a new connection, deadlines belong to the caller. Who leaves before the end of an answer closes its connection.
+Failures are `OSError`s: `CannotConnect` before anything was sent, `ConnectionResetError` afterwards (`StaleConnection`
+if a kept connection had been closed), `AnswerInvalid` for what is not HTTP. Deadlines belong to the caller, except for
+connecting. Leaving an answer early closes its connection.
 """
 
 import asyncio
@@ -32,25 +32,25 @@ _FINAL = 200  # answers of a lower status announce another one
 
 
 class CannotConnect(OSError):
-    """The server was not reached: it has seen nothing of the request."""
+    """Raised if the server was not reached and saw nothing of the request."""
 
 
 class StaleConnection(ConnectionResetError):
-    """A kept connection was closed before a byte of an answer came."""
+    """Raised if a kept connection was closed before any byte of an answer."""
 
 
 class AnswerInvalid(OSError):
-    """The answer is not HTTP, or beyond every bound."""
+    """Raised if the answer is not HTTP or exceeds a limit."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection, and the exchange that goes on over it."""
+    """Connection and its current exchange."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.idle_since = 0.0
-        """Loop time at the end of its last exchange."""
+        """Loop time when its last exchange ended."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._exchanges = 0
@@ -58,9 +58,9 @@ class Connection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self.status = 0
-        """Of the answer, once some of it has been read."""
+        """Status of the answer; 0 before it is known."""
         self.is_whole = False
-        """The answer has come to its end."""
+        """True once the answer is complete."""
         self._stays_open = False
         self._says_its_end = False
         self._head_bytes = 0
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         self._is_gathered = False
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a request, whose answer is read next."""
+        """Send a request; its answer is read next."""
         assert self._transport is not None
         self._begin()
         self._exchanges += 1
@@ -85,19 +85,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Another request may follow."""
+        """True if another request may follow."""
         return self.is_whole and self._stays_open and not self.closed.done() and self._failure is None
 
     async def read_some(self) -> bytes:
-        """What has come of the body since the last time; nothing at its end."""
+        """Read the bytes received since the last read, or wait for some; empty at the end."""
         return await self.gather(0.0)
 
     async def read_much(self) -> bytes:
-        """The rest of the body, or the next megabyte of a longer one; nothing at its end."""
+        """Read the rest of the body, or a megabyte of a longer one; empty at the end."""
         return await self.gather(math.inf)
 
     async def read_all(self) -> bytes:
-        """The body."""
+        """Read the whole body."""
         content = await self.read_much()
         if self.is_whole and not self._pieces:
             return content
@@ -110,9 +110,9 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def gather(self, seconds: float) -> bytes:
-        """What has come of the body so long after the next piece, or when it ends or is a megabyte; nothing at its end.
+        """Read what arrives until `seconds` after the next piece, the end, or a megabyte; empty at the end.
 
-        Of a connection that breaks meanwhile, what has come is left to be taken.
+        If the connection breaks, `take` still returns what arrived.
         """
         self._gather_s, self._is_gathered = seconds, not seconds
         try:
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         return self.take()
 
     def take(self) -> bytes:
-        """What has come of the body and was not read yet."""
+        """Return the unread bytes without waiting."""
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._unread_bytes = 0
@@ -144,7 +144,6 @@ class Connection(asyncio.Protocol):
         return bool(self._pieces) and self._is_gathered
 
     def _wake(self) -> None:
-        """Let the reader go on, or have it wait for what comes behind the first piece."""
         if self._waiter is None or self._waiter.done():
             return
         if self._is_readable():
@@ -157,9 +156,10 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _fail(self, cause: Exception | None) -> None:
-        """End the exchange for what happened to the connection."""
         if self.is_whole or self._failure is not None:
             return
+        # An answer of unstated length ends with the connection. Without any byte on a kept connection, the server had
+        # closed it before this request.
         if self.status and not self._says_its_end and cause is None:
             self.is_whole = True
         elif self._exchanges > 1 and not self.status and not self._head_bytes:
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def abort(self) -> None:
-        """Close the connection at once; idempotent."""
+        """Close the connection at once. Idempotent."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -204,17 +204,17 @@ class Connection(asyncio.Protocol):
     # What the parser calls
 
     def on_message_begin(self) -> None:
-        """Refuse what nobody asked for."""
+        """Refuse a second answer."""
         if self.is_whole:
             raise AnswerInvalid("a second answer to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note what ends the body."""
+        """Record whether the length is stated."""
         del value
         self._says_its_end |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        """Note the status."""
+        """Record the status."""
         status = self._parser.get_status_code()
         self.status = status if status >= _FINAL else 0
 
@@ -224,31 +224,31 @@ class Connection(asyncio.Protocol):
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """Note the end."""
+        """Record the end."""
         if self.status:
             self.is_whole, self._stays_open = True, self._parser.should_keep_alive()
 
 
 class Connections:
-    """The connections to one server, as many as there are requests at a time.
+    """Connections to one server, one per concurrent request.
 
     Args:
-        url: `http://` or `https://host:port`; a path behind it is not looked at.
+        url: `http://` or `https://host:port`; a path is ignored.
     """
 
     def __init__(self, url: str) -> None:
         self._address = DialedAddress(url)
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
-        """The one that was used last comes last, and is used next."""
+        """Most recently used last, and used first."""
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> Connection:
-        """The connection over which a request has left; its answer is read there, and `end` is due then.
+        """Send a request and return its connection; read the answer there, then call `end`.
 
         Args:
             parts: The request.
-            on_new: It leaves over a connection of its own, which nobody can have closed before.
+            on_new: Use a new connection, which the server cannot have closed already.
 
         Raises `CannotConnect`.
         """
@@ -259,14 +259,14 @@ class Connections:
         return connection
 
     def end(self, connection: Connection) -> None:
-        """The exchange is over, wherever its answer stands."""
+        """Keep the connection, or close it if the answer is incomplete."""
         if connection.is_reusable and connection in self._open:
             self._keep(connection)
         else:
             self._drop(connection)
 
     async def close(self) -> None:
-        """Close every connection, those of exchanges under way too; idempotent."""
+        """Close every connection, busy ones too. Idempotent."""
         if self._sweep is not None:
             self._sweep.cancel()
         closing = list(self._open)
@@ -312,7 +312,6 @@ class Connections:
         connection.abort()
 
     def _drop_idle(self) -> None:
-        """Close what nobody has used for a while, now and as long as anything is kept."""
         loop = asyncio.get_running_loop()
         while self._idle and self._idle[0].idle_since <= loop.time() - _KEEP_ALIVE_S:
             self._drop(self._idle.pop(0))

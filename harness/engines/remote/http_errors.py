@@ -1,7 +1,7 @@
-"""An engine server's refusals: statuses and error bodies as typed errors. Pure.
+"""Error statuses and bodies of engine servers as typed errors. Pure.
 
-Engines put their words into `error`, `message` or `detail`, as text or as an object with a `message`; within a stream
-they send the same object as an event, because the status has gone out already.
+Engines put the message into `error`, `message` or `detail`, as text or an object with a `message`. Within a stream,
+whose status was already sent, the same object comes as an event.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from harness.errors import EngineError, EngineRejected, EngineUnavailable
 
 _EXCERPT_CHARACTERS = 300
 
-# SGLang's words for a request that its scheduler has given up: a 503 like that of a full queue, though the request ran,
-# or waited again after it had run. Its tokens are not in the answer.
+# SGLang's messages for a request that its scheduler gave up. The status is 503, as for a full queue, though the request
+# had run. Its tokens are not in the answer.
 _HAD_BEGUN = (
     "Request running timeout reached",
     "Request waiting timeout reached",
@@ -29,7 +29,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_for_status(status: int, message: str) -> EngineError:
-    """The error that an HTTP status of an engine stands for."""
+    """Return the error for an HTTP status."""
     if status in (429, 503):
         error = EngineUnavailable(message)
         error.may_have_sampled = any(words in message for words in _HAD_BEGUN)
@@ -38,14 +38,14 @@ def error_for_status(status: int, message: str) -> EngineError:
 
 
 def error_in_event(name: str, error: Any) -> EngineError:
-    """The error that an event of a stream carries; `name` says whose it is."""
+    """Return the error in a stream's event; `name` prefixes its message."""
     detail = error if isinstance(error, dict) else {"message": error}
     code = detail.get("code")
     return error_for_status(code if isinstance(code, int) else 500, f"{name}: {shorten(str(detail.get('message')))}")
 
 
 def server_message(content: bytes) -> str:
-    """The words of an error body, shortened."""
+    """Return the shortened message of an error body."""
     try:
         body = msgspec.json.decode(content, type=_ErrorBody)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
@@ -56,10 +56,10 @@ def server_message(content: bytes) -> str:
 
 
 def excerpt(content: bytes) -> str:
-    """The beginning of a body, for messages."""
+    """Return the beginning of a body, for messages."""
     return repr(shorten(content.decode("utf-8", errors="replace"))) if content else "an empty body"
 
 
 def shorten(text: str) -> str:
-    """At most a few lines of `text`."""
+    """Return `text`, cut after a few lines."""
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

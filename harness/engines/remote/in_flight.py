@@ -1,9 +1,9 @@
-"""The requests of this process that an engine server is working on.
+"""Requests of this process that an engine server is working on.
 
-A request that nobody waits for any more is taken back from the engine, so that it does not go on sampling. A request
-that arrives while the engine is paused waits here: SGLang loses an abort of a request that it holds itself. An engine
-that has not read a request yet loses the abort of it too, without a word; so an abort is sent when its request has
-probably arrived, and again until the engine has been heard about that request.
+A request whose caller has gone is aborted in the engine, so that it does not keep sampling. Requests that arrive during
+a pause wait here, because SGLang loses an abort of a request that it holds itself. An engine also silently loses the
+abort of a request that it has not read yet. So an abort is sent once its request has probably arrived, and repeated
+until the engine reacts to that request.
 """
 
 import asyncio
@@ -17,29 +17,29 @@ from harness.machine.deadlines import await_any
 _TAKE_BACK_S = 2.0
 _DISPATCH_S = 0.1  # measured on SGLang: an id is known to the scheduler within milliseconds of the request
 _LONGEST_PAUSE_S = 2.0
-_REPEATS_S = 30.0  # an engine that is silent for so long has other troubles than a lost abort
+_REPEATS_S = 30.0  # a longer silence is not a lost abort
 
 
 @dataclass(slots=True)
 class LiveRequest:
-    """One request between its arrival and its answer."""
+    """Request between arrival and answer."""
 
     request_id: str
     sent_at: float | None = None
-    """Loop time at which it left for the engine."""
+    """Loop time when it was sent."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """The engine has begun to answer, or nobody asks it any more: no abort can miss the request from then on."""
+    """Set once the engine has begun to answer or the caller has left: aborts need not be repeated."""
     is_answered: bool = False
-    """The whole answer has come: nothing is left to take back, even if its reader does not go on to the end."""
+    """True once the whole answer has arrived: nothing is left to abort."""
 
 
 class InFlight:
-    """Keeps track of live requests.
+    """Tracks live requests.
 
     Args:
-        take_back: Ends a request inside the engine; called for requests whose caller has gone.
-        longest_hold_s: The time that a request waits here for an engine that is paused.
+        take_back: Aborts a request in the engine, for callers that have gone.
+        longest_hold_s: Longest wait here for a paused engine.
     """
 
     def __init__(self, take_back: Callable[[str], Awaitable[None]], *, longest_hold_s: float) -> None:
@@ -54,30 +54,31 @@ class InFlight:
 
     @property
     def waiting(self) -> int:
-        """Requests that are held here."""
+        """Number of requests held here."""
         return sum(live.sent_at is None for live in self._live.values())
 
     @property
     def is_held(self) -> bool:
-        """New requests wait."""
+        """True if new requests wait."""
         return not self._open.is_set()
 
     def hold(self) -> None:
-        """Keep new requests here until `release`."""
+        """Hold new requests until `release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Let the held requests go to the engine."""
+        """Send the held requests."""
         self._open.set()
 
     @asynccontextmanager
     async def track(self, request_id: str) -> AsyncIterator[LiveRequest]:
-        """The request is live inside the block; leaving it without an answer of the engine takes the request back."""
+        """Track the request in the block; abort it in the engine if the block is left without an answer."""
         if request_id in self._live:
             raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
         live = self._live[request_id] = LiveRequest(request_id)
         try:
             yield live
+        # These say that the engine does not run the request; after any other exception it may.
         except (EngineUnavailable, EngineRejected):
             raise
         except BaseException:
@@ -88,11 +89,11 @@ class InFlight:
             del self._live[request_id]
 
     async def admit(self, live: LiveRequest) -> bool:
-        """Wait until the request may leave for the engine; False when it was aborted before that.
+        """Wait until the request may be sent; return False if it was aborted first.
 
-        Raises `EngineUnavailable` when the engine is paused for too long.
+        Raises `EngineUnavailable` if the engine is paused for too long.
         """
-        if not self._open.is_set():  # hardly ever, and a deadline costs something
+        if not self._open.is_set():  # rare; skips the cost of a deadline
             try:
                 async with asyncio.timeout(self._longest_hold_s):
                     while self.is_held and not live.aborted.is_set():
@@ -107,9 +108,9 @@ class InFlight:
         return True
 
     async def tell_to_end(self, request_id: str | None) -> list[LiveRequest]:
-        """The live requests that an abort of `request_id` (None: of all) is for, each marked, none twice.
+        """Mark and return the live requests that an abort of `request_id` (None: all) is for, none twice.
 
-        Returns when the engine's scheduler probably knows those that have left.
+        Returns once the scheduler probably knows those already sent.
         """
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
@@ -118,7 +119,7 @@ class InFlight:
         return told
 
     async def tell_again(self, told: list[LiveRequest]) -> None:
-        """Repeat the abort of those that the engine has not been heard about, until there are none, for 30 s."""
+        """Repeat the abort of requests the engine has not reacted to, for at most 30 s."""
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + _REPEATS_S, _DISPATCH_S
         while loop.time() < until:
@@ -134,9 +135,9 @@ class InFlight:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _give_up(self, live: LiveRequest) -> None:
-        """Take a request back; when that fails, its closed connection is what ends it in the engine."""
         if live.sent_at is None or live.aborted.is_set() or live.is_answered:
             return
+        # If the abort fails, the closed connection ends the request.
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_TAKE_BACK_S):
                 await self._await_dispatch([live])

@@ -1,9 +1,8 @@
-"""The `/metrics` of engine servers, and what they say there about the tokens that they have sampled.
+"""Token counters in the `/metrics` of engine servers.
 
-Both engines count tokens for whoever asked, from when they were started. SGLang counts a request when it has ended; one
-that is aborted while it waits, or while it is retracted, it never counts, though it hands over its tokens. vLLM counts
-every token as it comes. Beside the tokens both count the requests to each of their routes, so a server that somebody
-else uses too is told from one that is ours alone.
+Both engines count all clients' tokens since their start. SGLang counts a request when it has ended, and never one
+aborted while queued or retracted, though it returns its tokens. vLLM counts every token at once. Both also count
+requests per route, which shows whether other clients use the server.
 """
 
 import math
@@ -20,7 +19,7 @@ from harness.errors import EngineRejected, EngineReplyInvalid
 _DEADLINE_S = 10.0
 _LABELS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _REST = re.compile(r'(?![\w:])\s*(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?\s*(\S*)')
-"""What stands behind a name: labels and the value; a time, or an exemplar, may follow."""
+"""Labels and value after a name; a timestamp or an exemplar may follow."""
 
 _SAMPLING_ROUTES = frozenset(
     {
@@ -43,20 +42,19 @@ class _Series(NamedTuple):
 
 
 class Metrics:
-    """A Prometheus exposition; `source` is the name that errors give to the server.
+    """Prometheus exposition of `source`, the server's name in errors.
 
-    A series may carry a time behind its value, and its labels any text. A value that is no finite number is nobody's
-    count: a sum with it is an error of the engine, and no sum without it is made up.
+    A value that is not a finite number makes a sum fail; it is never skipped.
     """
 
     def __init__(self, text: str, source: str) -> None:
-        self._lines = text.split("\n")  # a label may hold what `splitlines` takes for the end of a line
+        self._lines = text.split("\n")  # not `splitlines`: a label may hold other line ends
         self._source = source
 
     def total(self, name: str, **labels: Container[str]) -> int:
-        """The sum over all series of `name` whose labels have one of the values given; 0 when there is none.
+        """Return the sum over series of `name` whose labels match `labels`; 0 without any.
 
-        Raises `EngineReplyInvalid` when one of them has no number.
+        Raises `EngineReplyInvalid` if a value is not a number.
         """
         return round(
             sum(
@@ -67,15 +65,15 @@ class Metrics:
         )
 
     def has(self, name: str) -> bool:
-        """Whether there is a series of that name."""
+        """Return True if a series has that name."""
         return bool(self._series(name))
 
     def label_values(self, name: str, label: str) -> list[str]:
-        """The values of `label` in the series of `name`, each once."""
+        """Return the distinct values of `label` in the series of `name`."""
         return list(dict.fromkeys(each.labels[label] for each in self._series(name) if label in each.labels))
 
     def fingerprint(self, name: str) -> str:
-        """The values of all series of `name`, as they are written; empty when there is none."""
+        """Return the values of all series of `name` as text."""
         return " ".join(each.value for each in self._series(name))
 
     def _series(self, name: str) -> list[_Series]:
@@ -93,9 +91,9 @@ class Metrics:
 
 
 async def count_sglang(client: EngineClient) -> EngineCount:
-    """The count of a SGLang server, or of another engine that speaks its protocol. Raises `EngineError`."""
+    """Read the counters of a server that speaks SGLang's protocol. Raises `EngineError`."""
     metrics = await _read(client, "--enable-metrics")
-    # SGLang's collector has no time of its process; how long each phase of its start took is never the same twice.
+    # SGLang exports no process start time; the durations of its startup phases never repeat.
     started = metrics.fingerprint("sglang:startup_time_seconds") or metrics.fingerprint("process_start_time_seconds")
     asked = metrics.total("sglang:http_requests_total", method={"POST", "PUT"}, endpoint=_SAMPLING_ROUTES)
     return EngineCount(
@@ -109,7 +107,7 @@ async def count_sglang(client: EngineClient) -> EngineCount:
 
 
 async def count_vllm(client: EngineClient, scorings_answered: int, scorings_sent: int) -> EngineCount:
-    """The count of a vLLM server, which samples a token for each scoring. Raises `EngineError`."""
+    """Read the counters of a vLLM server, which samples a token per scoring. Raises `EngineError`."""
     metrics = await _read(client, "its statistics on (no --disable-log-stats)")
     if not metrics.has("vllm:generation_tokens_total"):
         raise EngineRejected(f"{client.name} does not count its tokens: start it without --disable-log-stats")

@@ -1,12 +1,11 @@
-"""The part of a provider that every engine server over HTTP shares: what it is made of, and how it is entered.
+"""Base of the providers for HTTP engine servers: their parts, and the tests at entry.
 
-Entering finds out what the server is, learns its weights and tests it: its tokenizer must be that of the sessions, the
-repeat guard that is wanted must be there, and logprobs must be raw unless the caller states another scale; where
-scripts are wanted, it is found out whether the server follows them. Somebody may have paused the server: it is
-continued first where that was asked for, and otherwise the tests end in time and say so. A server that fails is left
-at once.
+Entering identifies the server, reads its weight label and tests it. Its tokenizer must match, a wanted repeat guard
+must be active, and logprobs must be raw unless the caller states otherwise. Following scripts is tested if wanted. A
+server left paused is resumed first if that was requested; otherwise the tests time out and say so. If any of this
+fails, the connections are closed.
 
-How a server is spoken to is not in here; see `sglang` and `vllm`.
+The protocols are in `sglang` and `vllm`.
 """
 
 import os
@@ -46,23 +45,22 @@ class RemoteProvider(TokenProvider, ChangingServer):
     """Serves one engine server.
 
     Args:
-        url: Base address of the server.
+        url: Base address.
         vocab_size: Ids are valid in `0..vocab_size-1`.
-        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
-        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
-        api_key: Of the server, when it has one.
-        repeat_guard: The limits by which the server must end outputs; entering fails when it does not. None takes the
-            configuration in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
-        tokenizer: Of the sessions; entering fails when the server has another one. None compares nothing.
-        self_test_s: The time of the requests that test the server at entry; one that is paused answers none.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is trusted.
+        generation_timeout_s: Limit for one generation, including queues and pauses.
+        api_key: The server's key, if any.
+        repeat_guard: Required configuration; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`), if any.
+        tokenizer: Required tokenizer; None compares nothing.
+        self_test_s: Limit for the tests at entry; a paused server answers none.
     """
 
     kind: ClassVar[str]
-    """How messages call the engine."""
+    """Engine name in messages."""
     first_label: ClassVar[str]
-    """The label of its weights until it has said one."""
+    """Weight label until the server reports one."""
     scale_advice: ClassVar[str]
-    """How to set the server up when its logprobs are not raw."""
+    """Advice for a server whose logprobs are not raw."""
 
     def __init__(
         self,
@@ -93,9 +91,9 @@ class RemoteProvider(TokenProvider, ChangingServer):
         """See `ProvesScripts`."""
         self._follows_scripts = False
         self._ranks = Placement()
-        """The data-parallel ranks of the server, each of which has a cache of its own."""
+        """The server's data-parallel ranks, each with a cache of its own."""
         self._capabilities: Capabilities | None = None
-        """None until everything about the server has been found out."""
+        """None until entry is complete."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -104,7 +102,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @property
     def weight_version(self) -> str:
-        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        """Label as last reported: at entry, with a reply, by `read_version`, or in an update."""
         return self._served.label
 
     @property
@@ -142,13 +140,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
         await self._client.close()
 
     async def _obeys(self) -> bool:
-        """Whether the server says what a request tells it to, two different things behind the same prompt.
-
-        One that ignores `force_ids` says the same twice; one that refuses them follows no scripts either. Raises
-        `EngineError` when nobody can tell.
-        """
-        self._follows_scripts = True  # or the requests that find it out would not leave
+        """Test whether the server follows scripts. Raises `EngineError` if the test was cut short."""
+        self._follows_scripts = True  # else `check_request` refuses the test
         try:
+            # Two scripts after one prompt: a server that ignores `force_ids` outputs the same token twice.
             for token_id in _PROVING_IDS:
                 script_ids = as_ids([token_id])
                 said = await self.generate(GenerationRequest(_PROMPT, _ONE_TOKEN, uuid4().hex, script_ids=script_ids))
@@ -170,43 +165,41 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def active_guard(self) -> str | None:
-        """Digest of the repeat guard that the engine runs, None without one; generates a token or two."""
+        """Return the digest of the engine's repeat guard, or None; generates a token or two."""
 
     @abstractmethod
     async def _connect(self) -> None:
-        """Find out what the server is, so that `_describe` can tell. Raises `EngineError`."""
+        """Collect what `_describe` needs. Raises `EngineError`."""
 
     @abstractmethod
     def _describe(self) -> Capabilities:
-        """The server's capabilities, as far as they are known. Raises `EngineUnavailable` before `_connect`."""
+        """Return the capabilities. Raises `EngineUnavailable` before `_connect`."""
 
     @abstractmethod
     async def _end_in_engine(self, request_id: str, /) -> None:
-        """Have the server end a request."""
+        """Abort a request in the server."""
 
     @staticmethod
     def _comes_in_pieces(request: GenerationRequest) -> bool:
-        """Somebody wants to know what arrives; alternatives, which are many and not kept of a part, come as a whole."""
+        # Alternatives are large, and an interrupted output does not keep them, so such an answer comes whole.
         return request.on_delta is not None and not request.params.top_logprobs
 
     def _join_ranks(self, names: Iterable[str]) -> None:
-        """Learn the data-parallel ranks of a server, none of which has served anybody."""
         self._ranks = Placement()
         for name in names:
             self._ranks.join(name)
 
     def _rank_of(self, request: GenerationRequest) -> int | None:
-        """The rank where the session has its place, or gets it now; None where there is nothing to choose."""
+        """Return the session's rank, assigned if new; None if there is no choice."""
         if len(self._ranks.workers) < 2 or request.session_id is None:
             return None
         self._ranks.ask(0, request.session_id, prompt=request.input_ids)
         [(_, rank)] = self._ranks.grants(now=0.0)
-        self._ranks.finish(rank)  # the server counts its own requests; sessions are what is shared out here
+        self._ranks.finish(rank)  # only sessions are balanced here; the server balances requests
         self._ranks.place(request.session_id, rank, request.input_ids.size)
         return int(rank.name)
 
     def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
-        """`result`, whose last version the server serves, as far as was known at `moment`."""
         if result.version_spans:
             self._served.learn(result.version_spans[-1].version, moment)
         return result

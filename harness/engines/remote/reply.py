@@ -1,9 +1,9 @@
-"""The claims of an engine about an output, verified, as a `GenerationResult`.
+"""Verifies an engine's reply and turns it into a `GenerationResult`. No I/O.
 
-A provider writes the engine's answer down as an `EngineReply` without judging it. `verify_reply` believes nothing in it
-that can be checked: the ids stand in the output and again beside every logprob, the count in the usage, the coverage
-in the version spans. Whatever disagrees is `EngineReplyInvalid`, naming the engine, the request and both values. What
-passes is exactly what the trainer will see. Nothing here is repaired, and nothing does I/O.
+Providers convert answers to an `EngineReply` without judging them. `verify_reply` checks everything that can be
+checked: ids in the output against those beside the logprobs, counts against usage, version spans against the length.
+Any disagreement raises `EngineReplyInvalid` naming engine, request and both values. Nothing is repaired; the trainer
+sees exactly what passes.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _ROUNDING = 1e-4  # a log-softmax in float32 may end this far above zero
 
 
 class ScoredToken(NamedTuple):
-    """A logprob as an engine reports it, beside the id it belongs to; None where there is no number."""
+    """Token and its reported logprob; None if not a number."""
 
     token_id: int
     logprob: float | None
@@ -45,21 +45,21 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Logprobs as an engine reports them, as columns."""
+    """Reported logprobs as columns."""
 
     named: npt.NDArray[np.int64]
-    """The id that each belongs to."""
+    """Token ids they belong to."""
     logprobs: npt.NDArray[np.float64]
-    """NaN where there is no number."""
+    """NaN if not a number."""
 
     @classmethod
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
-        """Columns of the two sequences, which are as long as each other."""
+        """Build columns from two sequences of equal length."""
         return cls(np.asarray(named, dtype=np.int64), np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[ScoredToken]) -> Self:
-        """Columns of `tokens`."""
+        """Build columns from `tokens`."""
         return cls.of([token.token_id for token in tokens], [token.logprob for token in tokens])
 
     def __len__(self) -> int:
@@ -68,18 +68,18 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The request that a reply answers."""
+    """Request that a reply answers."""
 
     engine: str
-    """How messages call the engine: kind and address."""
+    """Engine kind and address, for messages."""
     request: GenerationRequest
     vocab_size: int
     is_guarded: bool = False
-    """The server was proven to run the repeat guard, so its replies carry the guard's mark."""
+    """True if the server's repeat guard was proven, so replies carry its mark."""
     probes_guard: bool = False
-    """Asks which repeat guard the server runs, not for an output."""
+    """True for a request that asks for the server's guard."""
     rank: int | None = None
-    """The data-parallel rank that serves it; None leaves that to the server."""
+    """Data-parallel rank that serves it; None lets the server choose."""
 
     @property
     def name(self) -> str:
@@ -88,46 +88,46 @@ class Asked:
 
     @property
     def plugin_arguments(self) -> Json:
-        """The request's words to our plugins in its server, which as a rule need none."""
+        """Arguments for our plugins in the server; usually empty."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
         probe = {PROBE: 1} if self.probes_guard else {}
         script_ids = self.request.script_ids
         return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
     def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
-        """The JSON of `fields` with the input ids behind them: in parts, because these are long and written already."""
+        """Encode `fields` with the input ids appended, which are long and already encoded."""
         head = json.encode(fields)
         return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """The engine's claims; None and empty where it does not say."""
+    """Claims of the engine; None or empty where it makes none."""
 
     output_ids: Sequence[int]
     scored: Scored
-    """The logprob of each output token."""
+    """Logprob of each output token."""
     finish_reason: str
     request_id: str
-    """As the engine calls the request, without the prefix it puts before it."""
+    """Without the engine's prefix."""
     version_spans: Sequence[VersionSpan]
     version: str
-    """Label of the weights that read the prompt; they scored it when that was asked for."""
+    """Label of the weights that read, and scored, the prompt."""
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     matched_stop: int | str | None = None
     top: Sequence[Sequence[ScoredToken]] = ()
     """Alternatives of each output token, in any order."""
     prompt_scored: Scored | None = None
-    """Input tokens from `GenerationRequest.prompt_logprobs_from` on."""
+    """Input tokens from `prompt_logprobs_from` on."""
     cached_tokens: int = 0
     has_lost_tokens: bool = False
-    """It may have sampled more than it handed over."""
+    """True if it may have sampled more than it returned."""
     seconds: float = 0.0
 
 
 def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
-    """`asked` as the engine can serve it: its budget ends where the context does. Raises `EngineRejected`."""
+    """Limit the budget to the rest of the context. Raises `EngineRejected`."""
     request = asked.request
     check_request(capabilities, request)
     budget = capabilities.context_length - request.input_ids.size
@@ -137,7 +137,7 @@ def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
 
 
 def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
-    """The result that `reply` amounts to. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
+    """Verify `reply`. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
     _require_equal(asked, "the request id", asked.request.request_id, reply.request_id)
     try:
         reason = FinishReason(reply.finish_reason)
@@ -175,7 +175,7 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
 def verify_tokens(
     asked: Asked, ids: Sequence[int], scored: Scored, spans: tuple[VersionSpan, ...] = ()
 ) -> GenerationDelta:
-    """Sampled ids with one logprob each: a whole output, or the next piece of one; `spans` are taken as they are."""
+    """Verify sampled ids with one logprob each, whole or a piece; `spans` are not checked."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     wide = verify_ids(asked, ids)
@@ -183,9 +183,9 @@ def verify_tokens(
 
 
 def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Sampled ids, all of them of the vocabulary."""
+    """Verify that all ids are in the vocabulary."""
     wide = np.asarray(ids, dtype=np.int64)
-    # A negative one is beyond every vocabulary without its sign: one look at the ids, not two.
+    # As unsigned, a negative id exceeds every vocabulary: one pass, not two.
     if wide.size and np.maximum.reduce(wide.view(np.uint64)) >= asked.vocab_size:
         position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())
         refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
@@ -193,7 +193,7 @@ def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
-    """Logprobs of the input from `asked.request.prompt_logprobs_from` on."""
+    """Verify the logprobs of the input from `prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
     ids = asked.request.input_ids[start:].astype(np.int64)
@@ -204,7 +204,7 @@ def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
 
 
 def abort_unsent(asked: Asked) -> GenerationResult:
-    """The result of a request that was aborted before an engine had seen it."""
+    """Return the result of a request that was aborted before it was sent."""
     return GenerationResult(
         request_id=asked.request.request_id,
         input_ids=asked.request.input_ids,
@@ -216,7 +216,7 @@ def abort_unsent(asked: Asked) -> GenerationResult:
 
 
 def refuse(asked: Asked, claim: str) -> NoReturn:
-    """Raises `EngineReplyInvalid`; `claim` is what the reply gives, and what was expected."""
+    """Raise `EngineReplyInvalid`; `claim` states what the reply gives and what was expected."""
     raise EngineReplyInvalid(
         f"{asked.name}: the reply gives {claim}; nothing of it is used, check the version and the options of the server"
     )
@@ -225,14 +225,13 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
 def _verify_logprobs(
     asked: Asked, side: str, ids: npt.NDArray[np.int64], scored: Scored, *, offset: int = 0
 ) -> Logprobs:
-    """The logprobs in `scored`, which must name `ids` in their order; `offset` is the position of the first."""
     named, values = scored.named, scored.logprobs
-    # For the few tokens of a piece of a stream, a call of numpy costs more than what it does.
+    # Fast path: for the few tokens of a stream's piece, numpy calls cost more than their work.
     if named.tobytes() == ids.tobytes() and (
         not values.size or (np.minimum.reduce(values) > -np.inf and np.maximum.reduce(values) <= _ROUNDING)
     ):
         return as_logprobs(np.minimum(values, 0.0))
-    for wrong, what in (  # where one is NaN, no comparison holds
+    for wrong, what in (  # comparisons with NaN are false
         (named != ids, "is given for id {named}"),
         (np.isnan(values), "is missing or not a number"),
         (np.isinf(values) | (values > _ROUNDING), "is {value}, expected a finite number up to 0"),
@@ -276,7 +275,7 @@ def _verify_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> Pr
     if asked.request.prompt_logprobs_from is None:
         return None
     if reply.prompt_scored is None:
-        # An abort can come before the prompt has been read; then nobody knows its logprobs.
+        # An abort can precede the reading of the prompt.
         if reason is FinishReason.ABORT and not reply.output_ids:
             return None
         refuse(asked, f"no logprobs of the input, which were asked for from {asked.request.prompt_logprobs_from} on")

@@ -1,7 +1,7 @@
-"""Whether an engine server has the tokenizer that sessions encode with: its `/tokenize` against ours.
+"""Compares an engine server's `/tokenize` with the sessions' tokenizer.
 
-Ids that mean other tokens to the engine are sampled from without a word, so a difference is an error before the first
-turn. A server that has no such route, or was started without a tokenizer, cannot be compared and is taken as it is.
+With another tokenizer the engine would silently sample from other tokens, so a difference is an error before the first
+turn. A server without this route or without a tokenizer is accepted uncompared.
 """
 
 from http import HTTPStatus
@@ -23,7 +23,7 @@ TEXTS = (
     "Grüße, 日本語, Привет 🙂",
     "<|im_start|>user\nhi<|im_end|>\n",
 )
-"""Texts over which tokenizers disagree: words, white space, digits, unicode, markers of other families."""
+"""Texts on which tokenizers differ: words, white space, digits, Unicode, markers of other families."""
 
 _ANSWER_S = 30.0
 _IDS_SHOWN = 8
@@ -31,7 +31,7 @@ _MOST_MARKERS = 8
 
 
 class OtherEncoding(msgspec.Struct, frozen=True):
-    """A text that the server encodes in another way."""
+    """Text that the server encodes differently."""
 
     text: str
     ours: list[int]
@@ -46,15 +46,15 @@ class _Tokens(msgspec.Struct):
 
 
 def texts_to_compare(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """`TEXTS`, and one with markers of the family itself, if it has any."""
+    """Return `TEXTS`, plus one with the tokenizer's own markers."""
     markers = sorted(tokenizer.markers)[:_MOST_MARKERS]
     return (*TEXTS, "x".join(markers)) if markers else TEXTS
 
 
 async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEncoding | None:
-    """The first text that the server encodes otherwise, None when there is none.
+    """Return the first text that the server encodes differently, or None.
 
-    Raises `EngineError` when it does not answer as a server with a tokenizer does.
+    Raises `EngineError` if the server does not tokenize.
     """
     for text in texts_to_compare(tokenizer):
         theirs, ours = (await client.call(_asking(text), _Tokens)).tokens, tokenizer.encode(text)
@@ -64,7 +64,7 @@ async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEn
 
 
 async def require_same_tokenizer(client: EngineClient, tokenizer: Tokenizer) -> None:
-    """Raises `TokenizerMismatch` when the server encodes a text otherwise, `EngineError` when it breaks off."""
+    """Raise `TokenizerMismatch` if the server encodes a text differently, `EngineError` if it fails."""
     answer = await client.ask(_asking(TEXTS[0]))
     if answer.status != HTTPStatus.OK:
         log.info("tokenizer_not_compared", engine=client.name, status=answer.status)

@@ -1,9 +1,8 @@
-"""The label of the weights that one worker serves, learned from every answer that names it.
+"""Weight label of one worker, learned from answers that may arrive out of order.
 
-Answers arrive in another order than they were given: a request that began before an update ends after it, and of two
-looks the earlier one may come in last. So each answer is weighed against what was known when it was asked for. An
-answer that was asked for after the present label had been heard is newer than it, whatever it says: a worker that was
-started again goes back to its first label. One that was asked for before can only move the label on, never back.
+A request that began before an update can end after it, and of two reads the earlier can arrive last. So each answer is
+compared with what was known when its question was asked. An answer asked for after the present label was learned always
+wins: a restarted worker returns to its first label. An older answer can only advance the label.
 """
 
 from harness.samples.versions import is_unsettled, known_version
@@ -11,34 +10,34 @@ from harness.types import VersionSpan
 
 
 class ServedLabel:
-    """The label of one worker's weights, as far as it is known.
+    """Present label of one worker's weights.
 
     Args:
-        label: The one to assume before the worker has said anything.
+        label: Assumed until the worker reports one.
     """
 
     def __init__(self, label: str) -> None:
         self.label = label
         self._heard = {label}
         self._moment = 0
-        """Counts questions and answers, in the order of this process."""
+        """Logical clock of questions and answers in this process."""
         self._known_since = 0
         self._changed_at = 0
         self._confirmed_at = 0
-        """Moment of the last question that was answered with `label`."""
+        """Moment of the last question answered with `label`."""
 
     @property
     def is_unsettled(self) -> bool:
-        """Its weights are half-way through an update, or an update of them has failed."""
+        """True while a weight update is under way or after one failed."""
         return is_unsettled(self.label)
 
     def asking(self) -> int:
-        """The moment of a question; goes with its answer to `learn`."""
+        """Return the moment of a question, to pass to `learn` with its answer."""
         self._moment += 1
         return self._moment
 
     def learn(self, label: str, asked: int) -> None:
-        """The worker named `label` in answer to a question of the moment `asked`."""
+        """Take in `label` as the answer to a question of the moment `asked`."""
         mine, found = known_version(self.label), known_version(label)
         is_later = label not in self._heard if mine is None or found is None else found > mine
         if asked > self._known_since or is_later:
@@ -47,15 +46,13 @@ class ServedLabel:
             self._confirmed_at = max(self._confirmed_at, asked)
 
     def is_confirmed(self, label: str, since: int, until: int) -> bool:
-        """The worker served `label` from the moment `since` to the moment `until`, and nothing else between the two.
-
-        No look is made at every moment: weights that were there before never come back under their label (I6).
-        """
+        """Return True if the worker served only `label` from moment `since` to `until`."""
+        # Two equal reads suffice: replaced weights never return under their old label (I6).
         is_same = self.label == label and not self.is_unsettled
         return is_same and self._changed_at <= since and until < self._confirmed_at
 
     def set(self, label: str) -> None:
-        """It is known otherwise what the worker serves from now on."""
+        """Set a label that is known from another source than an answer."""
         self._moment += 1
         if label != self.label:
             self._changed_at = self._moment
@@ -64,9 +61,9 @@ class ServedLabel:
 
 
 class Unlabeled:
-    """The tokens of a stream that names its weights at its end only, and how many of them are known to be whose.
+    """Tokens of a stream that reports weight versions only at its end.
 
-    Those that had arrived before a question whose answer was the `label` of before the request are of that label.
+    A token carries the `label` from before the request if a later question was still answered with it.
     """
 
     def __init__(self, served: ServedLabel, label: str, begun: int) -> None:
@@ -75,17 +72,17 @@ class Unlabeled:
         self._begun = begun
         self._count = 0
         self._arrivals: list[tuple[int, int]] = []
-        """Moments, and the tokens that had arrived by then; only those that are not confirmed yet."""
+        """Unconfirmed moments, and token counts by then."""
         self._confirmed = 0
 
     def note(self, tokens: int) -> None:
-        """So many further ones have arrived."""
+        """Count `tokens` further tokens."""
         self._count += tokens
         self._arrivals.append((self._served.asking(), self._count))
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Of those that are known."""
+        """Span of the tokens whose version is known."""
         while self._arrivals and self._served.is_confirmed(self._label, self._begun, self._arrivals[0][0]):
             self._confirmed = self._arrivals.pop(0)[1]
         return (VersionSpan(self._label, 0, self._confirmed),) if self._confirmed else ()

@@ -1,4 +1,4 @@
-"""The model of an engine server, from `/v1/models`, which SGLang and vLLM answer alike and while paused."""
+"""Model of an engine server, from `/v1/models`, which SGLang and vLLM answer alike, even when paused."""
 
 import msgspec
 
@@ -6,20 +6,20 @@ from harness.engines.remote.http_client import EngineClient
 from harness.errors import EngineReplyInvalid
 
 SESSION_SERVER = "session-harness"
-"""Owner of the models that a session server lists."""
+"""Owner of models listed by a session server."""
 
 _DEADLINE_S = 30.0
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One entry of `/v1/models`."""
+    """Entry of `/v1/models`."""
 
     id: str
-    """The name that requests ask for."""
+    """Name in requests."""
     max_model_len: int = 0
-    """Prompt plus output, in tokens; 0 when the server does not say."""
+    """Prompt plus output, in tokens; 0 if unknown."""
     root: str = ""
-    """Where its weights came from."""
+    """Source of its weights."""
     owned_by: str = ""
 
 
@@ -28,7 +28,7 @@ class _Models(msgspec.Struct):
 
 
 async def find_model(client: EngineClient) -> ServedModel:
-    """The model of the server, the first one when it also serves adapters. Raises `EngineError`."""
+    """Return the server's first model; adapters come after it. Raises `EngineError`."""
     models = await client.get("/v1/models", _Models, deadline_s=_DEADLINE_S)
     if not models.data:
         raise EngineReplyInvalid(f"{client.name} serves no model: expected one in /v1/models, got an empty list")

@@ -1,21 +1,21 @@
-"""A SGLang server as a `TokenProvider`, through its native `/generate`: ids in, ids out, no template, no text.
+"""SGLang server as a `TokenProvider`, through its native `/generate`: ids in, ids out.
 
 Choices that the protocol leaves open:
 
-- `PauseMode.KEEP` is SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
-  and they go on under new weights with a cache those weights computed. It costs one prefill each, and an abort while
-  retracted loses the tokens that SGLang had not sent (`unheard_tokens`); ids, logprobs and spans agree all the same.
-- A request that arrives during a pause waits here, because SGLang loses an abort of a request that it holds itself.
-- `health` never asks `/health`: that generates a token, so a paused engine fails it after 20 s.
-- An answer is asked for in a stream with a coarse `stream_interval`, so that a connection that breaks costs no more.
-  Its chunks say the label of the moment at which they are sent; the spans of versions come with the last one.
-- `seed` only has an effect on a server with `--enable-deterministic-inference`.
-- With `ignore_eos` SGLang looks at no stop id at all, so the two together are refused.
-- The context counts as long as the longest input it accepts, plus one: `/server_info` says a few tokens less.
-- A repeat guard that is wanted answers a probe at entry, and marks every reply from then on; one without is refused.
+- `PauseMode.KEEP` uses SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
+  and requests continue under new weights with a cache those weights computed. It costs one prefill per request. An
+  abort while retracted loses tokens not yet sent (`unheard_tokens`); ids, logprobs and spans still agree.
+- Requests that arrive during a pause wait here: SGLang loses an abort of a request that it holds itself.
+- `health` never calls `/health`, which generates a token and so fails after 20 s on a paused engine.
+- Answers are streamed with a coarse `stream_interval`, so that a broken connection loses no more. Chunks carry the
+  weight label of the moment they are sent; version spans come with the last one.
+- `seed` needs `--enable-deterministic-inference`.
+- `ignore_eos` makes SGLang ignore all stop ids, so combining the two is refused.
+- The context length is the longest accepted input plus one; `/server_info` reports a few tokens less.
+- A wanted repeat guard answers a probe at entry and marks every reply afterwards; unmarked replies are refused.
 
-Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering the
-provider measures that and refuses a server without it, unless the caller states the other scale.
+Sampled logprobs are raw only with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering measures this and refuses a server
+without it, unless the caller states the other scale.
 """
 
 import asyncio
@@ -76,10 +76,10 @@ _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
 
 class SGLangTokenProvider(RemoteProvider):
-    """Serves one SGLang worker, or another engine that speaks its protocol and says so (`engines.sglang_server`).
+    """Serves one SGLang worker, or another engine that speaks its protocol (`engines.sglang_server`).
 
-    See `RemoteProvider` for the arguments. `url` is the address of the worker itself: a router drops fields of the
-    request. An id outside the vocabulary would end the server, so `vocab_size` must be that of its weights.
+    See `RemoteProvider` for the arguments. `url` must be the worker itself, since routers drop request fields.
+    `vocab_size` must be that of the weights: an id outside the vocabulary ends the server.
     """
 
     kind = "sglang"
@@ -90,7 +90,7 @@ class SGLangTokenProvider(RemoteProvider):
     )
 
     _model: ServedModel | None = None
-    """None before the provider has been entered."""
+    """None before entry."""
     _server = ServerInfo(max_req_input_len=0)
 
     async def generate(
@@ -100,14 +100,14 @@ class SGLangTokenProvider(RemoteProvider):
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`; SGLang finds a prefix by its tokens, so a session only chooses a rank."""
+        """See `TokenProvider.generate`; the session only selects a rank, as SGLang finds prefixes by tokens."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
                 return abort_unsent(asked)
             moment = self._served.asking()
-            # Another engine behind this protocol streams every token, which is dearer than what could be lost.
+            # Other engines behind this protocol stream every token, which costs more than what a break could lose.
             if self._comes_live(request) or (self._comes_in_pieces(request) and self._server.engine == "sglang"):
                 result = await self._gather(asked, live)
             else:
@@ -130,7 +130,7 @@ class SGLangTokenProvider(RemoteProvider):
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
+        """See `TokenProvider.score`; samples nothing."""
         params = SamplingParams(max_new_tokens=1)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
@@ -144,7 +144,7 @@ class SGLangTokenProvider(RemoteProvider):
         return scores
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`; None also ends requests that other processes sent to the server."""
+        """See `TokenProvider.abort`; None also aborts other clients' requests."""
         told = await self._flight.tell_to_end(request_id)
         if request_id is None:
             await self._client.post("/abort_request", {"abort_all": True}, deadline_s=_CONTROL_S)
@@ -154,7 +154,7 @@ class SGLangTokenProvider(RemoteProvider):
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`; in ABORT mode it returns once every request has ended."""
+        """See `TokenProvider.pause`; in ABORT mode returns after every request has ended."""
         self._flight.hold()
         await self._client.post("/pause_generation", {"mode": _PAUSES[mode]}, deadline_s=_CONTROL_S)
 
@@ -164,11 +164,11 @@ class SGLangTokenProvider(RemoteProvider):
         try:
             await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
         finally:
-            # Whether the engine obeyed or not, it holds the requests itself from now on: they have a deadline there.
+            # Even if the engine refused: it holds requests itself from now on, and they have a deadline there.
             self._flight.release()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        """See `TokenProvider.update_weights`; `path` is on the server's machine."""
         await self._change.run(path, version)
 
     async def read_version(self) -> str:
@@ -179,7 +179,7 @@ class SGLangTokenProvider(RemoteProvider):
         return self._served.label
 
     async def is_paused(self) -> bool:
-        """See `ChangingServer`; only a pause through this provider, SGLang does not tell."""
+        """See `ChangingServer`; knows only pauses by this provider, since SGLang does not report others."""
         return self._flight.is_held
 
     async def require_fitting(self, path: Path) -> None:
@@ -194,7 +194,7 @@ class SGLangTokenProvider(RemoteProvider):
             await self._client.post("/update_weight_version", body, deadline_s=_CONTROL_S)
 
     async def load(self, path: Path, version: str) -> None:
-        """See `ChangingServer`; the server drops its cache and takes the label itself when it has the weights."""
+        """See `ChangingServer`; the server itself flushes its cache and sets the label."""
         body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
         call = HttpCall("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
         answer = await self._client.call(call, UpdateAnswer)
@@ -210,7 +210,7 @@ class SGLangTokenProvider(RemoteProvider):
             )
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider.health`; a server that says it is not ready for requests is paused, by whomever."""
+        """See `TokenProvider.health`; a server that is not ready for requests is paused."""
         try:
             loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
             ready = await self._client.ask(HttpCall("GET", "/ready", _HEALTH_S))
@@ -227,11 +227,11 @@ class SGLangTokenProvider(RemoteProvider):
         )
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`; needs a server with `--enable-metrics`."""
+        """See `CountsTokens`; needs `--enable-metrics`."""
         return await count_sglang(self._client)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`; the guard is that of the server's scheduler."""
+        """See `RemoteProvider`; the guard runs in the scheduler."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
@@ -274,10 +274,10 @@ class SGLangTokenProvider(RemoteProvider):
         return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """The result of a request whose answer comes in pieces; who reads along is told their ids once in a while.
+        """Read the answer in pieces and report new ids to a live reader now and then.
 
-        Nobody needs the rest before the last one is there: all is judged together then. Of a request that breaks, the
-        pieces that have come are told before the error goes on.
+        The rest waits for the end, where everything is verified together. If the request fails, the pieces that arrived
+        are reported before the error is raised.
         """
         tell, reader = asked.request.on_delta, asked.request.on_ids if self._comes_live(asked.request) else None
         assert tell is not None
@@ -306,8 +306,8 @@ class SGLangTokenProvider(RemoteProvider):
             await self._client.gather_events(call, payloads, hear, gather_s=math.inf if reader is None else GATHER_S)
             live.is_answered = True
             result = await self._client.apart(heard_bytes + sum(map(len, payloads)), read)
-        except BaseException:  # a cancellation too: nobody waits for the result any more
-            with suppress(EngineError):  # what is wrong is said by the error that goes on; so far it is right
+        except BaseException:  # cancellation too: the caller keeps what arrived
+            with suppress(EngineError):  # the first error is raised; pieces before a bad one count
                 for payload in payloads:
                     streamed.add(decode(payload))
             with suppress(EngineError):
@@ -318,7 +318,7 @@ class SGLangTokenProvider(RemoteProvider):
         return result
 
     def _comes_live(self, request: GenerationRequest) -> bool:
-        """Somebody reads along; the scores of an input, which every chunk would repeat, come with the whole."""
+        """Return True if a client reads live; with prompt logprobs, which every chunk would repeat, never."""
         is_wanted = request.on_ids is not None and request.prompt_logprobs_from is None
         return is_wanted and self._comes_in_pieces(request)
 
@@ -336,11 +336,11 @@ class SGLangTokenProvider(RemoteProvider):
         yield self._learn_from(verify_reply(asked, streamed.whole()), moment)
 
     def _interval(self, request: GenerationRequest) -> int:
-        """Tokens between two chunks: few for who reads along, else so many that what they repeat is bounded.
+        """Return the tokens between two chunks: few for a live reader, else enough to bound repetition.
 
-        Every chunk repeats the scored input, and without `--incremental-streaming-output` the output so far. Counted in
-        tokens of the budget, that is at most half of `_MOST_CHUNKS` for the output and 2 for the input, however long,
-        beside the input in the first chunk and the last.
+        Every chunk repeats the scored input and, without `--incremental-streaming-output`, the output so far. In tokens
+        of the budget this is at most half of `_MOST_CHUNKS` for the output and 2 for the input, plus the input in the
+        first and last chunk.
         """
         if self._comes_live(request):
             return 1 if self._server.incremental_streaming_output else _REPEATING_INTERVAL

@@ -1,9 +1,12 @@
-"""SGLang's native `/generate` in the words of this project, both ways. Pure; judges nothing (`reply` does).
+"""SGLang's native `/generate`: builds requests and reads replies. Pure; `reply` verifies.
 
-Facts of SGLang 0.5.23 that shape it: logprob entries are `[logprob, id, text]`; the entry of the first scored input
-token is always null, so scoring from k asks from k-1 and drops one; `weight_versions` comes with the last chunk; a
-stream repeats the whole output in every chunk unless the server runs `--incremental-streaming-output`, and an abort in
-the queue repeats the last id even then. `StreamedReply` needs no option for that: the claimed count tells what is new.
+Facts of SGLang 0.5.23:
+
+- logprob entries are `[logprob, id, text]`;
+- the entry of the first scored input token is always null, so scoring from k requests k-1 and drops one;
+- `weight_versions` comes with the last chunk;
+- each chunk of a stream repeats the whole output unless the server runs `--incremental-streaming-output`, and an abort
+  in the queue repeats the last id even then. `StreamedReply` handles both: the claimed count shows what is new.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,24 +23,24 @@ from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, V
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
-"""A logprob, its token and the token's text."""
+"""Logprob, token id and token text."""
 
 
 class Finish(msgspec.Struct):
-    """Why a request ended."""
+    """Reason why a request ended."""
 
     type: str
     matched: int | str | list[int] | None = None
     message: str | None = None
     status_code: int | None = None
     repeat_terminate: int | None = None
-    """0 or 1 from the repeat guard; None where nothing guards the request."""
+    """0 or 1 from the repeat guard; None without a guard."""
     repeat_probe: str | None = None
-    """Digest of the guard's configuration, for a request that asks for it."""
+    """Digest of the guard's configuration, if requested."""
 
 
 class MetaInfo(msgspec.Struct):
-    """The facts about a request that come beside its ids."""
+    """Facts about a request beside its ids."""
 
     id: str
     completion_tokens: int
@@ -53,7 +56,7 @@ class MetaInfo(msgspec.Struct):
 
 
 class SGLangReply(msgspec.Struct):
-    """A whole reply, or one chunk of a stream; a stream may also carry an error."""
+    """Whole reply, or one chunk of a stream, which may carry an error."""
 
     meta_info: MetaInfo | None = None
     output_ids: list[TokenId] = []
@@ -61,7 +64,7 @@ class SGLangReply(msgspec.Struct):
 
     @property
     def is_finished(self) -> bool:
-        """It says why the request ended."""
+        """True if it states why the request ended."""
         return self.meta_info is not None and self.meta_info.finish_reason is not None
 
 
@@ -76,18 +79,18 @@ class ServerInfo(msgspec.Struct):
     """`/server_info`."""
 
     max_req_input_len: int
-    """Longest input that is accepted; a few tokens less than the context."""
+    """Longest accepted input; a few tokens less than the context."""
     engine: str = "sglang"
-    """The engine that samples behind the protocol; SGLang itself does not say."""
+    """Engine behind the protocol; SGLang itself does not report one."""
     grammar_backend: str | None = None
     incremental_streaming_output: bool = False
-    """A chunk of a stream has what is new; otherwise each one has everything again."""
+    """True if chunks hold only what is new."""
     version: str = "of unknown version"
     dp_size: int = 1
 
     @property
     def has_grammars(self) -> bool:
-        """Whether an output can be held to a schema; as SGLang comes, it can."""
+        """True if an output can be held to a schema, as by default."""
         return self.grammar_backend != "none"
 
 
@@ -112,7 +115,7 @@ class UpdateAnswer(msgspec.Struct):
 
 
 def generate_body(asked: Asked, *, interval: int | None) -> list[bytes]:
-    """The body of `POST /generate` in parts; `interval` is that of a stream in tokens, None asks for the whole."""
+    """Build the body of `POST /generate` in parts; `interval` in tokens makes it a stream."""
     start = asked.request.prompt_logprobs_from
     custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}
     fields = {
@@ -127,7 +130,7 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes]:
 
 
 def score_body(asked: Asked, start: int) -> Json:
-    """The body of a `POST /generate` that reads the input and samples nothing."""
+    """Build the body of a `POST /generate` that samples nothing."""
     return {
         "rid": asked.request.request_id,
         "input_ids": asked.request.input_ids.tolist(),
@@ -142,14 +145,14 @@ def _rank(asked: Asked) -> Json:
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
-    """A whole reply. Raises the error that it stands for when it is not a generation."""
+    """Convert a whole reply. Raises the error that it reports instead of a generation."""
     meta = _meta(asked, reply)
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
         error = error_for_status(finish.status_code, f"{asked.name}: {finish.message}")
-        error.may_have_sampled |= meta.completion_tokens > 0  # a request can time out while it runs, too
+        error.may_have_sampled |= meta.completion_tokens > 0  # a running request can time out too
         raise error
-    # An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark.
+    # An abort may precede the scheduler, so it alone may lack the guard's mark.
     if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
         refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
     spans = meta.weight_versions or ()
@@ -175,10 +178,10 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
 
 
 class StreamedReply:
-    """Adds up the chunks of one stream.
+    """Accumulates the chunks of one stream.
 
-    SGLang says the spans of versions with the last chunk. Every chunk has the label of the moment it was sent at: as
-    long as that is the `label` of before the request, no other weights can have sampled anything.
+    Version spans come only with the last chunk. While chunks carry the `label` from before the request, no other
+    weights can have sampled anything.
     """
 
     def __init__(self, asked: Asked, label: str) -> None:
@@ -195,7 +198,7 @@ class StreamedReply:
         self._said = self._told = 0
 
     def add(self, chunk: SGLangReply) -> None:
-        """Take in the tokens that are new in `chunk`."""
+        """Append the new tokens of `chunk`."""
         meta = _meta(self._asked, chunk)
         self._last = chunk
         self._prompt = meta.input_token_logprobs or self._prompt
@@ -214,20 +217,20 @@ class StreamedReply:
             self._labeled = len(self._ids)
 
     def new_ids(self) -> list[int]:
-        """The ids that came since the last time; all of them are of the vocabulary."""
+        """Return the ids added since the last call, verified against the vocabulary."""
         new = self._ids[self._said :]
         self._said = len(self._ids)
-        if new and not 0 <= min(new) <= max(new) < self._asked.vocab_size:  # of three ids sooner told than with numpy
+        if new and not 0 <= min(new) <= max(new) < self._asked.vocab_size:  # faster than numpy for a few ids
             verify_ids(self._asked, new)
         return new
 
     def delta(self) -> GenerationDelta | None:
-        """The tokens that came since the last one was made, verified; None when there are none."""
+        """Return the tokens since the last delta, verified, or None."""
         begin, self._told = self._told, len(self._ids)
         return self._verify(begin, self._told) if begin < self._told else None
 
     def deltas(self) -> Iterator[GenerationDelta]:
-        """All that came, verified; of a stream that is wrong somewhere, the chunks before that, and then the error."""
+        """Yield everything, verified; if a chunk is invalid, the chunks before it, then raise."""
         try:
             yield self._verify(0, len(self._ids))
         except EngineReplyInvalid:
@@ -241,11 +244,11 @@ class StreamedReply:
 
     @property
     def is_finished(self) -> bool:
-        """The last chunk says why the request ended."""
+        """True once a chunk states why the request ended."""
         return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
-        """The reply that the chunks add up to. Raises the error that the last one stands for, or that there is none."""
+        """Return the complete reply. Raises the error in the last chunk, or that the stream is unfinished."""
         if self._last is None or not self._last.is_finished:
             raise unfinished(self._asked)
         meta = msgspec.structs.replace(
@@ -257,7 +260,7 @@ class StreamedReply:
         return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids))
 
     def _new_tokens(self, claimed: int, ids: Sequence[int]) -> int:
-        """How many ids at the end of a chunk are new; the ones before them must be those that came already."""
+        """Count the new ids at the end of a chunk; those before must repeat known ones."""
         new = claimed - len(self._ids)
         repeated = len(ids) - new
         if new < 0 or not 0 <= repeated <= len(self._ids):
@@ -268,18 +271,16 @@ class StreamedReply:
 
 
 def unfinished(asked: Asked) -> EngineConnectionLost:
-    """The error of a stream that ends without a reason for that."""
+    """Create the error for a stream that ends without a reason."""
     return EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished")
 
 
 def read_stream(asked: Asked, payloads: Sequence[bytes], decode: Callable[[bytes], SGLangReply]) -> EngineReply:
-    """The whole reply of a stream that has ended. Raises the error that it stands for.
-
-    A last chunk that has everything is read alone: the ones before it are the beginnings of the same.
-    """
+    """Convert the reply of an ended stream. Raises the error that it reports."""
     last = decode(payloads[-1]) if payloads else SGLangReply()
     if not last.is_finished and last.error is None:
         raise unfinished(asked)
+    # If the last chunk repeats everything, the others need not be read.
     if last.meta_info is not None and last.meta_info.completion_tokens == len(last.output_ids):
         return read_reply(asked, last)
     streamed = StreamedReply(asked, "")
@@ -289,7 +290,7 @@ def read_stream(asked: Asked, payloads: Sequence[bytes], decode: Callable[[bytes
 
 
 def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
-    """The logprobs of a scoring request and the version that scored."""
+    """Return the logprobs of a scoring request and the version that scored."""
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
@@ -298,16 +299,14 @@ def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
 
 
 def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
-    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    """Return the digest of the repeat guard that ended a probe, or None."""
     finish = _meta(asked, reply).finish_reason
     return finish.repeat_probe if finish else None
 
 
 def _was_retracted(meta: MetaInfo) -> bool:
-    """Whether SGLang ended a request that it had retracted: all that it had not sent by then is lost (I4).
-
-    Such a request is aborted in the queue, whose answer alone says nothing of the prompt.
-    """
+    """Return True if a retracted request was aborted, which loses all unsent tokens (I4)."""
+    # Only an abort in the queue omits the prompt's length.
     assert meta.finish_reason is not None
     return meta.finish_reason.type == FinishReason.ABORT and meta.prompt_tokens is None and meta.completion_tokens > 0
 
@@ -319,13 +318,13 @@ def _meta(asked: Asked, reply: SGLangReply) -> MetaInfo:
 
 
 def _interval(interval: int | None) -> Json:
-    """Nothing for the interval that a server has anyhow, which other ones do not know the word for."""
+    # Omitted at its default, because other servers do not know the field.
     return {"stream_interval": interval} if interval and interval > 1 else {}
 
 
 def _sampling(params: SamplingParams) -> Json:
-    """Every parameter that changes what is sampled is stated, so that no default of the server does."""
     return {
+        # All parameters are stated, so that no server default applies.
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -349,5 +348,4 @@ def _read_entries(entries: Sequence[Entry]) -> Scored:
 
 
 def _read_prompt(meta: MetaInfo) -> Scored | None:
-    """The entries after the first, which stands for the token before the first scored one and is always null."""
     return _read_entries(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None

@@ -1,17 +1,17 @@
-"""A vLLM server as a `TokenProvider`: `/inference/v1/generate` where the server has it, else `/v1/completions`.
+"""vLLM server as a `TokenProvider`: `/inference/v1/generate` if the server has it, else `/v1/completions`.
 
-Which endpoint a server offers, and whether it runs in dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights), is
-found at entry, stated in `capabilities` and `health`, and never guessed later.
+The endpoint and dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights) are detected at entry and stated in
+`capabilities` and `health`.
 
-- `/v1/completions` reports no versions: the label that the server gives before and after a request must be the same,
-  or its reply is refused. A server without dev mode cannot change its weights over HTTP; its label stays `default`.
-- Prompt logprobs do not come with a stream: such a request is sent whole and yields its tokens in one delta.
-- Other answers are asked for in a stream with a coarse `stream_interval`. vLLM says which weights sampled what at its
-  end; of a stream that breaks before, the tokens that looks at the label account for are known (`served_label`).
-- A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
-- vLLM has no transaction around a reload: what a failed one leaves behind serves nobody (`weight_change`).
-- Priorities are left alone; their sign differs between engines.
-- A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
+- `/v1/completions` reports no versions, so a reply is refused unless the server's label is the same before and after
+  it. Without dev mode, weights cannot change over HTTP and the label stays `default`.
+- A stream carries no prompt logprobs: such a request is sent whole and yields one delta.
+- Other answers are streamed with a coarse `stream_interval`. Versions come at the end of a stream; if it breaks, label
+  reads determine those of the tokens (`served_label`).
+- A frozen request (`PauseMode.KEEP`) recomputes its cache on resume, so weights can change in between.
+- A failed reload is not rolled back; the server then serves no session (`weight_change`).
+- Priorities are unused: their sign differs between engines.
+- A wanted repeat guard answers a probe at entry; replies show it only where it ended them.
 """
 
 import asyncio
@@ -64,8 +64,6 @@ _RUNNING = "vllm:num_requests_running"
 
 
 class _Offer(NamedTuple):
-    """The model, the endpoint and the version of the server."""
-
     model: ServedModel
     api: TokenApi
     version: str
@@ -79,7 +77,7 @@ class VLLMTokenProvider(RemoteProvider):
     scale_advice = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
 
     _entered_offer: _Offer | None = None
-    """None before the provider has been entered."""
+    """None before entry."""
     _scorings_sent = 0
     _scorings_answered = 0
 
@@ -95,17 +93,17 @@ class VLLMTokenProvider(RemoteProvider):
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)
-            # The logprobs of a prompt do not come with a stream.
+            # A stream carries no prompt logprobs.
             if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:
                 return await self._gather(asked, live)
             return await self._whole_result(asked)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """See `TokenProvider.stream`; one delta when prompt logprobs are asked for."""
+        """See `TokenProvider.stream`; yields one delta with prompt logprobs."""
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)
-            if request.prompt_logprobs_from is not None:  # they do not come with a stream
+            if request.prompt_logprobs_from is not None:  # not in a stream
                 result = await self._whole_result(asked)
                 live.heard.set()
                 live.is_answered = True
@@ -119,7 +117,7 @@ class VLLMTokenProvider(RemoteProvider):
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
+        """See `TokenProvider.score`; vLLM samples one token, which is discarded."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
@@ -138,7 +136,7 @@ class VLLMTokenProvider(RemoteProvider):
         return scores
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
+        """See `TokenProvider.abort`; in dev mode None also aborts other clients' requests."""
         told = await self._flight.tell_to_end(request_id)
         if request_id is None and self._control.has_dev_mode:
             await self._control.abort_all()
@@ -148,17 +146,17 @@ class VLLMTokenProvider(RemoteProvider):
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them there."""
+        """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them."""
         await self._control.pause(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`; a server without usable weights would end with its next token."""
+        """See `TokenProvider.resume`; without usable weights the server would end at its next token."""
         self._control.require_dev_mode("resume")
         await self._change.require_settled()
         await self._control.resume()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        """See `TokenProvider.update_weights`; `path` is on the server's machine."""
         self._control.require_dev_mode("updates of weights")
         await self._change.run(path, version)
 
@@ -169,7 +167,7 @@ class VLLMTokenProvider(RemoteProvider):
         return self._served.label
 
     async def is_paused(self) -> bool:
-        """See `ChangingServer`; whoever paused it."""
+        """See `ChangingServer`; detects any client's pause."""
         return await self._control.is_paused()
 
     async def require_fitting(self, path: Path) -> None:
@@ -208,11 +206,11 @@ class VLLMTokenProvider(RemoteProvider):
         )
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`; a scoring samples one token."""
+        """See `CountsTokens`; scoring samples one token."""
         return await count_vllm(self._client, self._scorings_answered, self._scorings_sent)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`; the guard is that of the engine core."""
+        """See `RemoteProvider`; the guard runs in the engine core."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         reply = await self._client.call(self._call_of(asked), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
@@ -229,7 +227,7 @@ class VLLMTokenProvider(RemoteProvider):
 
     async def _connect(self) -> None:
         model = await find_model(self._client)
-        # An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere.
+        # An empty request detects the endpoint: 400 if it exists, 403 or 404 if not.
         answer = await self._client.ask(HttpCall("POST", GenerateApi.path, _PROBE_S, {}))
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
         self._entered_offer = _Offer(model, api, await self._control.version())
@@ -271,10 +269,7 @@ class VLLMTokenProvider(RemoteProvider):
         return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """The result of a request whose answer comes in pieces, which are told once in a while.
-
-        Of a request that breaks, the pieces that have come are told before the error goes on.
-        """
+        """Read the answer in pieces and report them now and then; if the request fails, before raising."""
         streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
         call = self._call_of(asked, STREAM_INTERVAL if asked.request.on_ids is None else 1)
@@ -298,8 +293,8 @@ class VLLMTokenProvider(RemoteProvider):
         try:
             await self._client.gather_events(call, payloads, hear, gather_s=GATHER_S)
             streamed.require_end()
-        except BaseException as error:  # a cancellation too: nobody waits for the result any more
-            with suppress(EngineError):  # what is wrong is said by the error that goes on
+        except BaseException as error:  # cancellation too: the caller keeps what arrived
+            with suppress(EngineError):  # the first error is raised
                 tell()
             if isinstance(error, EngineError) and streamed.whole.ids:
                 await self._look_again()
@@ -310,8 +305,8 @@ class VLLMTokenProvider(RemoteProvider):
         return self._learn_from(verify_reply(asked, read_piece(asked, self._offer.api, streamed.whole, label)), moment)
 
     async def _look_again(self) -> None:
-        """See whether the label is what it was: whoever keeps the tokens of a request that broke wants to know."""
         with suppress(EngineError, TimeoutError):
+            # The caller keeps the tokens of a broken request; an unchanged label tells their version.
             async with asyncio.timeout(_LAST_LOOK_S):
                 await self.read_version()
 
@@ -324,7 +319,6 @@ class VLLMTokenProvider(RemoteProvider):
         return self._learn_from(result, moment)
 
     async def _whole(self, asked: Asked) -> tuple[VLLMPiece, str]:
-        """An unstreamed reply, and the weight label around it where the reply itself carries none."""
         before = await self._label_around()
         call = self._call_of(asked)
         api = self._offer.api
@@ -359,7 +353,7 @@ class VLLMTokenProvider(RemoteProvider):
     async def _same_label(self, asked: Asked, before: str) -> str:
         try:
             after = await self._label_around()
-        except (EngineUnavailable, EngineRejected) as error:  # of the look: the request itself was answered
+        except (EngineUnavailable, EngineRejected) as error:  # from reading the label; the request was answered
             raise EngineConnectionLost(
                 f"{asked.name}: nobody can tell whose its tokens are: {error.message}"
             ) from error

@@ -1,7 +1,7 @@
-"""The control verbs of vLLM: pause, resume, weights, aborts by its own names for requests.
+"""Control verbs of vLLM: pause, resume, weights, aborts.
 
-Most of it exists only in dev mode (`VLLM_SERVER_DEV_MODE=1`); whether a server runs in it is found by `connect`.
-Without it a server cannot change its weights over HTTP, so its label stays vLLM's first one.
+Most need dev mode (`VLLM_SERVER_DEV_MODE=1`), which `connect` detects. Without it, weights cannot change over HTTP, so
+the label stays vLLM's first one.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import Json
 
 MISSING = frozenset({403, 404, 405})
-"""Statuses of a route that a server does not have, or has switched off."""
+"""Statuses of a route that is missing or disabled."""
 
 FIRST_LABEL = "default"
-"""Of the weights that vLLM starts with."""
+"""Label of the weights that vLLM starts with."""
 
 _DEADLINE_S = 60.0
 _QUICK_S = 5.0
@@ -43,7 +43,7 @@ class VersionAnswer(msgspec.Struct):
 
 
 class VLLMControl:
-    """The control verbs of the server behind `client`."""
+    """Control verbs of the server behind `client`."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -51,43 +51,43 @@ class VLLMControl:
         self.has_dev_mode = False
 
     async def connect(self, weights: str) -> None:
-        """Find out what the server has; `weights` is where it took its first ones from."""
+        """Detect dev mode; `weights` is the folder of the server's first weights."""
         answer = await self._client.ask(HttpCall("GET", "/is_paused", _DEADLINE_S))
         self.has_dev_mode = answer.status not in MISSING
         self._started_with = weights
 
     async def version(self) -> str:
-        """The version of vLLM."""
+        """Return the version of vLLM."""
         return (await self._client.get("/version", VersionAnswer, deadline_s=_QUICK_S)).version
 
     async def label(self) -> str:
-        """The weight version that the server would report now."""
+        """Return the weight label that the server reports now."""
         if not self.has_dev_mode:
             return FIRST_LABEL
         return (await self._client.get("/weight_info", _WeightInfo, deadline_s=_QUICK_S)).weight_version
 
     async def is_paused(self) -> bool:
-        """Whether it is paused, by whomever."""
+        """Return True if any client has paused the server."""
         if not self.has_dev_mode:
             return False
         return (await self._client.get("/is_paused", _PausedAnswer, deadline_s=_QUICK_S)).is_paused
 
     async def pause(self, mode: PauseMode) -> None:
-        """Frozen requests give up their cache, so that weights can change under them."""
+        """Pause; frozen requests drop their cache, so that weights can change."""
         self.require_dev_mode("pause")
         await self._post(f"/pause?mode={_PAUSES[mode]}&clear_cache=true", {})
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume sampling."""
         self.require_dev_mode("resume")
         await self._post("/resume", {})
 
     async def abort_all(self) -> None:
-        """End every request of the server."""
+        """Abort every request of the server."""
         await self._post("/abort_requests", {})
 
     async def abort(self, engine_ids: Sequence[str], *, has_scale_out: bool) -> None:
-        """End requests by the names that the engine has for them; any other name is ignored without a word."""
+        """Abort requests by the engine's ids; vLLM silently ignores unknown ones."""
         if not self.has_dev_mode and not has_scale_out:
             raise EngineRejected(
                 f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
@@ -96,11 +96,11 @@ class VLLMControl:
         await self._post(path, {"request_ids": list(engine_ids)})
 
     async def require_fitting(self, path: Path) -> None:
-        """Raises `EngineRejected` when the checkpoint in `path` does not have the tensors that the server has."""
+        """Raise `EngineRejected` if the checkpoint in `path` has other tensors than the server."""
         await asyncio.to_thread(require_fitting, Path(self._started_with), path)
 
     async def relabel(self, label: str) -> None:
-        """Tokens that are sampled from now on carry `label`; the engine must be paused."""
+        """Set the label of tokens sampled from now on; the engine must be paused."""
         await self._post("/update_weight_version", {"new_version": label})
         reported = await self.label()
         if reported != label:
@@ -109,16 +109,16 @@ class VLLMControl:
             )
 
     async def reload(self, path: Path) -> None:
-        """Load the checkpoint in `path`; the engine must be paused. A reload that fails leaves no usable weights."""
+        """Load the checkpoint in `path`; the engine must be paused. A failure leaves no usable weights."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
 
     async def flush(self) -> None:
-        """Forget the keys and values that earlier weights computed."""
+        """Drop the prefix cache."""
         await self._post("/reset_prefix_cache", {})
 
     def require_dev_mode(self, what: str) -> None:
-        """Raises `EngineRejected` when the server does not run in dev mode."""
+        """Raise `EngineRejected` unless the server runs in dev mode."""
         if not self.has_dev_mode:
             raise EngineRejected(
                 f"{self._client.name} offers no {what}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"

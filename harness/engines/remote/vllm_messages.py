@@ -1,4 +1,4 @@
-"""The JSON of vLLM's two token endpoints, as far as this project reads it."""
+"""JSON messages of vLLM's two token endpoints, as far as this project reads them."""
 
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 class Usage(msgspec.Struct):
-    """Counts of a request; `prompt_tokens_details` only from servers with `--enable-prompt-tokens-details`."""
+    """Token counts; `prompt_tokens_details` needs `--enable-prompt-tokens-details`."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -18,13 +18,13 @@ class Usage(msgspec.Struct):
 
 
 class PromptEntry(msgspec.Struct):
-    """The logprob of one input token."""
+    """Logprob of one input token."""
 
     logprob: float | None = None
 
 
 PromptEntries = list[msgspec.Raw]
-"""Entry i is for input token i, an object or null as the first: all of the input, of which only the end is wanted."""
+"""Entries of all input tokens, undecoded because only the last are wanted; the first is null."""
 
 NO_ENTRIES = msgspec.Raw(b"null")
 
@@ -33,14 +33,14 @@ decode_entry = msgspec.json.Decoder(dict[TokenId, PromptEntry] | None).decode
 
 
 class Alternative(msgspec.Struct, gc=False):
-    """One token and its logprob."""
+    """Token and its logprob."""
 
     token_id: TokenId
     logprob: float | None = None
 
 
 class SampledEntry(msgspec.Struct, gc=False):
-    """A sampled token, its logprob and its alternatives."""
+    """Sampled token with logprob and alternatives."""
 
     token_id: TokenId
     logprob: float | None = None
@@ -62,7 +62,7 @@ class NamedLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct):
-    """The output of `/inference/v1/generate`."""
+    """Output of `/inference/v1/generate`."""
 
     token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
@@ -72,7 +72,7 @@ class GenerateChoice(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """The output of `/v1/completions`."""
+    """Output of `/v1/completions`."""
 
     token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
@@ -83,7 +83,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class GenerateChunk(msgspec.Struct):
-    """A reply of `/inference/v1/generate`, or a chunk of a streamed one."""
+    """Reply of `/inference/v1/generate`, or a chunk."""
 
     request_id: str = ""
     choices: list[GenerateChoice] = []
@@ -94,7 +94,7 @@ class GenerateChunk(msgspec.Struct):
 
 
 class CompletionChunk(msgspec.Struct):
-    """A reply of `/v1/completions`, or a chunk of a streamed one."""
+    """Reply of `/v1/completions`, or a chunk."""
 
     id: str = ""
     choices: list[CompletionChoice] = []

@@ -1,11 +1,11 @@
-"""vLLM's two token endpoints in the words of this project, both ways. Pure; judges nothing (`reply` does).
+"""vLLM's two token endpoints: builds requests and reads replies. Pure; `reply` verifies.
 
-`/inference/v1/generate` speaks integer ids and reports version spans; a server has it with `--enable-scale-out`. Every
-server has `/v1/completions`, where ids come back beside the text (`return_token_ids`) and again inside the token names
-of the logprobs (`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream is many.
+`/inference/v1/generate` takes ids and reports version spans; it needs `--enable-scale-out`. Every server has
+`/v1/completions`, which returns ids beside the text (`return_token_ids`) and in the token names of the logprobs
+(`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream many.
 
-vLLM writes -9999.0 where a logprob is NaN, minus infinity or missing; for a sampled token that is no number, so it is
-read as none. A row of alternatives starts with the sampled token, so one more than wanted is asked for.
+vLLM writes -9999.0 for a logprob that is NaN, minus infinity or missing; it is read as missing. A row of alternatives
+starts with the sampled token, so one more is requested.
 """
 
 from collections.abc import Sequence
@@ -35,24 +35,23 @@ _NAME_PREFIX = "token_id:"
 
 @dataclass(slots=True)
 class VLLMPiece:
-    """One reply or chunk; the sum of a stream's pieces says what a whole reply would."""
+    """One reply or chunk; a stream's pieces add up to a whole reply."""
 
     ids: list[int] = field(default_factory=list)
     named: list[int] = field(default_factory=list)
-    """The ids that the logprobs belong to."""
+    """Token ids of the logprobs."""
     logprobs: list[float | None] = field(default_factory=list)
-    """As vLLM writes them."""
     top: list[Sequence[ScoredToken]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     spans: list[VersionSpan] | None = None
-    """None before the last chunk, and where the endpoint does not report versions."""
+    """None before the last chunk, or without version support."""
     usage: Usage | None = None
     prompt_scored: list[ScoredToken] | None = None
     engine_id: str = ""
 
     def add(self, other: "VLLMPiece") -> None:
-        """Append what a later chunk says."""
+        """Append a later chunk."""
         self.ids += other.ids
         self.named += other.named
         self.logprobs += other.logprobs
@@ -66,7 +65,7 @@ class VLLMPiece:
 
     @property
     def scored(self) -> Scored:
-        """The logprobs as columns."""
+        """Logprobs as columns."""
         scored = Scored.of(self.named, self.logprobs)
         scored.logprobs[scored.logprobs == _NO_NUMBER] = np.nan
         return scored
@@ -77,27 +76,27 @@ class TokenApi(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Path of the endpoint."""
 
     @property
     def kind(self) -> type[GenerateChunk] | type[CompletionChunk]:
-        """The type that its replies and chunks decode to."""
+        """Type of its replies and chunks."""
 
     @property
     def reports_spans(self) -> bool:
-        """Whether its replies carry weight versions."""
+        """True if its replies carry weight versions."""
 
     def engine_id(self, request_id: str) -> str:
-        """How its replies call a request."""
+        """Return the request's id in replies."""
 
     def abort_id(self, request_id: str) -> str:
-        """How the engine calls a request; aborts of any other name are ignored without a word."""
+        """Return the request's id in aborts; vLLM silently ignores any other."""
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
-        """The body of a request in parts; `interval` is that of a stream in tokens, None asks for the whole."""
+        """Build a request body in parts; `interval` in tokens makes it a stream."""
 
     def piece(self, asked: Asked, chunk: Any) -> VLLMPiece:
-        """A decoded reply or chunk as a `VLLMPiece`. Raises the error that it stands for."""
+        """Convert a decoded reply or chunk. Raises the error that it reports."""
 
 
 class GenerateApi:
@@ -159,7 +158,7 @@ class CompletionsApi:
         return f"cmpl-{request_id}"
 
     def abort_id(self, request_id: str) -> str:
-        """See `TokenApi`; the number is that of the prompt in its batch of one."""
+        """See `TokenApi`; 0 is the prompt's index in its batch of one."""
         return f"cmpl-{request_id}-0"
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
@@ -202,7 +201,7 @@ class CompletionsApi:
 
 
 class StreamedPieces:
-    """Adds up the chunks of one stream."""
+    """Accumulates the chunks of one stream."""
 
     def __init__(self, asked: Asked, api: TokenApi) -> None:
         self.kind = api.kind
@@ -212,11 +211,11 @@ class StreamedPieces:
         self._told = 0
 
     def add(self, chunk: GenerateChunk | CompletionChunk) -> None:
-        """Take in a chunk. Raises the error that it stands for."""
+        """Append a chunk. Raises the error that it reports."""
         self.whole.add(self._api.piece(self._asked, chunk))
 
     def delta(self) -> GenerationDelta | None:
-        """The tokens that came since the last one was made, verified; None when there are none."""
+        """Return the tokens since the last delta, verified, or None."""
         begin, whole = self._told, self.whole
         self._told = len(whole.ids)
         if not whole.ids[begin:] and not whole.named[begin:]:
@@ -225,7 +224,7 @@ class StreamedPieces:
         return verify_tokens(self._asked, new.ids, new.scored)
 
     def require_end(self) -> None:
-        """Raises `EngineConnectionLost` when no chunk says why the request ended."""
+        """Raise `EngineConnectionLost` if no chunk states why the request ended."""
         if self.whole.finish_reason is None:
             raise EngineConnectionLost(
                 f"{self._asked.engine}: the stream of request {self._asked.request.request_id} ended unfinished"
@@ -233,12 +232,12 @@ class StreamedPieces:
 
 
 def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> EngineReply:
-    """The reply that `piece` is the whole of; `label` is the weight version where the endpoint reports none."""
+    """Convert a complete `piece`; `label` is its version if the endpoint reports none."""
     spans = (piece.spans or []) if api.reports_spans else [VersionSpan(label, 0, len(piece.ids))]
     prefix = api.engine_id("")
     if not piece.engine_id.startswith(prefix):
         refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request.request_id)!r}")
-    # The repetition detection of vLLM itself, which nobody here asks for, keeps its own name.
+    # vLLM's own repetition detection, which is never enabled here, has another reason.
     is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
     matched = piece.stop_reason
     if matched is None and piece.finish_reason == "stop" and piece.ids:
@@ -262,13 +261,13 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
 
 
 def read_guard(piece: VLLMPiece) -> str | None:
-    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    """Return the digest of the repeat guard that ended a probe, or None."""
     return probed_digest(piece.stop_reason)
 
 
 def _sampling(params: SamplingParams) -> Json:
-    """Every parameter that changes what is sampled is stated, so that no default of the server does."""
     return {
+        # All parameters are stated, so that no server default applies.
         "max_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -288,7 +287,7 @@ def _sampling(params: SamplingParams) -> Json:
 
 
 def _interval(interval: int | None) -> Json:
-    """Nothing for the interval that a server has anyhow, which older ones do not know the word for."""
+    # Omitted at its default, because older servers do not know the field.
     return {"stream_interval": interval} if interval and interval > 1 else {}
 
 
@@ -308,10 +307,6 @@ def _read_name(asked: Asked, name: str) -> int:
 
 
 def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
-    """The wanted end of the prompt's logprobs; what comes before is not decoded.
-
-    An entry that does not have its token is read as one of another token, which the verification refuses.
-    """
     start = asked.request.prompt_logprobs_from
     try:
         entries = None if start is None else decode_entries(content)
@@ -319,6 +314,8 @@ def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None
             return None
         if len(entries) != asked.request.input_ids.size:
             refuse(asked, f"{len(entries)} prompt logprobs for {asked.request.input_ids.size} input tokens")
+        # Only the wanted end is decoded. An entry without its token is read as another token's, which verification
+        # refuses.
         wanted: TokenIds = asked.request.input_ids[start:]
         scored = []
         for token_id, raw in zip(wanted.tolist(), entries[start:], strict=True):

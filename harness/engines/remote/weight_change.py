@@ -1,14 +1,13 @@
-"""One update of the weights of one engine server, so that no token ever carries the version of other weights.
+"""One weight update of one engine server, such that no token carries the version of other weights.
 
-    1 announce   a label that is no version, while the server still has its old weights
-    2 load       the new ones; a load that breaks off leaves nobody knows what
-    3 adopt      no cache of the old ones, and then the label of the new ones
+    1 announce   set a label that is no version, while the server still has its old weights
+    2 load       load the new weights; if this fails, the weights are unknown
+    3 adopt      drop the cache of the old weights, then set the label of the new ones
 
-Loading and labeling are several calls, and each of them may fail, take too long, or be cancelled. From the first to the
-last the server carries a label that is no version, so whatever it samples in between is refused and never counted as
-somebody's. After a call that got no answer the server is asked; if it cannot say, it stays unsettled. Old weights are
-never put back: what they were is known to whoever drives the update, or to nobody. An unsettled server stays paused
-until an update succeeds; `resume` of its provider refuses.
+Each call may fail, time out or be cancelled. From the first to the last the server carries a label that is no version,
+so tokens sampled in between are refused. After a call without an answer the server is asked for its label. If it cannot
+say, it stays unsettled. Old weights are never restored: their source may be known only to the program that runs the
+update. An unsettled server stays paused until an update succeeds; `resume` refuses.
 """
 
 import asyncio
@@ -24,10 +23,10 @@ from harness.samples.versions import require_settled, unsettled_label
 
 
 class ChangingServer(Protocol):
-    """An engine server whose weights are being changed. Every method raises `EngineError`."""
+    """Server whose weights can be changed. Every method raises `EngineError`."""
 
     async def is_paused(self) -> bool:
-        """Nothing is sampled now."""
+        """Return True if nothing is sampled now."""
 
     async def pause(self, mode: PauseMode) -> None:
         """See `TokenProvider.pause`."""
@@ -39,25 +38,25 @@ class ChangingServer(Protocol):
         """See `TokenProvider.read_version`."""
 
     async def require_fitting(self, path: Path) -> None:
-        """Raises `EngineRejected` when the checkpoint in `path` is seen not to fit."""
+        """Raise `EngineRejected` if the checkpoint in `path` visibly does not fit."""
 
     async def announce_change(self, label: str) -> None:
-        """Carry `label`, which is no version, from now on."""
+        """Set `label`, which is no version."""
 
     async def load(self, path: Path, version: str) -> None:
         """Load the checkpoint in `path`."""
 
     async def adopt(self, version: str) -> None:
-        """Drop what the old weights have computed, and carry `version`."""
+        """Drop the cache of the old weights, and set `version`."""
 
 
 class WeightChange:
-    """The updates of one server, one at a time.
+    """Updates of one server, one at a time.
 
     Args:
-        name: Of the server, for messages.
-        server: Takes the steps.
-        served: The label of the server.
+        name: Server name for messages.
+        server: Carries out the steps.
+        served: Label of the server.
     """
 
     def __init__(self, name: str, server: ChangingServer, served: ServedLabel) -> None:
@@ -66,10 +65,10 @@ class WeightChange:
         self._served = served
         self._one_at_a_time = asyncio.Lock()  # two updates at once would label the weights of one with the other's
         self._has_paused = False
-        """An update paused the server and left it so."""
+        """True while an update has left the server paused."""
 
     async def run(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; a server that was paused before stays paused."""
+        """See `TokenProvider.update_weights`; a server that was paused stays paused."""
         require_settled(version)
         async with self._one_at_a_time:
             await self._server.require_fitting(path)
@@ -81,6 +80,7 @@ class WeightChange:
                 await self._server.pause(PauseMode.KEEP)
                 await self._change(path, version)
             finally:
+                # Only known weights may sample; otherwise the server stays paused.
                 if not self._served.is_unsettled:
                     self._has_paused = False
                     await to_the_end(self._server.resume())
@@ -93,7 +93,7 @@ class WeightChange:
             await self._server.announce_change(self._served.label)
 
     async def require_settled(self) -> None:
-        """Raises `WeightsUnsettled` unless the server's weights have a version; asks the server first."""
+        """Read the label; raise `WeightsUnsettled` unless it is a version."""
         with suppress(EngineError):
             await self._server.read_version()
         if self._served.is_unsettled:
@@ -110,6 +110,7 @@ class WeightChange:
             await self._server.load(path, version)
             await to_the_end(self._adopt(version))
         except BaseException as error:
+            # The server may have finished a call that failed here, so its label decides; unsettled if it cannot say.
             await to_the_end(self._look(unsettled))
             if not isinstance(error, EngineError):
                 raise
@@ -123,7 +124,6 @@ class WeightChange:
                 raise
 
     async def _look(self, otherwise: str) -> None:
-        """Find out what the server carries now; `otherwise` when it does not say."""
         try:
             await self._server.read_version()
         except EngineError:

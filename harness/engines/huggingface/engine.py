@@ -1,10 +1,8 @@
-"""Continuous batching over one model: every live request advances a little with each `step`.
+"""Continuous batching over one model: each `step` advances every live request.
 
-Single-threaded and synchronous; `thread.py` gives it a thread of its own. Whatever changes the engine happens between
-two steps, so an abort, a pause or new weights fall between two sampled tokens and never into one.
-
-New weights invalidate all KV. Sequences that are frozen in the middle of an output compute theirs again, so that every
-logprob is exactly what the labeled weights say of that token.
+Single-threaded and synchronous; `thread.py` runs it. All changes happen between two steps, so an abort, a pause or new
+weights fall between two sampled tokens. New weights invalidate all KV. Paused sequences recompute theirs, so every
+logprob is exact for the weights of its label.
 """
 
 import time
@@ -33,7 +31,7 @@ from harness.types import (
 )
 
 RequestOutcome = GenerationResult | PromptLogprobs | EngineError
-"""How a request ends."""
+"""Last event of a request."""
 
 
 class Listener(Protocol):
@@ -41,7 +39,7 @@ class Listener(Protocol):
 
     @property
     def wants_deltas(self) -> bool:
-        """Whether to report tokens as they are sampled; the outcome is reported in any case."""
+        """True to receive tokens as they are sampled, besides the outcome."""
 
     def __call__(self, event: GenerationDelta | RequestOutcome) -> None:
         """Take the next event; a `RequestOutcome` is the last."""
@@ -49,20 +47,18 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveRequest:
-    """A request that has not ended."""
-
     generation: LocalGeneration
     listener: Listener
 
 
 class LocalEngine:
-    """The requests, and the model that works on them."""
+    """Live requests and the model that serves them."""
 
     def __init__(self, model: RaggedModel, scheduler: Scheduler, rules: StopRules, *, version: str) -> None:
         self.version = version
         self.is_paused = False
         self.sampled_tokens = 0
-        """Since the engine was made, for whichever request."""
+        """Tokens sampled since creation."""
         self._model = model
         self._scheduler = scheduler
         self._rules = rules
@@ -71,36 +67,35 @@ class LocalEngine:
 
     @property
     def facts(self) -> ModelFacts:
-        """The facts about the model."""
         return self._model.facts
 
     @property
     def context_length(self) -> int:
-        """Tokens of a prompt and its output together, at most."""
+        """Maximum tokens of prompt plus output."""
         return self._rules.context_length
 
     @property
     def running(self) -> int:
-        """Generations with a place in the batch."""
+        """Requests in the batch."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Generations without a place in the batch."""
+        """Requests waiting for the batch."""
         return len(self._scheduler.waiting)
 
     @property
     def kv_bytes(self) -> int:
-        """Memory in use for keys and values."""
+        """Memory of the KV storage."""
         return self._model.kv.size_bytes
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """True if `step` would compute something."""
         return self._scheduler.has_work and not self.is_paused
 
     def submit(self, request: GenerationRequest, listener: Listener) -> None:
-        """Queue a request; raises `EngineRejected` when its id is that of a live one."""
+        """Queue a request. Raises `EngineRejected` if its id is live."""
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
         live = _LiveRequest(LocalGeneration(request, self._rules, started_at=time.perf_counter()), listener)
@@ -109,7 +104,7 @@ class LocalEngine:
         self._scheduler.add(live.generation.tokens)
 
     def abort(self, request_id: str | None) -> int:
-        """End one generation or all; requests that only score are not generations. Returns how many ended."""
+        """Abort one generation or all, but no scoring requests. Return how many ended."""
         named = self._live.values() if request_id is None else filter(None, [self._live.get(request_id)])
         generations = [live for live in named if not live.generation.is_scoring_only]
         for live in generations:
@@ -117,13 +112,13 @@ class LocalEngine:
         return len(generations)
 
     def drop(self, request: GenerationRequest) -> None:
-        """Forget a request whose caller is gone; nothing happens when it has ended or never was accepted."""
+        """Discard a request whose caller has gone; ignore it if it is not live."""
         live = self._live.get(request.request_id)
         if live is not None and live.generation.request is request:
             self._remove(live)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until `resume`; with `ABORT` generations end now, waiting ones included."""
+        """Stop sampling until `resume`; `ABORT` also ends all generations, even waiting ones."""
         self.is_paused = True
         if mode is PauseMode.ABORT:
             self.abort(None)
@@ -133,13 +128,13 @@ class LocalEngine:
         self.is_paused = False
 
     def update_weights(self, path: Path, version: str) -> None:
-        """Sample with the checkpoint in `path` from now on; raises `EngineRejected`, nothing changed, if it cannot."""
+        """Sample with the checkpoint in `path` from now on. Raises `EngineRejected`, with nothing changed."""
         self._model.load_weights(path)
         self.version = version
         self._forget_kv()
 
     def flush_cache(self) -> bool:
-        """Forget cached prefixes, and of paused requests what is computed; False, nothing changed, while some run."""
+        """Drop all KV, that of paused requests too. Return False, with nothing changed, while requests run."""
         if self._live and not self.is_paused:
             return False
         self._forget_kv()
@@ -151,7 +146,7 @@ class LocalEngine:
             self._end(live, error)
 
     def step(self) -> None:
-        """Compute the next piece of every running request, and report what came of it."""
+        """Compute the next piece of every running request and report the results."""
         pieces = self._scheduler.plan()
         self._model.apply(self._scheduler.take_kv_ops())
         logits = self._model.forward(pieces)
@@ -170,7 +165,7 @@ class LocalEngine:
             live.generation.restart_scores()
 
     def _use_logits(self, pieces: Iterable[StepPiece], logits: Tensor) -> None:
-        """Score and sample with the wanted rows of `pieces`, which `logits` has in order."""
+        # `logits` has the wanted rows of all pieces, in order.
         sampling: list[_LiveRequest] = []
         last_rows: list[int] = []
         first = 0
@@ -197,10 +192,10 @@ class LocalEngine:
                 self._finish(live, reason)
 
     def _score(self, live: _LiveRequest, wanted: range, rows: Tensor) -> None:
-        """Add the logprobs of the input tokens that follow the positions `wanted`."""
         generation = live.generation
         if generation.scores is None or generation.scores.is_complete or not wanted:
             return
+        # The logits of a position score the token after it.
         targets = generation.request.input_ids[wanted.start + 1 : wanted.stop + 1]
         generation.add_scores(logprobs_of(rows[: targets.size], targets), self.version)
         if generation.is_scoring_only and (scores := generation.scores.result()) is not None:

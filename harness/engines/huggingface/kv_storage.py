@@ -1,6 +1,6 @@
-"""Where keys and values live: for every sequence one pair of tensors per layer, contiguous, growing on demand.
+"""Storage of keys and values: per sequence one contiguous, growing pair of tensors per layer.
 
-Which KV exists and how large it is, is decided by the scheduler; this carries it out.
+The scheduler decides what exists and how large it is.
 """
 
 from collections import defaultdict
@@ -21,21 +21,20 @@ class LayerKv:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of one token in this layer."""
         return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the whole layer, unused room included."""
+        """Memory, including unused room."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     def copy(self, tokens: int, capacity: int) -> "LayerKv":
-        """A copy with room for `capacity` tokens, holding the first `tokens`."""
+        """Copy the first `tokens` into room for `capacity`."""
         return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
 
 
 class SequenceKv:
-    """The KV of one sequence."""
+    """KV of one sequence."""
 
     __slots__ = ("layers",)
 
@@ -43,9 +42,9 @@ class SequenceKv:
         self.layers: dict[int, LayerKv] = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
-        """Put `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
+        """Write `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
         stored = self.layers.get(layer)
-        if stored is None:  # the first tokens of a layer say its shape
+        if stored is None:  # the first tokens define the shape
             stored = self.layers[layer] = LayerKv(keys, values).copy(0, capacity)
         elif stored.keys.shape[2] < capacity:
             stored = self.layers[layer] = stored.copy(start, capacity)
@@ -55,32 +54,31 @@ class SequenceKv:
         return stored
 
     def copy(self, tokens: int, capacity: int) -> "SequenceKv":
-        """A copy with room for `capacity` tokens, holding the first `tokens`."""
+        """See `LayerKv.copy`."""
         target = SequenceKv()
         target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
         return target
 
 
 class KvStorage:
-    """The KV of every sequence, by the name that the scheduler gave it."""
+    """KV of every sequence, by the scheduler's names."""
 
     def __init__(self) -> None:
         self._sequences: defaultdict[int, SequenceKv] = defaultdict(SequenceKv)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all sequences."""
         return sum(layer.size_bytes for kv in self._sequences.values() for layer in kv.layers.values())
 
     def __getitem__(self, kv: int) -> SequenceKv:
         return self._sequences[kv]
 
     def bytes_per_token(self, kv: int) -> int:
-        """Memory of one token of `kv` over all layers."""
+        """Return the memory of one token of `kv` over all layers."""
         return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out what the scheduler decided, in order."""
+        """Carry out the scheduler's operations in order."""
         for op in ops:
             match op:
                 case KvDrop(kv):

@@ -1,6 +1,6 @@
-"""One request from its arrival to its result: what was sampled, under which weights, and when it ends.
+"""One request from arrival to result: sampled tokens, their weight versions, and the end.
 
-Knows neither tensors nor threads. The engine feeds it scores of the prompt and sampled tokens, in order.
+Knows neither tensors nor threads. The engine adds prompt scores and sampled tokens in order.
 """
 
 import secrets
@@ -28,19 +28,19 @@ _SEED_BITS = 63
 
 
 class StopRules(NamedTuple):
-    """The ends of a generation besides its own parameters."""
+    """Reasons to end a generation besides its own parameters."""
 
     eos_ids: frozenset[int]
     context_length: int
     decode: Callable[[Sequence[int]], str]
     new_detector: Callable[[], RepeatDetector | None] = lambda: None
-    """The repeat guard's state for one more output; None while there is no guard."""
+    """Creates the repeat guard's state for one output; None without a guard."""
     byte_ids: frozenset[int] = frozenset()
     """See `Tokenizer.byte_ids`."""
 
 
 class SampledToken(NamedTuple):
-    """One sampled token; the alternatives are empty unless asked for."""
+    """Sampled token; alternatives only if requested."""
 
     token_id: int
     logprob: float
@@ -49,7 +49,7 @@ class SampledToken(NamedTuple):
 
 
 class PromptScores:
-    """Logprobs of input tokens from `start` on, arriving in chunks."""
+    """Logprobs of input tokens from `start` on, added in chunks."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -59,29 +59,29 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
-        """All logprobs have been added."""
+        """True once all were added."""
         return self._version is not None
 
     def add(self, logprobs: Logprobs, version: str) -> None:
-        """The next logprobs, under `version`; complete once all have been added."""
+        """Add the next logprobs, computed under `version`."""
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
         if self._filled == self._values.size:
             self._version = version
 
     def restart(self) -> None:
-        """Forget an incomplete array: it must be of one version."""
+        """Discard an incomplete array: all values must be of one version."""
         self._filled = 0
 
     def result(self) -> PromptLogprobs | None:
-        """The whole array; None while it is incomplete."""
+        """Return the whole array, or None while incomplete."""
         if self._version is None:
             return None
         return PromptLogprobs(self.start, as_logprobs(self._values), self._version)
 
 
 class LocalGeneration:
-    """A live request; one with a budget of 0 tokens only scores its input."""
+    """Live request; with a budget of 0 tokens it only scores its input."""
 
     def __init__(self, request: GenerationRequest, rules: StopRules, *, started_at: float) -> None:
         self.request = request
@@ -90,7 +90,7 @@ class LocalGeneration:
         params, start = request.params, request.prompt_logprobs_from
         self.seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.scores = None if start is None else PromptScores(start, self.prompt_length)
-        # Nobody asks for the logits after the last token of an input that is only scored.
+        # Scoring alone needs no logits after the last input token.
         known = self.prompt_length - (1 if self.is_scoring_only else 0)
         room = min(params.max_new_tokens, rules.context_length - self.prompt_length)
         buffer = np.empty(self.prompt_length + room, dtype=np.int32)
@@ -108,17 +108,16 @@ class LocalGeneration:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the input."""
         return int(self.request.input_ids.size)
 
     @property
     def is_scoring_only(self) -> bool:
-        """Only the input is read; nothing is sampled."""
+        """True if nothing is sampled."""
         return self.request.params.max_new_tokens == 0
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """Ids that may not be sampled next: those that would end an output that is too short to end."""
+        """Ids that would end the output before its minimum length."""
         params = self.request.params
         if len(self.sampled) >= params.min_new_tokens:
             return ()
@@ -126,24 +125,24 @@ class LocalGeneration:
 
     @property
     def told(self) -> int | None:
-        """The next id of its script; None behind the last one, and without a script."""
+        """Next id of the script; None after the last, or without one."""
         script_ids, said = self.request.script_ids, len(self.sampled)
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
     def add_scores(self, logprobs: Logprobs, version: str) -> None:
-        """Logprobs of the next input tokens; their logits are not wanted again."""
+        """Add logprobs of the next input tokens; their logits are not needed again."""
         if self.scores is not None and not self.scores.is_complete:
             self.scores.add(logprobs, version)
             self.tokens.logits_from += logprobs.size
 
     def restart_scores(self) -> None:
-        """The weights changed: what was scored so far is scored again, unless it is complete."""
+        """Score again after a weight change, unless complete."""
         if self.scores is not None and not self.scores.is_complete:
             self.scores.restart()
             self.tokens.logits_from = self.scores.start - 1
 
     def add(self, sampled: SampledToken, version: str) -> FinishReason | None:
-        """Append a sampled token; returns why the generation ends here, None when it goes on."""
+        """Append a sampled token; return why the generation ends here, or None."""
         position, token_id, params = len(self.sampled), sampled.token_id, self.request.params
         self.sampled.append(sampled)
         self.tokens.append(token_id)
@@ -163,7 +162,7 @@ class LocalGeneration:
         return None
 
     def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
-        """The output until now, ended by `reason`."""
+        """Return the output so far, ended by `reason`."""
         top = None
         if self.request.params.top_logprobs:
             shape = (len(self.sampled), self.request.params.top_logprobs)

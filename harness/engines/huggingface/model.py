@@ -1,7 +1,7 @@
-"""The model itself: loading, the ragged forward pass, and exchanging its weights.
+"""The model: loading, the ragged forward pass, and weight updates, all on the engine's thread.
 
-All of it runs on the engine's thread. At load the ragged pass is compared with the model's own forward pass, and a
-model for which they differ is refused: what this engine reports is meant to be the truth about the weights.
+Loading compares the ragged pass with the model's own forward pass and refuses a model for which they differ: this
+engine serves as ground truth about the weights.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 _CHECK_TOKENS = 24
 _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""Largest mean difference of the logprobs at one position; rounding alone stays below half of it."""
+"""Largest mean logprob difference at one position; rounding alone stays below half."""
 
 
 class ModelFacts(NamedTuple):
-    """The facts about a loaded model that the engine works with."""
+    """Properties of a loaded model."""
 
     vocab_size: int
     context_length: int
@@ -42,7 +42,7 @@ class ModelFacts(NamedTuple):
 
 
 class RaggedModel:
-    """A causal language model that computes pieces of many sequences in one forward pass."""
+    """Causal language model that computes pieces of many sequences in one pass."""
 
     def __init__(self, model: Any, directory: Path) -> None:
         self._model = model
@@ -58,7 +58,7 @@ class RaggedModel:
 
     @classmethod
     def load(cls, directory: Path, *, dtype: str, threads: int) -> "RaggedModel":
-        """The model in the folder `directory`; raises `ModelError` when it cannot be served here."""
+        """Load the model in `directory`. Raises `ModelError` if it cannot be served."""
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         ragged_attention.register()
@@ -71,7 +71,7 @@ class RaggedModel:
         return cls(model.eval(), directory)
 
     def forward(self, pieces: Sequence[StepPiece]) -> Tensor:
-        """Float32 logits of every wanted position of `pieces`, in order, shape [positions, vocabulary]."""
+        """Return float32 logits of all wanted positions in order, shape [positions, vocabulary]."""
         ragged, first = [], 0
         for sequence, start, stop in pieces:
             assert sequence.kv is not None
@@ -94,14 +94,14 @@ class RaggedModel:
             return logits
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out what the scheduler decided about the KV storage."""
+        """Carry out the scheduler's KV operations."""
         with torch.inference_mode():
             self.kv.apply(ops)
 
     def load_weights(self, directory: Path) -> None:
         """Replace the weights by the checkpoint in `directory`.
 
-        Raises `EngineRejected`, with the old weights untouched, when names or shapes differ.
+        Raises `EngineRejected`, with the old weights untouched, if names or shapes differ.
         """
         saved = self._model.state_dict().keys()
         own = dict(self._model.named_parameters())
@@ -119,10 +119,8 @@ class RaggedModel:
         return self._model.config.get_text_config()
 
     def _refuse_unsuitable(self) -> None:
-        """Refuse what would make a result depend on the rest of its batch, what has no KV, and what hides in masks.
-
-        A model that runs with flash attention passes a sliding window as an argument; another may pass a mask only.
-        """
+        """Refuse models whose results depend on the batch, that have no KV, or that need masks."""
+        # With flash attention a sliding window is an argument; without, it may exist only as a mask.
         if not getattr(self._model, "_supports_flash_attn", False):
             raise ModelError(f"the local engine cannot run {type(self._model).__name__}: its attention needs masks")
         unknown = set(getattr(self._config, "layer_types", None) or ()) - _LAYER_TYPES
@@ -133,7 +131,7 @@ class RaggedModel:
             raise ModelError(f"the local engine cannot run rotary embeddings of type {rope}")
 
     def _check_against_plain_forward(self) -> int:
-        """Compare the ragged pass, two sequences in chunks, with the model's own; returns KV bytes per token."""
+        """Compare the ragged pass, two sequences in chunks, with the model's own. Return KV bytes per token."""
         sequences, plain = [], []
         for kv in range(2):
             length = _CHECK_TOKENS + kv
@@ -170,7 +168,7 @@ class RaggedModel:
 
 
 def _pad(row: Any) -> Any:
-    """`row` as int64 with at least `FEWEST_ROWS` elements, filled up with zeros; an empty one stays empty."""
+    # Fewer rows would use another kernel with other rounding.
     missing = max(FEWEST_ROWS - row.size, 0) if row.size else 0
     return np.pad(row.astype(np.int64), (0, missing))
 
@@ -180,10 +178,10 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _read_checkpoint(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint, in memory before anything is replaced."""
     files = _weight_files(directory)
     if not files:
         raise EngineRejected(f"expected a checkpoint with *.safetensors in {directory}, found none")
+    # All in memory before any weight is replaced.
     tensors: dict[str, Tensor] = {}
     for path in files:
         try:
@@ -205,7 +203,7 @@ def _require_same_shapes(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
 
 
 def _digest(directory: Path) -> str:
-    """SHA-256 over the names and bytes of the weight files."""
+    """Return the SHA-256 over names and bytes of the weight files."""
     digest = hashlib.sha256()
     for path in _weight_files(directory):
         digest.update(path.name.encode())

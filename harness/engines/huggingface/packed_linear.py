@@ -1,8 +1,8 @@
-"""Linear layers whose weights lie in memory the way oneDNN's kernels read them.
+"""Linear layers with weights packed in memory for oneDNN's kernels.
 
-On a CPU this is about twice as fast as the plain layer for the few rows of a decoding step, and the result of a row
-does not depend on the number of rows beside it as long as there are at least `FEWEST_ROWS`: outputs do not change with
-the batch to the last bit. The price is a second copy of the weights.
+On a CPU this is about twice as fast as the plain layer for the few rows of a decoding step. With at least `FEWEST_ROWS`
+rows, a row's result does not depend on the number of rows beside it, so outputs are bitwise independent of the batch.
+The price is a second copy of the weights.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 FEWEST_ROWS = 4
-"""Fewer rows take another kernel, which is slower and sums in another order."""
+"""Below this, another kernel is used, which is slower and sums in another order."""
 
 
 def pack(model: Module) -> None:
-    """Make every linear layer of `model` use a packed copy of its present weights, where torch offers that."""
+    """Make every linear layer use a packed copy of its present weights, if torch supports it."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return
     with torch.inference_mode():
@@ -24,8 +24,6 @@ def pack(model: Module) -> None:
 
 
 class _PackedForward:
-    """The forward pass of one linear layer."""
-
     __slots__ = ("_bias", "_features", "_multiply", "_packed")
 
     def __init__(self, linear: Linear) -> None:

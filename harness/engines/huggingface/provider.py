@@ -1,8 +1,8 @@
 """The local engine as a `TokenProvider`: asyncio outside, one engine thread inside.
 
-transformers' own continuous batching (5.23) is not used: a cancelled request vanishes with its partial output, all
-requests draw from one random generator, min-p is not per request, and prompts cannot be scored. What it is made for,
-paged attention on a GPU, is not what this engine is for.
+transformers' own continuous batching (5.23) is not used. It loses the partial output of a cancelled request, shares one
+random generator among requests, has no min-p per request and cannot score prompts. Its strength, paged attention on a
+GPU, is not needed here.
 """
 
 import asyncio
@@ -58,19 +58,18 @@ class HuggingFaceTokenProvider:
 
     Args:
         model_dir: Folder with `config.json`, `tokenizer.json` and `*.safetensors`.
-        max_batch: Sequences that are computed together.
-        kv_cache_bytes: Bound on keys and values of running sequences and kept prefixes.
-        step_tokens: Tokens computed in one step; bounds how long a prompt keeps other requests waiting.
-        shares_prefixes: Sessions start from the KV of prefixes that others have computed. Which ones are there depends
-            on what runs beside them, and changes logprobs in the last bit. Without, and with a `step_tokens` that all
-            prompts fit into, outputs do not depend on the batch.
-        threads: Threads of the matrix products; None leaves one core to the event loop and the agents: with all
-            cores, threads that wait for each other lose to every other process that runs.
-        dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
+        max_batch: Sequences computed together.
+        kv_cache_bytes: Limit for keys and values, cached prefixes included.
+        step_tokens: Tokens per step; limits how long a prompt delays other requests.
+        shares_prefixes: Sessions may start from other sessions' KV, which changes logprobs in the last bit depending on
+            the batch. Without it, and with every prompt within `step_tokens`, outputs do not depend on the batch.
+        threads: Threads for matrix products; None leaves one core to the event loop and the agents, since threads that
+            wait for each other lose to other processes.
+        dtype: torch type of weights and KV; `float32` is exact enough as ground truth.
         version: Label of the weights in `model_dir`.
-        name: The name of the model; empty takes the name of the folder.
-        repeat_guard: Ends outputs that repeat themselves; None takes the configuration in the environment
-            (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        name: Model name; empty takes the folder's.
+        repeat_guard: Ends repetitive outputs; None takes the configuration in the environment
+            (`HARNESS_REPEAT_TERMINATE_*`), if any.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class HuggingFaceTokenProvider:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `TokenProvider.capabilities`. Raises `EngineError` while the engine does not run."""
+        """See `TokenProvider.capabilities`. Raises `EngineError` unless the engine runs."""
         engine = self._require_entered()
         return Capabilities(
             engine="local",
@@ -141,7 +140,7 @@ class HuggingFaceTokenProvider:
             return self
         try:
             await prove_guard(self, self._repeat_guard, self._object_key_ids)
-        except BaseException:  # an engine in which the guard ends no output must not stay up
+        except BaseException:  # an engine without the wanted guard must not stay up
             await self.__aexit__(None, None, None)
             raise
         return self
@@ -189,11 +188,11 @@ class HuggingFaceTokenProvider:
         return outcome
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`; when it returns, nothing more is sampled for them."""
+        """See `TokenProvider.abort`; on return, sampling has stopped."""
         return await self._call(lambda engine: engine.abort(request_id))
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`; when it returns, nothing is being sampled."""
+        """See `TokenProvider.pause`; on return, sampling has stopped."""
         await self._call(lambda engine: engine.pause(mode))
 
     async def resume(self) -> None:
@@ -209,7 +208,7 @@ class HuggingFaceTokenProvider:
         return self.weight_version
 
     async def flush_cache(self) -> bool:
-        """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
+        """See `FlushesPrefixes`."""
         return await self._call(lambda engine: engine.flush_cache())
 
     async def health(self) -> EngineHealth:
@@ -225,7 +224,6 @@ class HuggingFaceTokenProvider:
         return EngineCount("the local engine", self._since, engine.sampled_tokens)
 
     def _build(self) -> "LocalEngine":
-        """Load everything; runs on the engine's thread."""
         try:
             from harness.engines.huggingface.engine import LocalEngine
             from harness.engines.huggingface.model import RaggedModel
@@ -274,19 +272,19 @@ class HuggingFaceTokenProvider:
     async def _events(
         self, request: GenerationRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[GenerationDelta | GenerationResult | PromptLogprobs]:
-        """The engine's reports on `request`, the outcome last; the request is dropped when nobody listens."""
         inbox = _Inbox(wants_deltas=wants_deltas)
         try:
             await self._call(lambda engine: engine.submit(request, inbox))
             while not inbox.is_exhausted:
                 yield await inbox.next_event()
         finally:
+            # The caller left early; its request must not keep sampling.
             if not inbox.is_exhausted:
                 self._thread.call(lambda engine: engine.drop(request))
 
 
 class _Inbox:
-    """Brings the events of one request from the engine's thread to the task that waits for them."""
+    """Passes events from the engine's thread to the waiting task."""
 
     def __init__(self, *, wants_deltas: bool) -> None:
         self.wants_deltas = wants_deltas
@@ -295,11 +293,11 @@ class _Inbox:
         self._events: asyncio.Queue[GenerationDelta | RequestOutcome] = asyncio.Queue()
 
     def __call__(self, event: "GenerationDelta | RequestOutcome") -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def next_event(self) -> GenerationDelta | GenerationResult | PromptLogprobs:
-        """The next event; raises the `EngineError` that the request ended with."""
+        """Return the next event. Raises the `EngineError` that ended the request."""
         event = await self._events.get()
         self.is_exhausted = not isinstance(event, GenerationDelta)
         if isinstance(event, EngineError):

@@ -1,11 +1,10 @@
-"""Attention over a ragged batch: tokens of many sequences side by side in one row, without padding.
+"""Attention over a ragged batch: tokens of many sequences in one row, without padding.
 
 Registered with transformers under `NAME`, it replaces the attention of every layer. Each piece of the row belongs to
-one sequence: its keys and values go to that sequence's KV, and its queries attend to that KV alone. Everything else in
-a decoder works on single tokens and needs no change. Sequences never see each other, so a result depends on its batch
-only through the rounding of matrix products.
+one sequence, writes its keys and values to that sequence's KV and attends only to it. All else in a decoder works on
+single tokens. So the batch affects a result only through rounding in matrix products.
 
-A model that asks attention for something not known here (soft caps, sinks, biases) is refused, not approximated.
+A model whose attention needs anything unknown (soft caps, sinks, biases) is refused, not approximated.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class RaggedPiece:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, query: Tensor, stored: LayerKv, scale: float, window: int | None) -> Tensor:
-        """Attention of the piece's queries, shape [1, heads, tokens, dimension], over everything before them."""
+        """Compute attention for the piece's queries, shape [1, heads, tokens, dimension]."""
         oldest = 0 if window is None else max(0, self.start + 1 - window)
         is_whole = self.start == 0 and (window is None or self.stop <= window)
         is_single = self.stop - self.start == 1
@@ -54,7 +53,7 @@ class RaggedPiece:
         )
 
     def _mask(self, query: Tensor, oldest: int, window: int | None) -> Tensor:
-        """Which positions `oldest..stop` each token may see; the same for every layer with this window."""
+        # Every layer with this window shares the mask.
         if window not in self._masks:
             token = torch.arange(self.start, self.stop, device=query.device)[:, None]
             seen = torch.arange(oldest, self.stop, device=query.device)[None, :]
@@ -64,7 +63,7 @@ class RaggedPiece:
 
 
 def register() -> None:
-    """Make the attention known to transformers; no mask is created for it."""
+    """Register the attention with transformers; it creates no mask for it."""
     AttentionInterface.register(NAME, _attend)
 
 
@@ -81,7 +80,7 @@ def _attend(
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it; returns [1, tokens, heads, dimension]."""
+    """Compute attention as transformers calls it; return [1, tokens, heads, dimension]."""
     unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
     if attention_mask is not None or dropout or unknown:
         reasons = ", ".join(unknown) or "a mask or dropout"

@@ -1,10 +1,9 @@
-"""From logits to tokens, many requests at once.
+"""Samples tokens from logits for many requests at once.
 
-The token with the largest `logit / temperature + Gumbel noise` is a sample of the softmax. The noise depends on the
-seed of the request and the position of the token and on nothing else, so a request is reproducible whatever shares its
-batch, and goes on identically after it was interrupted; rounding differences between batches change the outcome only
-where two candidates are practically tied. Logprobs are those of the model's own distribution, before temperature and
-filters.
+The token with the largest `logit / temperature + Gumbel noise` is a sample of the softmax. The noise depends only on
+the request's seed and the token's position, so a request is reproducible in any batch and after an interruption.
+Rounding differences between batches matter only where two candidates are practically tied. Logprobs are the model's
+own, before temperature and filters.
 """
 
 from collections.abc import Sequence
@@ -18,25 +17,25 @@ from harness.engines.huggingface.local_generation import SampledToken
 from harness.errors import EngineReplyInvalid
 from harness.types import Logprobs, SamplingParams, TokenIds
 
-_LIKELY_CANDIDATES = 1024  # of which top-p nearly always is a subset; finding them is far cheaper than sorting all
+_LIKELY_CANDIDATES = 1024  # nearly always contain top-p, and are far cheaper to find than a full sort
 _WORD = 2**64 - 1
 
 
 class SamplingRow(NamedTuple):
-    """How to sample from one row of logits."""
+    """Parameters for sampling from one row of logits."""
 
     params: SamplingParams
     seed: int
     position: int
-    """Index of the sampled token in its sequence, prompt included."""
+    """Index of the token in its sequence, including the prompt."""
     forbidden: tuple[int, ...] = ()
-    """Ids that must not be sampled here."""
+    """Ids that must not be sampled."""
     told: int | None = None
-    """The id that a script has here; None leaves it to the model."""
+    """Id that a script requires; None lets the model sample."""
 
 
 def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
-    """Logprob of `token_ids[i]` in row i of `logits`."""
+    """Return the logprob of `token_ids[i]` in row i of `logits`."""
     wanted = torch.from_numpy(token_ids.astype(np.int64))
     chosen = logits.gather(1, wanted[:, None]).squeeze(1) - torch.logsumexp(logits, dim=-1)
     scores: Logprobs = chosen.numpy()
@@ -45,7 +44,7 @@ def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """One token for each row of `logits`, float32 [rows, vocabulary]."""
+    """Sample one token for each row of `logits`, float32 [rows, vocabulary]."""
     token_ids = np.array([_choose(logits[index], row) for index, row in enumerate(rows)])
     normalizers = logits.logsumexp(dim=-1).numpy()
     logprobs = logits.numpy()[np.arange(len(rows)), token_ids] - normalizers
@@ -63,7 +62,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
 
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:
-    """One token from one row: work of a few hundred microseconds that stays in the processor's cache."""
+    # One row at a time, because a row fits into the processor's cache.
     if row.told is not None:
         return row.told
     if row.forbidden:
@@ -77,8 +76,8 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
         scaled[scaled < _top_p_threshold(scaled, params.top_p)] = -np.inf
     if params.min_p > 0:
         scaled[scaled < scaled.max() + np.log(params.min_p)] = -np.inf
-    # Drawn in double precision: with 2**-24 steps one of 50,000 candidates would draw an exact zero, and win, several
-    # times in a thousand tokens.
+    # Double precision: with steps of 2**-24, one of 50,000 candidates would draw an exact zero, and win, several times
+    # in a thousand tokens.
     key = np.array([row.seed & _WORD, row.position], np.uint64)
     noise = np.random.Generator(np.random.Philox(key=key)).standard_exponential(scaled.numel())
     np.log(noise, out=noise)
@@ -86,7 +85,7 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
-    """The smallest logit among the most likely tokens that together have probability `top_p`."""
+    """Return the smallest logit among the most likely tokens with total probability `top_p`."""
     total = scaled.logsumexp(dim=-1)
     likely = scaled.topk(min(_LIKELY_CANDIDATES, scaled.numel())).values
     if (likely - total).exp().sum() < top_p:

@@ -1,16 +1,14 @@
-"""Which tokens the next step computes, and whose KV cache stays: all decisions of the local engine, without a tensor.
+"""Decides which tokens the next step computes and which KV stays. Pure: no tensors.
 
-Each step every decoding sequence gets one token, and sequences whose prompt is not computed yet share what is left of
-`step_tokens`, oldest first. KV capacity is counted in tokens against one budget. When it runs out, cached prefixes go
-first, least recently used first, then the youngest running sequence goes back to waiting and is computed again later;
-the oldest one therefore always advances.
+Each step gives every decoding sequence one token; sequences with uncomputed prompts share the rest of `step_tokens`,
+oldest first. KV capacity is budgeted in tokens. When it runs out, cached prefixes are evicted, least recently used
+first, then the youngest running sequence returns to the queue and is recomputed later. So the oldest always advances.
 
 The KV of a finished sequence stays as a cached prefix. A new sequence starts from the longest prefix it shares with a
-cached or running one. It waits for a running one that is about to compute a longer shared prefix: the samples of one
-prompt compute that prompt once.
+cached or running one, and waits for a running one that is about to compute a longer one: samples of one prompt compute
+it once.
 
-Decisions are carried out elsewhere: `take_kv_ops` returns what to do with the KV storage, in order, and is to be
-called after every change and before the pieces of a plan are computed.
+`take_kv_ops` returns the operations on the KV storage in order; call it after every change, before computing a plan.
 """
 
 from collections import OrderedDict, deque
@@ -21,32 +19,32 @@ from typing import NamedTuple
 
 from harness.types import TokenIds
 
-_GRANULARITY = 64  # tokens; capacities are multiples of it, so that short sequences do not grow every step
+_GRANULARITY = 64  # tokens; capacities are multiples, so that short sequences do not grow every step
 _GROWTH = 1.25  # keeps the total cost of growing linear and the slack below a quarter
 _WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it again is cheaper than a delay
 
 
 class BatchLimits(NamedTuple):
-    """The bounds on what the engine uses at once."""
+    """Limits of the engine."""
 
     sequences: int
     """Running sequences."""
     step_tokens: int
-    """Tokens computed in one step."""
+    """Tokens per step."""
     kv_tokens: int
-    """KV capacity of running sequences and cached prefixes together, in tokens."""
+    """KV capacity in tokens, cached prefixes included."""
     shares_prefixes: bool = True
-    """Sequences start from prefixes of other sessions too."""
+    """True if sequences may start from other sessions' prefixes."""
 
 
 class KvDrop(NamedTuple):
-    """Free the KV `kv`."""
+    """Operation: free `kv`."""
 
     kv: int
 
 
 class KvCopy(NamedTuple):
-    """Make KV `target` with room for `capacity` tokens, its first `tokens` copied from `source`."""
+    """Operation: create `target` with room for `capacity` tokens, the first `tokens` copied from `source`."""
 
     source: int
     target: int
@@ -59,31 +57,31 @@ KvOp = KvDrop | KvCopy
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens whose KV is wanted. `ids[:length]` are known, and the KV of the first `computed` of them exists."""
+    """Tokens whose KV is wanted: `ids[:length]` are known, `computed` of them have KV."""
 
     ids: TokenIds
-    """A buffer with room for every token that may still be sampled."""
+    """Buffer with room for every token that may be sampled."""
     length: int
     logits_from: int
-    """Logits are wanted from this position on, so earlier tokens may come from a cached prefix."""
+    """First position whose logits are wanted; earlier tokens may come from a cached prefix."""
     session_id: str | None = None
     computed: int = 0
     kv: int | None = None
-    """Names its KV storage; None while it is waiting."""
+    """Name of its KV storage; None while waiting."""
     capacity: int = 0
-    """Tokens that its KV storage has room for."""
+    """Tokens that its KV storage can hold."""
     cached_tokens: int | None = None
-    """Tokens it took from elsewhere when it first started."""
+    """Tokens reused when it first started."""
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token; its logits are wanted next."""
+        """Append a sampled token; its logits are wanted next."""
         self.ids[self.length] = token_id
         self.logits_from = self.length
         self.length += 1
 
     @property
     def known_ids(self) -> TokenIds:
-        """Input and output until now."""
+        """Input and output so far."""
         return self.ids[: self.length]
 
     @property
@@ -93,7 +91,7 @@ class Sequence:
 
 
 class StepPiece(NamedTuple):
-    """Compute tokens `start..stop` (end exclusive) of `sequence` in this step."""
+    """Tokens `start..stop` (end exclusive) of `sequence` to compute in this step."""
 
     sequence: Sequence
     start: int
@@ -107,8 +105,6 @@ class StepPiece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Prefix:
-    """KV that nobody is using, and the tokens it belongs to."""
-
     ids: TokenIds
     session_id: str | None
     kv: int
@@ -116,15 +112,13 @@ class _Prefix:
 
 
 class _Match(NamedTuple):
-    """`tokens` leading tokens are shared with `source`."""
-
     source: Sequence | _Prefix | None
     tokens: int
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """The queue, the batch and the cached prefixes."""
+    """Queue, batch and cached prefixes."""
 
     limits: BatchLimits
     running: list[Sequence] = field(default_factory=list)
@@ -137,12 +131,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Something runs or waits."""
+        """True if any sequence runs or waits."""
         return bool(self.running or self.waiting)
 
     @property
     def used_tokens(self) -> int:
-        """KV capacity in use; never above `limits.kv_tokens`."""
+        """KV capacity in use; at most `limits.kv_tokens`."""
         holders: Iterable[Sequence | _Prefix] = chain(self.running, self._prefixes.values())
         return sum(holder.capacity for holder in holders)
 
@@ -151,7 +145,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> list[StepPiece]:
-        """Start what can be started and choose what to compute now; not empty while there is work."""
+        """Start waiting sequences and choose what to compute; never empty while there is work."""
         self._start_waiting()
         decoding = sum(sequence.missing == 1 for sequence in self.running)
         left = max(self.limits.step_tokens - decoding, 1)
@@ -167,12 +161,12 @@ class Scheduler:
         return [StepPiece(seq, seq.computed, seq.computed + tokens) for seq, tokens in chunks if seq.kv is not None]
 
     def complete(self, pieces: Iterable[StepPiece]) -> None:
-        """The pieces of a plan have been computed."""
+        """Mark the pieces of a plan as computed."""
         for piece in pieces:
             piece.sequence.computed = piece.stop
 
     def finish(self, sequence: Sequence) -> None:
-        """Take `sequence` out; its KV stays as a cached prefix, which replaces those that it extends."""
+        """Remove `sequence`; its KV stays as a cached prefix and replaces those it extends."""
         if sequence.kv is None:
             self.waiting.remove(sequence)
             return
@@ -189,14 +183,14 @@ class Scheduler:
         sequence.kv, sequence.capacity = None, 0
 
     def forget_kv(self) -> None:
-        """The weights changed: no KV is valid any more, running sequences compute theirs again."""
+        """Invalidate all KV after a weight change; running sequences recompute theirs."""
         while self._prefixes:
             self._evict(next(iter(self._prefixes.values())))
         for sequence in self.running:
             sequence.computed = 0
 
     def take_kv_ops(self) -> list[KvOp]:
-        """The work on the KV storage since the last call, in order."""
+        """Return and clear the pending operations on the KV storage."""
         taken, self._kv_ops = self._kv_ops, []
         return taken
 
@@ -225,7 +219,7 @@ class Scheduler:
         return best
 
     def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
-        """Whether a running sequence will soon have much more of the prefix of `sequence` than is available."""
+        """Return True if a running sequence will soon have a much longer shared prefix than `available`."""
         return self.limits.shares_prefixes and any(
             min(common_prefix(sequence.known_ids, other.known_ids), sequence.logits_from)
             >= max(available, other.computed) + _WORTH_WAITING_FOR
@@ -234,14 +228,14 @@ class Scheduler:
         )
 
     def _start(self, sequence: Sequence, match: _Match) -> bool:
-        """Give `sequence` its KV and run it; False, with nothing changed, when there is no room."""
+        """Run `sequence` with KV; return False, with nothing changed, if there is no room."""
         capacity = self._capacity_for(sequence, 0)
         room = self.limits.kv_tokens - sum(other.capacity for other in self.running)
         if capacity > room:
             return False
         match match.source:
             case _Prefix() as prefix if prefix.session_id == sequence.session_id and match.tokens == prefix.ids.size:
-                self._take_over(prefix, sequence)  # its session goes on here and needs it no more
+                self._take_over(prefix, sequence)  # its session continues here
             case _Prefix() as prefix if prefix.capacity + capacity > room:
                 if match.tokens < prefix.capacity // 2:
                     # Taken over, it would take the room of the sequences after this one for a few tokens' sake.
@@ -269,7 +263,7 @@ class Scheduler:
         sequence.kv, sequence.capacity = prefix.kv, prefix.capacity
 
     def _reserve(self, sequence: Sequence, tokens: int) -> None:
-        """Give `sequence` room for `tokens` tokens; it goes back to waiting itself when it is the youngest."""
+        """Make room for `tokens` tokens of `sequence`, which itself returns to waiting if it is the youngest."""
         if tokens <= sequence.capacity:
             return
         capacity = self._capacity_for(sequence, tokens)
@@ -286,7 +280,6 @@ class Scheduler:
             sequence.capacity = capacity
 
     def _capacity_for(self, sequence: Sequence, tokens: int) -> int:
-        """Room for all known tokens of `sequence` and at least `tokens`, with some to grow."""
         needed = max(sequence.length + 1, tokens)
         wanted = max(needed, int(sequence.capacity * _GROWTH))
         return min(-(-wanted // _GRANULARITY) * _GRANULARITY, self.limits.kv_tokens)
@@ -295,7 +288,6 @@ class Scheduler:
         return self.used_tokens + added - self.limits.kv_tokens
 
     def _make_room(self, capacity: int, *, keep: Sequence | _Prefix | None) -> None:
-        """Evict prefixes other than `keep` until `capacity` more tokens fit."""
         for prefix in list(self._prefixes.values()):
             if self._excess(capacity) <= 0:
                 return
@@ -308,7 +300,7 @@ class Scheduler:
 
 
 def common_prefix(left: TokenIds, right: TokenIds) -> int:
-    """How many leading ids are equal."""
+    """Return the number of equal leading ids."""
     shared = min(left.size, right.size)
     differs = left[:shared] != right[:shared]
     first = int(differs.argmax()) if shared else 0

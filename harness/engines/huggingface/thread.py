@@ -1,7 +1,7 @@
 """The thread that owns an engine.
 
-Other threads post calls, which it carries out in order between two steps. When the thread ends, for whatever reason,
-every live request and every posted call is answered: nothing waits for ever.
+Other threads post calls, which it runs in order between two steps. However the thread ends, every live request and
+every posted call gets an answer, so no caller waits forever.
 """
 
 import queue
@@ -19,60 +19,57 @@ T = TypeVar("T")
 
 
 class _EngineCall:
-    """A function to be called with the engine, and where its result goes."""
-
     def __init__(self, function: Callable[["LocalEngine"], Any]) -> None:
         self._function = function
         self.future: Future[Any] = Future()
 
     def run(self, engine: "LocalEngine") -> None:
-        """Answer the call; an error that is not an `EngineError` is raised and leaves it unanswered."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(self._function(engine))
+        # Any other error ends the thread; `_end` then refuses this call.
         except EngineError as error:
             self.future.set_exception(error)
 
     def refuse(self, error: EngineError) -> None:
-        """Answer a call that did not come to its end."""
         if self.future.running() or self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
 class EngineThread:
-    """Runs an engine that is built, used and dropped on one thread."""
+    """Builds, runs and drops an engine on one thread."""
 
     def __init__(self, build: Callable[[], "LocalEngine"]) -> None:
         self._build = build
         self._calls: queue.SimpleQueue[_EngineCall] = queue.SimpleQueue()
-        self._posting = threading.Lock()  # once the thread has ended, nothing is posted that nobody would answer
+        self._posting = threading.Lock()  # after the thread has ended, no call may be posted
         self._has_ended = False
         self._is_stopping = False
         self._failure: Exception | None = None
         self.ready: Future[None] = Future()
-        """Done when the engine is built, or cannot be."""
+        """Done when the engine is built or building failed."""
         self.engine: LocalEngine | None = None
-        """Only to be looked at from other threads; None before and after its life."""
+        """Read-only for other threads; None before and after its life."""
         self._thread = threading.Thread(target=self._run, name="harness-engine", daemon=True)
 
     @property
     def failure(self) -> str:
-        """Why the thread ended by itself; empty when it did not."""
+        """Reason why the thread ended by itself; empty otherwise."""
         return "" if self._failure is None else f"{type(self._failure).__name__}: {self._failure}"
 
     def explain_end(self) -> EngineError:
-        """The error for a call that comes too late."""
+        """Return the error for a call that comes too late."""
         if self._failure is None:
             return EngineUnavailable("the local engine is not running; use it inside `async with`")
         return EngineError(f"the local engine has stopped: {self.failure}")
 
     def start(self) -> None:
-        """Begin to build the engine, in the thread."""
+        """Start the thread and build the engine in it."""
         self._thread.start()
 
     def call(self, function: Callable[["LocalEngine"], T]) -> Future[T]:
-        """Have `function` called with the engine between two steps; `EngineError` when the thread has ended."""
+        """Run `function` with the engine between two steps; the future fails with `EngineError` after the end."""
         call = _EngineCall(function)
         with self._posting:
             if not self._has_ended:
@@ -82,7 +79,7 @@ class EngineThread:
         return call.future
 
     def request_stop(self) -> None:
-        """End live generations with their partial output, then the thread; one that is still loading ends after it."""
+        """Abort live generations, then end the thread; during loading, right after it."""
 
         def stop(engine: "LocalEngine") -> None:
             self._is_stopping = True
@@ -91,7 +88,7 @@ class EngineThread:
         self.call(stop)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; False when it does not come in time."""
+        """Wait for the thread; return False if it does not end in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -101,12 +98,12 @@ class EngineThread:
             self.ready.set_result(None)
             while not self._is_stopping:
                 if not engine.has_work:
-                    self._answer(self._calls.get(), engine)  # there is nothing to do but to wait for a call
+                    self._answer(self._calls.get(), engine)  # idle: block until a call comes
                 while not self._calls.empty():
                     self._answer(self._calls.get(), engine)
                 if engine.has_work:
                     engine.step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, waiting callers must get it
             self._failure = error
         finally:
             self._end()
@@ -115,7 +112,7 @@ class EngineThread:
         try:
             call.run(engine)
         except BaseException:
-            self._calls.put(call)  # it is answered with the others when the thread has ended
+            self._calls.put(call)  # `_end` refuses it with the others
             raise
 
     def _end(self) -> None:

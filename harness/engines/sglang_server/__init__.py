@@ -1,4 +1,7 @@
-"""A `TokenProvider` of this process, served over SGLang's native wire to whoever speaks it."""
+"""Server that offers any `TokenProvider` under SGLang's native protocol.
+
+Uses `engines.base` and starlette; never the session server. Start with `app.py`.
+"""
 
 from harness.engines.sglang_server.app import NativeServer
 from harness.engines.sglang_server.serve import serve_in_process

@@ -1,6 +1,6 @@
-"""The program behind `harness engine up local`: the HuggingFace engine, served until SIGTERM or SIGINT.
+"""Program behind `harness engine up local`: serves the HuggingFace engine until SIGTERM or SIGINT.
 
-Started in the environment of the harness itself, which needs the `local` extra.
+Runs in the harness's own environment, which needs the `local` extra.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _FAILED = 1
 
 
 def main() -> int:
-    """Serve; returns the exit code."""
+    """Serve; return the exit code."""
     try:
         asyncio.run(_serve(_parse_arguments()))
     except HarnessError as error:
@@ -39,7 +39,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         name=arguments.served_model_name,
     )
     async with provider:
-        # Before, while the weights are loaded, these signals end the process at once.
+        # Until here, while weights load, these signals end the process at once.
         stop = asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)

@@ -1,13 +1,12 @@
-"""SGLang's native routes over a `TokenProvider`, as far as a session harness and its router use them.
+"""SGLang's native routes over a `TokenProvider`, as far as the session harness and its router use them.
 
     /generate                                   ids in, ids out; whole or as events
     /abort_request /pause_generation /continue_generation /flush_cache /update_weights_from_disk
     /model_info /server_info /v1/models /v1/loads /health /ready /metrics /tokenize
 
-Only translates: every promise is the provider's. It says in `/server_info` what really samples (`engine`), so nobody
-takes it for SGLang who asks. Where it is kinder than SGLang: an abort of a request that a pause holds is not lost, a
-request id is no prefix of others, weights change between two tokens without waiting for requests, the model keeps its
-name, and `/health` never generates. It has no text: no chat routes, no templates.
+Only translates; the promises are the provider's. `/server_info` names the real engine (`engine`). Unlike SGLang, it
+keeps aborts of requests that a pause holds, matches request ids exactly, changes weights between two tokens without
+waiting for requests, keeps the model's name, and never generates in `/health`. It has no chat routes or templates.
 """
 
 import time
@@ -43,12 +42,12 @@ _NOBODY_READS = 499
 
 
 class NativeServer:
-    """The application; `provider` has been entered by whoever owns it.
+    """The application; the owner of `provider` has entered it.
 
     Args:
         provider: Samples and scores.
         tokenizer: The model's own.
-        model_path: Where its weights came from.
+        model_path: Source of its weights.
     """
 
     def __init__(self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path) -> None:
@@ -65,10 +64,10 @@ class NativeServer:
                 "/update_weights_from_disk": self._update_weights,
             }
         )
-        """The control verbs by their paths; each raises `EngineError`."""
+        """Control verbs by path; each raises `EngineError`."""
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/generate", self._generate, methods=["POST", "PUT"]),
@@ -106,17 +105,17 @@ class NativeServer:
         return whole_reply(asked, result, self._provider.weight_version, self._guard)
 
     async def _events(self, asked: GenerateRequest) -> AsyncGenerator[bytes]:
-        """The chunks of a stream; an error is one of them, because the status has gone out already."""
         try:
             async with aclosing(self._chunks(asked)) as chunks:
                 async for each in chunks:
                     yield msgspec.json.encode(each)
         except EngineError as error:
+            # An event, because the status has been sent.
             yield msgspec.json.encode(_error_body(error))
         yield b"[DONE]"
 
     async def _chunks(self, asked: GenerateRequest) -> AsyncGenerator[Json]:
-        """The tokens as they are sampled; alternatives are known at the end only, so these come in one chunk."""
+        # Alternatives are known only at the end, so these come in one chunk.
         if asked.samples_nothing or asked.probes_guard or asked.params.top_logprobs:
             yield await self._whole(asked)
             return
@@ -215,10 +214,10 @@ class NativeServer:
         return Response(status_code=200 if health.ready and not health.paused else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        """SGLang's counters of what was sampled, by its names; a request that ended in any way is counted."""
         del request
         if not isinstance(self._provider, CountsTokens):
             return Response(status_code=404)
+        # SGLang's names; unlike SGLang, a request counts however it ended.
         counted = await self._provider.count_sampled()
         lines = (
             f"process_start_time_seconds {self._started_at}",
@@ -243,7 +242,6 @@ def _json(body: Json, status: int = 200) -> Response:
 
 
 def _status(error: EngineError) -> int:
-    """A refusal is 400; what is not ready 503; all else went wrong in here."""
     return error.status if isinstance(error, EngineRejected | EngineUnavailable) else 500
 
 

@@ -1,7 +1,7 @@
-"""Results in the words of SGLang's native `/generate`. Pure.
+"""Replies of SGLang's native `/generate`. Pure.
 
-A stream carries what is new in each chunk, as from a server with `--incremental-streaming-output`. There is no `text`,
-as from a server with `--skip-tokenizer-init`: ids are what counts here.
+Chunks hold only what is new, as with `--incremental-streaming-output`, and there is no `text`, as with
+`--skip-tokenizer-init`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
 
 
 def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
-    """A generation, whole; `version` is that of the current weights, `guard` the digest of the one that watched it."""
+    """Build the reply to a generation; `version` is that of the current weights, `guard` its guard's digest."""
     meta = closing_meta(asked, result, version, guard)
     if asked.return_logprob:
         meta |= _output_logprobs(result.output_ids, result.logprobs)
@@ -33,13 +33,13 @@ def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, 
 
 
 def last_chunk(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
-    """The end of a stream whose tokens have all been sent."""
+    """Build the end of a stream whose tokens were all sent."""
     none = _output_logprobs(result.output_ids[:0], result.logprobs[:0]) if asked.return_logprob else {}
     return {"output_ids": [], "meta_info": closing_meta(asked, result, version, guard) | none}
 
 
 def chunk(asked: GenerateRequest, delta: GenerationDelta, count: int, version: str) -> Json:
-    """The tokens of `delta`, with which there are `count`."""
+    """Build a chunk with the tokens of `delta`; `count` includes them."""
     meta: Json = {
         "id": asked.rid,
         "finish_reason": None,
@@ -53,7 +53,7 @@ def chunk(asked: GenerateRequest, delta: GenerationDelta, count: int, version: s
 
 
 def prompt_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
-    """A prompt that was read, and nothing sampled."""
+    """Build the reply to a request that only scores its prompt."""
     meta: Json = {
         "id": asked.rid,
         "finish_reason": {"type": "length", "length": 0},
@@ -68,7 +68,7 @@ def prompt_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
 
 
 def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
-    """All that is said of a generation that has ended, but for its tokens."""
+    """Build the metadata of an ended generation, without tokens."""
     scores = result.prompt_logprobs
     meta: Json = {
         "id": asked.rid,
@@ -76,7 +76,7 @@ def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str,
         "prompt_tokens": len(asked.input_ids),
         "completion_tokens": int(result.output_ids.size),
         "cached_tokens": result.cached_tokens,
-        # Where nothing was sampled, this is all that says which weights read the prompt.
+        # If nothing was sampled, only this tells which weights read the prompt.
         "weight_version": version if scores is None else scores.version,
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in result.version_spans
@@ -87,7 +87,7 @@ def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str,
 
 
 def finish(result: GenerationResult, guard: str | None) -> Json:
-    """Why a generation ended; what a guard watched carries its mark."""
+    """Build the finish reason; with a guard it carries the guard's mark."""
     mark = {} if guard is None else {MARK: int(result.finish_reason is FinishReason.REPEAT)}
     length = {"type": "length", "length": int(result.output_ids.size)}
     match result.finish_reason:
@@ -108,7 +108,7 @@ def _output_logprobs(ids: TokenIds, logprobs: Logprobs) -> Json:
 
 
 def _prompt_logprobs(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
-    """The first entry stands for the token before the first scored one, and never has a value."""
+    # The first entry, for the token before the first scored one, never has a value.
     return {"input_token_logprobs": _entries(asked.input_ids[scores.start - 1 :], [None, *scores.logprobs.tolist()])}
 
 

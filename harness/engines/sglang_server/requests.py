@@ -1,8 +1,7 @@
-"""The bodies of SGLang's native routes, in the words of this project. Pure.
+"""Request bodies of SGLang's native routes. Pure.
 
-Unknown keys of a body are ignored and unknown sampling parameters refused, as SGLang 0.5.23 does. Wishes that SGLang
-knows and this server cannot fulfil are refused too, never left out: a field that is declared as None, a penalty that is
-not neutral.
+Like SGLang 0.5.23, ignores unknown keys and refuses unknown sampling parameters. Known features that this server lacks
+are refused, never ignored: fields declared as None, penalties that are not neutral.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -28,7 +27,7 @@ _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": Paus
 
 
 class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
-    """`sampling_params`; what concerns text alone is accepted and has no effect."""
+    """`sampling_params`; parameters about text are accepted without effect."""
 
     max_new_tokens: Count = 128
     temperature: float = 1.0
@@ -85,24 +84,24 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def samples_nothing(self) -> bool:
-        """Only the prompt is read."""
+        """True if only the prompt is read."""
         return self.sampling_params.max_new_tokens == 0
 
     @property
     def probes_guard(self) -> bool:
-        """Asks which repeat guard runs here, not for an output."""
+        """True for a request that asks for the repeat guard."""
         return is_probe(self.sampling_params.custom_params)
 
     @property
     def scores_from(self) -> int | None:
-        """Index of the first prompt token whose logprob is wanted; SGLang counts from the token before it."""
+        """Index of the first prompt token to score, or None; SGLang counts from the token before."""
         if not self.return_logprob or self.logprob_start_len == _NO_LOGPROBS:
             return None
         return self.logprob_start_len + 1
 
     @property
     def script_ids(self) -> TokenIds | None:
-        """The ids that it wants to be said. Raises `EngineRejected` when they are none."""
+        """Ids to output. Raises `EngineRejected` if invalid."""
         try:
             script = read_script(self.sampling_params.custom_params)
         except ValueError as error:
@@ -111,7 +110,7 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def params(self) -> SamplingParams:
-        """How to sample."""
+        """Sampling parameters."""
         asked = self.sampling_params
         return SamplingParams(
             max_new_tokens=asked.max_new_tokens,
@@ -130,7 +129,7 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def generation(self) -> GenerationRequest:
-        """The request to the engine."""
+        """Request to the engine."""
         return GenerationRequest(
             as_ids(self.input_ids),
             self.params,
@@ -150,13 +149,13 @@ class AbortRequest(msgspec.Struct):
 
 
 class PauseRequest(msgspec.Struct):
-    """`POST /pause_generation`. KV outlives no change of weights here, so `in_place` and `retract` are one."""
+    """`POST /pause_generation`; no KV survives a weight change here, so `in_place` equals `retract`."""
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
 
     @property
     def pause_mode(self) -> PauseMode:
-        """The fate of generations in flight."""
+        """Effect on generations in flight."""
         return _PAUSES[self.mode]
 
 
@@ -165,7 +164,7 @@ class ContinueRequest(msgspec.Struct):
 
 
 class UpdateRequest(msgspec.Struct):
-    """`POST /update_weights_from_disk`; the cache is flushed whether it is asked for or not."""
+    """`POST /update_weights_from_disk`; always flushes the cache."""
 
     model_path: str
     weight_version: str | None = None
@@ -180,7 +179,7 @@ class TokenizeRequest(msgspec.Struct):
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:
-    """The body `content` as a `kind`. Raises `EngineRejected`, which says what was expected where, and what came."""
+    """Decode `content`. Raises `EngineRejected` with the place and the expected type."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:

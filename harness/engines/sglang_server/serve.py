@@ -1,4 +1,4 @@
-"""An engine's server, in the running loop, for the time of a block."""
+"""Serves an engine's application in the running loop."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ _SHUTDOWN_S = 2
 
 @asynccontextmanager
 async def serve_in_process(app: ASGIApp, *, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
-    """The base address of `app` while it answers; port 0 takes a free one. Raises `HarnessError` for a taken port."""
+    """Serve `app` in the block and yield its base address; port 0 takes a free one. Raises `HarnessError` if taken."""
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
     )

@@ -1,4 +1,4 @@
-"""Work for a client, which ends when the client goes away: its generation leaves the engine, as with SGLang."""
+"""Runs work only while its client is connected; a disconnect cancels its generation, as in SGLang."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`; `ClientDisconnect`, with `work` cancelled, when the client leaves before.
+    """Run `work` and return its result. If the client leaves, cancel it and raise `ClientDisconnect`.
 
-    `receive` is that of a request whose body has been read.
+    `receive` must belong to a request whose body has been read.
     """
 
     async def await_departure() -> None:
@@ -35,7 +35,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 class EventStream(Response):
-    """Server-sent events, for as long as somebody reads them; the generator is closed in any case."""
+    """Server-sent events until the client leaves; always closes the generator."""
 
     media_type = "text/event-stream"
 

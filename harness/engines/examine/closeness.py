@@ -1,8 +1,8 @@
-"""How close the logprobs of two engines are for the same continuation, as a report a person can read.
+"""Compares the logprobs of two engines for one continuation and reports how close they are.
 
-Two engines that serve the same weights agree up to numerics: the same greedy tokens with nearly the same logprobs,
-until two candidates are so close that rounding decides. From that token on they answer different questions, so nothing
-after it is compared; there the two are close when each has the other's choice among its best.
+With the same weights, greedy tokens and logprobs agree up to numerics until rounding decides between two near-equal
+candidates. From then on the inputs differ, so nothing later is compared. At that token the engines are close if each
+ranks the other's choice among its best.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One engine's token at a position, and its opinion of the other one's token."""
+    """One engine's token at a position, and its rank for the other's."""
 
     token_id: int
     logprob: float
     rank_of_other: int | None
-    """Rank of the other engine's token among this one's alternatives, from 1; None when it is not among them."""
+    """Rank, from 1, of the other engine's token here; None if not among the alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """A position at which the engines are not close."""
+    """Position where the engines are not close."""
 
     position: int
     a: Choice
@@ -33,32 +33,32 @@ class TokenDifference:
 
     @property
     def size(self) -> float:
-        """In nats."""
+        """Difference in nats."""
         return abs(self.a.logprob - self.b.logprob)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosenessReport:
-    """The comparison of two generations."""
+    """Comparison of two generations."""
 
     compared: int
-    """Positions, the first with different tokens included."""
+    """Positions, including the first with different tokens."""
     differences: tuple[TokenDifference, ...]
-    """Those that are not close, in order."""
+    """Positions that are not close, in order."""
     largest: float
-    """Largest difference of the logprobs of equal tokens, in nats."""
+    """Largest logprob difference of equal tokens, in nats."""
     mean: float
     """Mean of the same."""
     diverged_at: int | None
-    """Position of the first different tokens; None when the outputs are equal as far as both go."""
+    """Position of the first different tokens, or None."""
 
     @property
     def is_close(self) -> bool:
-        """No position differs by more than was allowed, and none was left uncompared for want of tokens."""
+        """True if positions were compared and all are close."""
         return self.compared > 0 and not self.differences
 
     def render(self, token_text: Callable[[int], str] = str) -> str:
-        """The report as lines of text; `token_text` shows a token id."""
+        """Format the report as text; `token_text` shows a token id."""
         diverged = "" if self.diverged_at is None else f", other tokens from {self.diverged_at} on"
         summary = (
             f"{'close' if self.is_close else 'NOT close'}: {self.compared} positions compared{diverged};"
@@ -78,10 +78,10 @@ class ClosenessReport:
 
 
 def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: float, top_k: int) -> ClosenessReport:
-    """Compare two generations after the same input, both with at least `top_k` alternatives per token.
+    """Compare two generations from one input, with at least `top_k` alternatives per token.
 
-    Equal tokens are close when their logprobs differ by at most `atol` nats. At the first different tokens each one
-    must be among the `top_k` best of the other engine. Raises `ValueError` when the two cannot be compared.
+    Equal tokens are close within `atol` nats. The first different tokens are close if each is in the other's `top_k`.
+    Raises `ValueError` if the two are not comparable.
     """
     if a.input_ids.tolist() != b.input_ids.tolist():
         raise ValueError("expected two continuations of one input, got two inputs")

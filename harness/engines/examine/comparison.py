@@ -1,7 +1,7 @@
-"""Two engines, the same prompts: do they say the same, and think the same of it?
+"""Compares two engines token by token on greedy continuations of fixed prompts (`closeness`).
 
-Greedy continuations of a few fixed prompts are compared token by token (`closeness`). Meant for engines that serve the
-same weights: a difference beyond rounding is a wrong template, another dtype, stale weights or another logprob scale.
+Meant for engines with the same weights: a difference beyond rounding is a wrong template, another dtype, stale weights
+or another logprob scale.
 """
 
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The reports of all prompts."""
+    """Reports of all prompts."""
 
     questions: tuple[str, ...]
     reports: tuple[ClosenessReport, ...]
 
     @property
     def is_close(self) -> bool:
-        """Every prompt's continuations are close."""
+        """True if every prompt's continuations are close."""
         return all(report.is_close for report in self.reports)
 
     @property
     def largest(self) -> float:
-        """Largest difference of the logprobs of equal tokens, in nats."""
+        """Largest logprob difference of equal tokens, in nats."""
         return max(report.largest for report in self.reports)
 
     @property
@@ -49,11 +49,11 @@ class Comparison:
 
     @property
     def same_tokens(self) -> int:
-        """Prompts whose continuations are equal to the last token."""
+        """Prompts with equal continuations."""
         return sum(report.diverged_at is None for report in self.reports)
 
     def to_json(self) -> Json:
-        """The form of `--json`."""
+        """Return the output of `--json`."""
         return {
             "is_close": self.is_close,
             "prompts": len(self.reports),
@@ -72,7 +72,7 @@ class Comparison:
 async def compare_engines(
     a: TokenProvider, b: TokenProvider, template: ChatTokenizer, *, tokens: int, atol: float, top_k: int
 ) -> Comparison:
-    """Let both engines, already entered, continue each question greedily by `tokens` tokens."""
+    """Continue each question greedily by `tokens` tokens on both engines, already entered."""
     params = SamplingParams(tokens, temperature=0.0, top_logprobs=top_k)
     reports = []
     for question in QUESTIONS:

@@ -1,8 +1,7 @@
-"""The capabilities of an engine server, each claim with the evidence for it, for `harness engine doctor`.
+"""Finds the capabilities of an engine server, with evidence, for `harness engine doctor`.
 
-The kind of the server is found by asking it. Its model is read, its abilities are tried with a few tiny generations; a
-pause or an update of weights would disturb others who use it and is not tried: there the route alone is looked for. A
-claim that could not be looked into is `unknown` and says why, never a guess.
+The server itself tells its kind. Abilities are tried with a few tiny generations. A pause or a weight update would
+disturb other clients, so only its route is checked. An unverifiable claim is `unknown` with the reason, never a guess.
 """
 
 from collections.abc import Awaitable, Callable
@@ -43,7 +42,7 @@ _SPAN_ROUTE = "/inference/v1/generate"
 
 
 class Answer(StrEnum):
-    """Whether an engine has a capability."""
+    """Verdict on a capability."""
 
     YES = "yes"
     NO = "no"
@@ -52,44 +51,44 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One capability."""
+    """Verdict on one capability."""
 
     capability: str
     answer: Answer
     evidence: str
-    """The observation, or why there is none."""
+    """Observation, or the reason for none."""
     is_needed: bool
-    """Sessions cannot be served without it."""
+    """True if sessions cannot be served without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that was found out about one server."""
+    """All findings about one server."""
 
     url: str
     engine: str
-    """The engine that samples."""
+    """Engine that samples."""
     protocol: str
-    """`sglang` or `vllm`: what to write before the URL after `--engine`."""
+    """`sglang` or `vllm`, the prefix of the URL in `--engine`."""
     version: str
     findings: tuple[Finding, ...]
 
     @property
     def is_usable(self) -> bool:
-        """Nothing that sessions need is missing."""
+        """True if nothing that sessions need is missing."""
         return not any(finding.is_needed and finding.answer is Answer.NO for finding in self.findings)
 
     def to_json(self) -> Json:
-        """The form of `--json`."""
+        """Return the output of `--json`."""
         findings = [asdict(finding) for finding in self.findings]
         server = {"url": self.url, "engine": self.engine, "protocol": self.protocol, "version": self.version}
         return server | {"is_usable": self.is_usable, "findings": findings}
 
 
 async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
-    """Examine the server at `url`; `tokenizer` is the one it should have.
+    """Examine the server at `url`; `tokenizer` is the expected one.
 
-    Raises `EngineUnavailable` when there is no SGLang and no vLLM server at `url`, `ScenarioError` when that is none.
+    Raises `EngineUnavailable` if no known engine server answers, `ScenarioError` if `url` is invalid.
     """
     EngineAddress.parse(url)
     client = EngineClient(url, "engine", api_key=api_key)
@@ -100,7 +99,7 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
         provider = server.provider(
             url,
             vocab_size=vocabulary.size or _ANY_ID,
-            logprob_scale=LogprobScale.AFTER_TEMPERATURE,  # taken as stated, so that entering measures nothing
+            logprob_scale=LogprobScale.AFTER_TEMPERATURE,  # trusted, so that entering measures nothing
             generation_timeout_s=_GENERATION_S,
             api_key=api_key,
             repeat_guard=RepeatTerminateConfig(enabled=False),
@@ -113,7 +112,7 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
 
 
 class ExaminedServer(NamedTuple):
-    """A server's account of itself."""
+    """The server's description of itself."""
 
     engine: str
     protocol: str
@@ -121,7 +120,7 @@ class ExaminedServer(NamedTuple):
     provider: type[RemoteProvider]
     model: ServedModel
     weights: Path
-    """Where its weights came from, on its machine."""
+    """Source of its weights, on its machine."""
     generate_route: str
     pause_route: str
     weights_route: str
@@ -129,7 +128,7 @@ class ExaminedServer(NamedTuple):
 
 class _Vocabulary(NamedTuple):
     size: int | None
-    """Ids are valid below it; None when nobody said."""
+    """Number of valid ids; None if unknown."""
     claim: "_Claim"
 
 
@@ -143,7 +142,6 @@ class _SGLangInfo(msgspec.Struct):
 
 
 async def _identify(client: EngineClient) -> ExaminedServer:
-    """The server's account of itself, read by the first kind that recognizes it."""
     titles, refusals = [], []
     for kind in server_kinds().values():
         if kind.examined is None:
@@ -196,7 +194,7 @@ async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
 
 
 def _vocabulary(server: ExaminedServer, tokenizer: Tokenizer | None) -> _Vocabulary:
-    """The number of ids, from the served weights where they can be read here, else from the tokenizer."""
+    # The weights decide where they are readable here, since a tokenizer may have fewer ids.
     config = read_json(server.weights / "config.json")
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if isinstance(size, int):
@@ -220,8 +218,8 @@ class _Examination(NamedTuple):
     tokenizer: Tokenizer | None
 
     async def findings(self) -> tuple[Finding, ...]:
-        """One for each capability; when no token can be had, nothing that needs one is tried."""
         found = [await _find("token endpoint", self._token_endpoint, is_needed=True)]
+        # The rest needs tokens.
         if found[0].answer is Answer.YES:
             found += [
                 await _find("version spans", self._version_spans),
@@ -279,7 +277,6 @@ class _Examination(NamedTuple):
         )
 
     async def _abort(self) -> _Claim:
-        """A generation that would be long ends when it is told to."""
         room = self.provider.capabilities.context_length - _PROMPT.size
         params = SamplingParams(min(_ABORTED_TOKENS, room), temperature=1.0, ignore_eos=True)
         request_id, is_told, result = uuid4().hex, False, None
@@ -302,7 +299,7 @@ class _Examination(NamedTuple):
         return _Claim(Answer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
 
     async def _find_route(self, path: str, what: str) -> _Claim:
-        """A GET of a route that only takes POST does nothing."""
+        # A GET of a POST route has no effect.
         status = (await self.client.ask(HttpCall("GET", path, _ANSWER_S))).status
         if status in MISSING - {405}:
             advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
@@ -324,7 +321,6 @@ class _Examination(NamedTuple):
 
 
 async def _find(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:
-    """The claim of `probe`; the engine's words when it refuses."""
     try:
         claim = await probe()
     except EngineUnavailable as error:

@@ -1,16 +1,15 @@
-"""The seam between sessions and whatever samples tokens.
+"""The interface between sessions and engines: `TokenProvider` takes token ids and returns token ids.
 
-A `TokenProvider` takes token ids and returns token ids; text, templates and messages never cross it. Every
-implementation keeps these promises:
+Text, templates and messages never cross it. Every implementation keeps these promises:
 
-- the output of `generate` is exactly what was sampled, with one logprob each and version spans that cover it (I6);
-- a generation cut short by anybody's abort ends with `FinishReason.ABORT` and its partial output, never as a stop (I2);
+- the output of `generate` is exactly what was sampled: one logprob per token, version spans that cover it (I6);
+- a generation that any abort cuts short ends with `FinishReason.ABORT` and its partial output, never as a stop (I2);
 - ids outside the vocabulary are refused before they reach the engine;
-- a request with `script_ids` says exactly these, or is refused: nothing is sampled in their place;
+- a request with `script_ids` outputs exactly these ids or is refused; nothing is sampled instead;
 - cancelling the awaiting task stops the generation inside the engine;
 - failures are `EngineError`s.
 
-It does not retry, does not queue sessions, and does not know what a turn is.
+A provider does not retry, does not queue sessions, and does not know what a turn is.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -35,21 +34,19 @@ from harness.types import (
 
 
 class LogprobScale(StrEnum):
-    """The distribution that the logprob of a sampled token is taken from."""
+    """Distribution from which the logprob of a sampled token is taken."""
 
     RAW = "raw"
-    """The model's own distribution, before temperature and filters."""
+    """Before temperature and filters."""
     AFTER_TEMPERATURE = "after_temperature"
-    """The distribution after the division by the temperature."""
+    """After division by the temperature."""
     UNKNOWN = "unknown"
-    """Nobody could measure it: the model is certain of every token. Nothing is scored."""
+    """Not measurable: the model is certain of every token. Nothing is scored."""
 
 
 def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
-    """Whether logprobs sampled by `params` may stand beside prompt logprobs, which are raw on every engine.
-
-    Those sampled while tokens were forbidden may not: what was left out is missing even in SGLang's raw logprobs.
-    """
+    """Return True if logprobs sampled by `params` are comparable to prompt logprobs, which are raw on every engine."""
+    # Where tokens were forbidden, even SGLang's raw logprobs are normalized without them.
     match scale:
         case LogprobScale.RAW:
             return not params.forbids_tokens
@@ -62,22 +59,21 @@ def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
 
 
 class PauseMode(StrEnum):
-    """Whether generations in flight end or freeze when an engine is paused."""
+    """Effect of a pause on generations in flight."""
 
     ABORT = "abort"
-    """They end now, with their partial output and `FinishReason.ABORT`."""
+    """End with the partial output and `FinishReason.ABORT`."""
     KEEP = "keep"
-    """They freeze with their KV cache and go on after `resume`."""
+    """Freeze with the KV cache and continue after `resume`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine and the model it serves; stated at connect, never guessed later."""
+    """Abilities of an engine and its model; stated when the provider connects, never guessed later."""
 
     engine: str
     """`local`, `scripted`, `sglang`, `vllm`."""
     model: str
-    """Name of the served model."""
     vocab_size: int
     """Ids are valid in `0..vocab_size-1`."""
     context_length: int
@@ -86,119 +82,112 @@ class Capabilities:
     pause_modes: frozenset[PauseMode]
     max_top_logprobs: int
     follows_json_schema: bool
-    """Can hold an output to a JSON schema."""
+    """True if an output can be constrained to a JSON schema."""
     can_update_weights: bool
     weights_digest: str
-    """Digest of the weights at start, empty when the engine cannot tell."""
+    """Digest of the initial weights; empty if unknown."""
     repeat_guard: str | None = None
-    """Digest of the repeat guard's configuration; None when no guard was proven to be active."""
+    """Digest of the repeat guard's configuration; None unless a guard was proven active."""
     may_stop_early: bool = True
-    """Ends an output at a stop string among its first `min_new_tokens` too."""
+    """True if a stop string ends an output even before `min_new_tokens`."""
     version: str = ""
-    """Of the server's program; empty when the engine runs in this process, or does not say."""
+    """Version of the server program; may be empty."""
     follows_scripts: bool = False
-    """Says the ids that a request tells it to (`script_ids`); proven, where it is a server."""
+    """True if `script_ids` are followed; for a server, proven by a test."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """A look at an engine that does not disturb it."""
+    """State of an engine, read without disturbing it."""
 
     ready: bool
-    """Accepts requests; a paused engine is ready."""
+    """True if requests are accepted, as they are while paused."""
     paused: bool
     running: int
-    """Generations in flight."""
     waiting: int
-    """Requests that were accepted and have not started."""
+    """Accepted, not started."""
     detail: str = ""
 
 
 class WorkerStatus(NamedTuple):
-    """One worker of a provider, as it stands."""
+    """Present state of one worker."""
 
     name: str
-    """Its URL; its position in a pool that was given its workers; empty for an engine on its own."""
+    """URL, or position in a pool with given workers; empty for an engine on its own."""
     weight_version: str
     fence: str
-    """Why it serves nobody; empty while it serves."""
+    """Reason why it serves no session; empty while it serves."""
     in_flight: int
     sessions: int
-    """Sessions that were served there last."""
+    """Sessions last served there."""
 
 
 class EngineCount(NamedTuple):
-    """An engine's own count of what it has sampled, for whoever asked, and what this process knows of it."""
+    """The engine's own token counters, and this provider's share of the requests."""
 
     engine: str
-    """As messages call it."""
     start: str
-    """Stands for the time since which engine and provider count: another one after a restart. Empty: it tells none."""
+    """Identifies the period counted; changes after a restart. Empty if unknown."""
     tokens: int
-    """All that it has sampled."""
     scored: int = 0
-    """Of these, the tokens that a request of ours had to sample to score its input; no session gets them."""
+    """Part of `tokens`: sampled only because scoring requires it; in no session."""
     scored_unheard: int = 0
-    """The most that requests of that kind can have sampled that were not answered."""
+    """Upper bound on tokens of unanswered scoring requests."""
     requests: int = 0
-    """Those that could sample, whoever sent them."""
+    """Sampling requests from all clients."""
     own_requests: int = 0
-    """Those of them that this provider sent."""
+    """Sampling requests from this provider."""
     uncounted: int = 0
-    """Those of them that are not in `tokens`: they go on, were refused, or ended in a way that it does not count."""
+    """Requests not in `tokens`: running, refused, or ended in a way the engine does not count."""
 
 
 class PoolObserver(Protocol):
-    """Counts what a pool does; the metrics of a server are one."""
+    """Counts pool events; a server's metrics are one."""
 
     def session_moved(self, recomputed_tokens: int) -> None:
-        """A session was served by another worker than before, which had to compute that many tokens anew."""
+        """Count a session that another worker took over, recomputing `recomputed_tokens`."""
 
     def workers_serving(self, count: int) -> None:
-        """How many workers serve now."""
+        """Record how many workers serve now."""
 
 
 class EngineWorkers(Protocol):
-    """The engines behind a provider, one by one: those of a pool, or the engine itself when it is on its own.
+    """Engines behind a provider: the workers of a pool, or the single engine.
 
-    Several workers can be kept from serving one at a time, and may come and go. An engine on its own has nobody to
-    hand its sessions to: it is never fenced, and whoever asks finds no fence in its status afterwards.
+    A single engine has no other worker to take its sessions, so it is never fenced.
     """
 
     def __iter__(self) -> Iterator[WorkerStatus]: ...
 
     @property
     def providers(self) -> Mapping[str, "TokenProvider"]:
-        """Every worker by its name, for whoever has to treat them one by one."""
+        """Every worker by name."""
 
     @property
     def serving(self) -> Mapping[str, "TokenProvider"]:
-        """Those that new requests may go to."""
+        """Workers that accept requests."""
 
     def next_for(self, session_id: str) -> str | None:
-        """Name of the worker that the session's next request goes to, as things stand; None while none serves."""
+        """Return the worker that the session's next request would go to now, or None while none serves."""
 
     def fence(self, name: str, reason: str) -> None:
-        """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
+        """Keep the worker from serving sessions until `unfence`; running requests and control verbs continue."""
 
     def unfence(self, name: str) -> None:
-        """The worker serves again, unless its weights speak against it. Idempotent."""
+        """Let the worker serve again unless its weights are old or unsettled. Idempotent."""
 
     def count_labels_by(self, order: LabelOrder) -> None:
-        """Tell the newer of two weight labels by `order`, the durable one of a server."""
+        """Use `order`, the server's durable one, to decide which of two weight labels is newer."""
 
     def observe(self, observer: PoolObserver) -> None:
-        """Have `observer` count from now on how sessions move, and how many workers serve."""
+        """Report session moves and serving workers to `observer`."""
 
     def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """Let no worker go for being silent while `while_held` says that new work is held: one that loads is busy."""
+        """Keep silent workers while `while_held` returns True: a worker that loads weights does not answer."""
 
 
 class TokenProvider(Protocol):
-    """An engine, as the session server sees it.
-
-    An async context manager: entering starts it, leaving stops it.
-    """
+    """An engine as the session server sees it: an async context manager that starts and stops it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -206,11 +195,11 @@ class TokenProvider(Protocol):
 
     @property
     def weight_version(self) -> str:
-        """Label of the weights that would sample the next token, as far as it is known here."""
+        """Label of the weights that would sample the next token, as last reported."""
 
     @property
     def workers(self) -> EngineWorkers:
-        """The engines that requests may go to: those of a pool, `OneWorker` for an engine on its own."""
+        """Engines that requests may go to; `OneWorker` for an engine on its own."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -222,49 +211,49 @@ class TokenProvider(Protocol):
         """Sample a continuation of the request's input. Raises `EngineError`."""
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """Like `generate`, yielding deltas as they are sampled and the whole result last."""
+        """Sample like `generate`; yield deltas as they come and the whole result last."""
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """Logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1.
+        """Return logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1.
 
-        `session_id` says whose prefix it is: the engine may have computed it already.
+        The engine may have the prefix of `session_id` in its cache.
         """
 
     async def abort(self, request_id: str | None) -> int:
-        """End one generation, or all of them (None), with `FinishReason.ABORT`; returns how many were told to end."""
+        """End one generation, or all (None), with `FinishReason.ABORT`. Return how many were aborted."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`; requests that arrive meanwhile wait. Idempotent."""
+        """Stop sampling until `resume`; new requests wait. Idempotent."""
 
     async def resume(self) -> None:
-        """Sample again. Idempotent. Raises `WeightsUnsettled` when its weights are half-way through an update."""
+        """Sample again. Idempotent. Raises `WeightsUnsettled` if a weight update is incomplete."""
 
     async def update_weights(self, path: Path, version: str) -> None:
         """Load the checkpoint in `path` between two sampled tokens; later tokens carry `version`.
 
-        Raises `EngineRejected` when the checkpoint was refused before anything changed: the old weights go on serving.
-        Raises `WeightsUnsettled` when the update broke off later: nobody knows the weights, so the engine stays paused
-        under a label that is no version until an update succeeds. A cancellation leaves one of the two states.
+        Raises `EngineRejected` if the checkpoint was refused before anything changed; the old weights continue to
+        serve. Raises `WeightsUnsettled` if the update failed later: the weights are unknown, so the engine stays paused
+        under a label that is no version until an update succeeds. Cancellation leaves one of these two states.
         """
 
     async def read_version(self) -> str:
-        """Ask the engine for the label of its weights, which `weight_version` is from then on. Raises `EngineError`."""
+        """Ask the engine for its weight label, store it as `weight_version` and return it. Raises `EngineError`."""
 
     async def health(self) -> EngineHealth:
-        """Never blocks on a generation, answers while paused."""
+        """Report the state, also while paused; never wait for a generation."""
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """An engine that counts what it samples, apart from what we make of it: an outside witness of the ledger."""
+    """An engine whose own token counter can be audited against the ledger."""
 
     async def count_sampled(self) -> EngineCount:
-        """Its counters as they stand, which may be a moment behind its replies. Raises `EngineError`."""
+        """Read the counters, which may lag behind replies. Raises `EngineError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneWorker:
-    """The `EngineWorkers` of an engine on its own; see there."""
+    """`EngineWorkers` of an engine on its own."""
 
     provider: TokenProvider
 
@@ -273,49 +262,49 @@ class OneWorker:
 
     @property
     def providers(self) -> Mapping[str, TokenProvider]:
-        """The engine, without a name."""
+        """The engine, under an empty name."""
         return {"": self.provider}
 
     @property
     def serving(self) -> Mapping[str, TokenProvider]:
-        """The engine, unless an update of its weights is under way or broke off."""
+        """The engine, unless its weights are unsettled."""
         return {} if is_unsettled(self.provider.weight_version) else self.providers
 
     def next_for(self, session_id: str) -> str | None:
-        """The engine, whatever its weights."""
+        """Return the engine's name, whatever its weights."""
         del session_id
         return ""
 
     def fence(self, name: str, reason: str) -> None:
-        """Nothing: it goes on serving."""
+        """Do nothing."""
 
     def unfence(self, name: str) -> None:
-        """Nothing: it never was fenced."""
+        """Do nothing."""
 
     def count_labels_by(self, order: LabelOrder) -> None:
-        """Nothing: there is no other worker whose label could be newer."""
+        """Do nothing."""
 
     def observe(self, observer: PoolObserver) -> None:
-        """Nothing: no session moves."""
+        """Do nothing."""
 
     def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """Nothing: nobody lets it go."""
+        """Do nothing."""
 
 
 @runtime_checkable
 class ContinuesAtEntry(Protocol):
-    """A provider for a server that may have been left paused by somebody who is gone."""
+    """Provider for a server that an earlier client may have left paused."""
 
     continues_at_entry: bool
-    """Continue the server when the provider is entered, before it is tested; set before that."""
+    """Resume the server when the provider is entered, before its tests; set it before entering."""
 
 
 @runtime_checkable
 class ExpectsTransfer(Protocol):
-    """A provider for a server whose weights somebody else may load, past the provider."""
+    """Provider for a server whose weights another program may load directly."""
 
     async def expect_transfer(self, version: str) -> None:
-        """Have the server carry a label that is no version until whoever loads `version` gives it its own.
+        """Label the server as unsettled until the loader of `version` sets its label.
 
         The server must be paused. Raises `EngineError`.
         """
@@ -323,26 +312,23 @@ class ExpectsTransfer(Protocol):
 
 @runtime_checkable
 class FlushesPrefixes(Protocol):
-    """A provider that keeps the prefixes it has computed, in this process."""
+    """Provider with a prefix cache in this process."""
 
     async def flush_cache(self) -> bool:
-        """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
+        """Drop every cached prefix. Return False, with nothing changed, if requests are live and not paused."""
 
 
 @runtime_checkable
 class ProvesScripts(Protocol):
-    """A provider for a server that may be able to follow scripts, which only a test of it can tell."""
+    """Provider for a server that may follow scripts, which only a test can show."""
 
     proves_scripts: bool
-    """Test that when the provider is entered; set before that. Untested servers follow none."""
+    """Run that test when the provider is entered; set it before. Untested servers count as following none."""
 
 
 def check_request(capabilities: Capabilities, request: GenerationRequest) -> None:
-    """Refuse a request that no engine could serve, before it reaches one.
-
-    One id outside the vocabulary kills a whole SGLang server, so the ids are checked here for everybody.
-    Raises `EngineRejected` naming the offending value.
-    """
+    """Refuse a request that no engine could serve. Raises `EngineRejected` naming the offending value."""
+    # One id outside the vocabulary kills a whole SGLang server, so ids are checked here for every engine.
     input_ids, params, start = request.input_ids, request.params, request.prompt_logprobs_from
     _check_ids(capabilities, input_ids, "input")
     if request.script_ids is not None:
@@ -374,6 +360,6 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
 def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:
     if ids.size == 0:
         raise EngineRejected(f"expected at least one {what} id, got none")
-    if ids.view(np.uint32).max() >= capabilities.vocab_size:  # a negative one is beyond every vocabulary then
+    if ids.view(np.uint32).max() >= capabilities.vocab_size:  # as unsigned, a negative id is beyond every vocabulary
         culprit = int(ids.min()) if ids.min() < 0 else int(ids.max())
         raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")

@@ -1,8 +1,7 @@
-"""From the name of an engine, as it stands on a command line or in a scenario, to its provider.
+"""Parses engine names, as in `--engine` or a scenario, and opens their providers.
 
-The kinds are the rows of `kinds.ENGINE_KINDS`. `local` and `scripted` run in this process; `sglang=URL[,URL]` and
-`vllm=URL[,URL]` name servers; several of them are a pool; without a URL they name a server that is yet to be started.
-A name this version has no provider for is refused here, before anything starts.
+`local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers, a pool if several;
+without a URL, a server that is yet to be started. Unknown names are refused before anything starts.
 """
 
 from pathlib import Path
@@ -18,16 +17,16 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
 class EngineName(NamedTuple):
-    """The parts of a name."""
+    """Parsed engine name."""
 
     kind: str
     """A key of `ENGINE_KINDS`."""
     urls: tuple[str, ...] = ()
-    """Of servers; none when the engine runs here or is yet to be started."""
+    """Server addresses; empty if the engine runs here or is yet to be started."""
 
     @classmethod
     def parse(cls, name: str) -> "EngineName":
-        """The parts of `name`. Raises `ScenarioError` when there is no such engine or an address is none."""
+        """Parse `name`. Raises `ScenarioError` if the engine is unknown or an address is invalid."""
         named = parse_kind(name)
         if named is None or (named.kind.server is None and named.rest is not None):
             known = ", ".join(kind.usage for kind in ENGINE_KINDS.values())
@@ -44,12 +43,12 @@ class EngineName(NamedTuple):
 
     @property
     def needs_server(self) -> bool:
-        """Whether a server has to be started before a provider can be opened."""
+        """True if a server must be started before a provider can be opened."""
         return ENGINE_KINDS[self.kind].server is not None and not self.urls
 
     @property
     def plays_script(self) -> bool:
-        """Whether the engine's answers are those of a script; of a model it needs the tokenizer only."""
+        """True if the engine plays a script and needs only the model's tokenizer."""
         return ENGINE_KINDS[self.kind].plays_script
 
 
@@ -62,13 +61,17 @@ def open_engine(
     repeat_guard: RepeatTerminateConfig | None = None,
     engine_key: str = "",
 ) -> TokenProvider:
-    """The provider called `name`; enter it to start or to reach it.
+    """Create the provider called `name`; entering it starts or contacts the engine.
 
-    `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Both run
-    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one, as their
-    tokenizer must be `tokenizer`: entering the provider asks them.
-    `engine_key` is sent to servers without a key of their own; empty takes that of the environment. Raises
-    `ScenarioError` when the name is unknown or what it needs is missing.
+    Args:
+        name: See `EngineName`.
+        model_dir: Required for `local`.
+        tokenizer: Required for all others; a server must have the same one.
+        script: Played by `scripted`.
+        repeat_guard: Run by engines in this process, required of servers; None takes that of the environment.
+        engine_key: Sent to servers without a key of their own; empty takes that of the environment.
+
+    Raises `ScenarioError` if the name is unknown or a requirement is missing.
     """
     engine = EngineName.parse(name)
     given = Opening(model_dir, tokenizer, script, repeat_guard)
@@ -86,7 +89,7 @@ def open_engine(
     ]
     if len(workers) == 1:
         return workers[0]
-    from harness.engines.pool.pool import EnginePool  # which an engine on its own need not pay
+    from harness.engines.pool.pool import EnginePool  # imported only where it is used
 
     return EnginePool(workers)
 
@@ -100,9 +103,9 @@ def open_server(
     *,
     tokenizer: Tokenizer | None = None,
 ) -> TokenProvider:
-    """The provider for the server of `kind` at `url`, which must run `repeat_guard` and have `tokenizer` where stated.
+    """Create the provider for the server of `kind` at `url`; see `EngineAddress` for keys.
 
-    `url` may name a key of its own, `api_key` is for one that does not; see `EngineAddress`.
+    `repeat_guard` and `tokenizer`, where given, are required of the server.
     """
     server = server_kinds()[kind]
     return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key, tokenizer=tokenizer)

@@ -1,11 +1,8 @@
-"""The kinds of engines, one row each: how an engine is opened, controlled and examined.
+"""Table of engine kinds: how each is opened, controlled and examined.
 
-`--engine`, scenarios, aborts, weight updates and the doctor know engines by this table alone, so a further kind is a
-provider, what it needs beside that, and a row (docs/extending.md). The rows are light: what imports an HTTP client or
-torch is imported by the functions in them, when an engine of the kind is wanted.
-
-How a server of a kind is started is not in it. Lanes stand above engines: they know folders, environments and command
-lines of programs, so they keep one table of their own, by the same names (`lanes.commands`).
+The whole harness knows engines only by this table; see docs/extending.md for adding a row. The rows import nothing
+heavy: HTTP clients and torch are imported when an engine is opened. Starting servers is not covered; `lanes.commands`
+has its own table with the same names.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The means to open an engine; each kind takes what it needs and refuses to go without."""
+    """Inputs for opening an engine; each kind takes what it needs."""
 
     model_dir: Path | None = None
     tokenizer: Tokenizer | None = None
@@ -37,32 +34,32 @@ class Opening:
     """None takes that of the environment."""
 
     def require_tokenizer(self, kind: str) -> Tokenizer:
-        """Raises `ScenarioError` when there is none."""
+        """Return the tokenizer. Raises `ScenarioError` if there is none."""
         if self.tokenizer is None:
             raise ScenarioError(f"the {kind} engine needs a tokenizer; pass --tokenizer DIR or --model")
         return self.tokenizer
 
 
 class ControlVerb(NamedTuple):
-    """A request that tells a server what to do; its body is the JSON object."""
+    """POST that controls a server, with its JSON body."""
 
     path: str
     body: Mapping[str, Any]
 
 
 class PauseQuestion(NamedTuple):
-    """A GET that tells whether a server is paused."""
+    """GET that reports whether a server is paused."""
 
     path: str
     read: Callable[[int, bytes], bool | None]
-    """From status and content; None when this answer does not say."""
+    """Maps status and content to the state; None if unknown."""
 
 
 class OpenServer(Protocol):
-    """Makes the provider for the server at `url`; nothing is contacted before it is entered.
+    """Creates the provider for the server at `url`; contacts nothing before it is entered.
 
-    A server that is only controlled from here gets a vocabulary that allows every id, a stated scale and a guard that
-    is off, so that entering it generates nothing. An empty `api_key` takes that of the environment.
+    For control only, pass a vocabulary that allows every id, a stated scale and a disabled guard: entering then
+    generates nothing. An empty `api_key` takes that of the environment.
     """
 
     def __call__(
@@ -78,44 +75,42 @@ class OpenServer(Protocol):
 
 
 class Examined(NamedTuple):
-    """How `harness engine doctor` finds out that it stands before a server of a kind, and what the server is."""
+    """Detection and examination of a server by `harness engine doctor`."""
 
     path: str
-    """A GET of it is answered with 200 by servers of this kind only."""
+    """GET path that only servers of this kind answer with 200."""
     examine: "Callable[[EngineClient, bytes], Awaitable[ExaminedServer]]"
-    """Reads the server's account of itself; takes its answer at `path`."""
+    """Describes the server, given the answer at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """An engine that serves HTTP, in a process that is not ours."""
+    """Engine that serves HTTP in another process."""
 
     title: str
-    """As people write it."""
+    """Display name."""
     open: OpenServer
     abort_all: ControlVerb
-    """Ends every request."""
     resume: ControlVerb
-    """Ends a pause."""
     paused: PauseQuestion
     examined: "Examined | None" = None
-    """None: `harness engine doctor` does not know the kind."""
+    """None if `harness engine doctor` does not know the kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """An engine by its name: it runs in this process (`open`), or as servers (`server`)."""
+    """Named engine: runs in this process (`open`) or as servers (`server`)."""
 
     name: str
-    """The word in `--engine`, alone or before `=URL[,URL]`."""
+    """Word in `--engine`, alone or before `=URL[,URL]`."""
     open: Callable[[Opening], TokenProvider] | None = None
     server: ServerKind | None = None
     plays_script: bool = False
-    """Its answers are those of a script; of a model it needs the tokenizer only."""
+    """True if it plays a script and needs only the model's tokenizer."""
 
     @property
     def usage(self) -> str:
-        """For messages."""
+        """Form of `--engine`, for messages."""
         return self.name if self.server is None else f"{self.name}=URL[,URL]"
 
 
@@ -139,10 +134,7 @@ def _open_scripted(given: Opening) -> TokenProvider:
 
 
 def _import_on_call(module: str, name: str) -> Callable[..., Any]:
-    """`name` of `module`, imported when it is called.
-
-    Providers bring numpy, an HTTP client, or torch along: `--help` need not pay for importing them.
-    """
+    """Return a function that imports `name` from `module` when called, so that `--help` stays fast."""
 
     def call(*arguments: Any, **settings: Any) -> Any:
         return getattr(import_module(module), name)(*arguments, **settings)
@@ -155,7 +147,6 @@ class _VLLMPause(msgspec.Struct):
 
 
 def _read_vllm_pause(status: int, content: bytes) -> bool | None:
-    """In dev mode vLLM says so; otherwise nobody can pause it."""
     try:
         return msgspec.json.decode(content, type=_VLLMPause).is_paused if status == 200 else None
     except msgspec.DecodeError:
@@ -192,24 +183,24 @@ ENGINE_KINDS: dict[str, EngineKind] = {
         ),
     )
 }
-"""By name. Servers whose kind nobody stated are tried in this order."""
+"""All kinds by name, in the order in which an unknown server is tried."""
 
 
 class NamedEngine(NamedTuple):
-    """`kind=rest`, taken apart."""
+    """Parsed `kind=rest`."""
 
     kind: EngineKind
     rest: str | None
-    """The text behind the `=`; None without one."""
+    """Text after the `=`; None without one."""
 
 
 def parse_kind(text: str) -> NamedEngine | None:
-    """The kind that `text` begins with; None when it begins with none, as an address on its own does."""
+    """Return the kind that `text` names, or None, as for a bare address."""
     name, separator, rest = text.partition("=")
     kind = ENGINE_KINDS.get(name)
     return None if kind is None else NamedEngine(kind, rest if separator else None)
 
 
 def server_kinds() -> dict[str, ServerKind]:
-    """The kinds that are servers, by name, in the order of the table."""
+    """Return the server kinds by name, in table order."""
     return {kind.name: kind.server for kind in ENGINE_KINDS.values() if kind.server is not None}

@@ -1,8 +1,8 @@
-"""Does an engine report the logprobs of sampled tokens and of prompt tokens on one scale?
+"""Measures whether an engine reports sampled and prompt logprobs on one scale.
 
-Behavior logprobs come from sampling, proximal ones from scoring; a trainer divides one by the other. SGLang divides
-the first by the temperature unless told otherwise, vLLM does when told so. Nothing in a reply says which, so it is
-measured: sample a few tokens away from temperature 1, score the same tokens, compare. Works with every `TokenProvider`.
+Trainers divide behavior logprobs (sampled) by proximal ones (scored). SGLang applies the temperature to sampled
+logprobs by default, vLLM on request, and no reply says so. The measurement samples a few tokens away from temperature
+1, scores them and compares. It works with every `TokenProvider`.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from harness.machine.log import get_logger
 from harness.types import GenerationRequest, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
-"""Nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
+"""Mean difference in nats: bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
 
 SELF_TEST_S = 60.0
-"""The time that a server has for the requests that test it."""
+"""Time limit in seconds for the requests that test a server."""
 
 _TEMPERATURE = 0.7
 _TOKENS = 16
@@ -41,21 +41,18 @@ _PROMPTS = 4
 
 
 class ScaleMeasurement(NamedTuple):
-    """Logprobs of the same tokens, as sampled and as scored."""
+    """Comparison of sampled and scored logprobs of the same tokens."""
 
     tokens: int
     mean_difference: float
     """Mean absolute difference in nats."""
     mean_doubt: float
-    """Mean of the negated scored logprobs: near 0, the measurement says nothing."""
+    """Mean negated scored logprob; near 0 the measurement is meaningless."""
 
 
 @asynccontextmanager
 async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
-    """Bounds the requests with which a server is tested at entry: one that is paused holds them for ever.
-
-    Raises `EngineUnavailable`, which says how to continue it.
-    """
+    """Bound the time of the tests in the block. Raises `EngineUnavailable` with advice for a paused server."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -70,11 +67,10 @@ async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
 async def require_raw_logprobs(
     provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE
 ) -> LogprobScale:
-    """The scale of the logprobs that `provider` samples: RAW, the model's own, before temperature.
+    """Return RAW if `provider` samples raw logprobs, UNKNOWN (with a warning) if the model is too certain to tell.
 
-    UNKNOWN, with a warning, of a model that is certain of every token: it can be served, and not be scored. `advice`
-    says how to set the engine up. Raises `EngineReplyInvalid` when it cannot be trained from, or the `EngineError` of a
-    failing request.
+    Raises `EngineReplyInvalid`, with `advice` on how to set up the engine, for any other scale, or the `EngineError` of
+    a failed request.
     """
     measured = await measure_scale(provider, temperature=temperature)
     if measured is None:
@@ -90,10 +86,10 @@ async def require_raw_logprobs(
 
 
 async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement | None:
-    """Sampled against scored logprobs at `temperature`, on the first prompt that leaves the model in doubt.
+    """Compare sampled and scored logprobs on the first prompt whose tokens leave the model in doubt.
 
-    None when none of them does: of tokens the model is certain of, every scale says the same. Raises
-    `EngineUnavailable` when somebody aborts the measurement.
+    Returns None if no prompt does, since every scale agrees on certain tokens. Raises `EngineUnavailable` if another
+    client aborts the measurement.
     """
     size = provider.capabilities.vocab_size
     for attempt in range(_PROMPTS):

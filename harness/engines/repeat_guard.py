@@ -1,9 +1,8 @@
-"""The repeat guard as the harness sees it: is it wanted, is it really there, did it tell the truth.
+"""The harness's side of the repeat guard: chooses, proves and audits it.
 
-The guard itself lives in the engine (`server_patch.repeat_terminate`). A provider that wants one refuses to work with
-an engine that has none, or one with other limits: `Capabilities.repeat_guard` names what a provider has proven, and
-nothing is inferred from stop reasons. Every turn is looked at once more with the same detector; what the engine said
-stands, a disagreement is counted.
+The guard itself runs in the engine (`server_patch.repeat_terminate`). A provider that wants one refuses an engine
+without it or with other limits; stop reasons prove nothing. Every turn is checked again with the same detector. The
+engine's signal stands; disagreements are only counted.
 """
 
 from collections.abc import Mapping
@@ -20,13 +19,13 @@ from server_patch.repeat_terminate.config import ENABLE
 _PROBE_TOKENS = 2  # more than one: at the last token of a budget the length limit speaks first
 
 GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
-"""Asks a server's guard which limits it has; the guard ends the output at its first token."""
+"""Parameters of the request that asks a server for its guard's limits; the guard ends it at its first token."""
 
 
 def choose_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
-    """The guard that is wanted: the one stated, else that of the environment; None for none.
+    """Return the stated guard, else that of the environment, or None.
 
-    Raises `ScenarioError` naming the key or the variable that is wrong.
+    Raises `ScenarioError` naming the invalid key or variable.
     """
     try:
         config = RepeatTerminateConfig.from_environ(environ) if stated is None else stated
@@ -36,7 +35,7 @@ def choose_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str
 
 
 def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> None:
-    """Raises `ScenarioError`, which says what to do, when the engine does not run the guard that is wanted."""
+    """Raise `ScenarioError` unless the engine runs the wanted guard."""
     if capabilities.repeat_guard == wanted.digest():
         return
     found = (
@@ -54,7 +53,7 @@ def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> 
 
 
 async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, key_ids: list[int]) -> None:
-    """Have the guard end an output that began before a joint and repeats itself; raises `EngineReplyInvalid` if not."""
+    """Check that the guard ends a repetition begun in an earlier request. Raises `EngineReplyInvalid` if not."""
     ids = tripping_ids(config, key_ids)
     room = provider.capabilities.context_length - len(ids) - _PROBE_TOKENS
     if room < 0:
@@ -74,7 +73,7 @@ async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, ke
 
 
 def tripping_ids(config: RepeatTerminateConfig, key_ids: list[int]) -> list[int]:
-    """The shortest output of `key_ids` that trips the guard."""
+    """Return the shortest output made of `key_ids` that trips the guard."""
     ngrams = config.ngram_matches + config.ngram_size if config.ngram_matches else 0
     run = min((limit for limit in (config.max_consecutive_token_repeats, ngrams) if limit), default=0)
     if not run:
@@ -83,32 +82,30 @@ def tripping_ids(config: RepeatTerminateConfig, key_ids: list[int]) -> list[int]
 
 
 def object_key_ids(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that `max_object_keys` counts."""
+    """Return the tokens that `max_object_keys` counts."""
     return tokenizer.encode(OBJECT_KEY_TEXT)
 
 
 class Disagreement(NamedTuple):
-    """The guard's signal for a turn, against what its tokens say."""
+    """The guard's signal for a turn, and the detector's result."""
 
     signaled: bool
-    """The engine says that the guard ended the turn."""
+    """True if the engine reports that the guard ended the turn."""
     expected_at: int | None
-    """Index of the output token that trips the detector; None when none does."""
+    """Index of the output token that trips the detector, or None."""
     output_tokens: int
 
 
 class SignalCheck(NamedTuple):
-    """Looks at a recorded turn with the detector that its engine should have run."""
+    """Repeats the guard's detection on recorded turns."""
 
     config: RepeatTerminateConfig
     key_ids: list[int]
 
     def disagreement(self, turn: Turn) -> Disagreement | None:
-        """The engine's signal where the tokens do not bear it out; None when they agree.
-
-        At the token that trips the detector a turn may also end for another reason, which then is the one it gives.
-        """
+        """Return the disagreement between the engine's signal and the tokens, or None."""
         ids = turn.output_ids[: turn.output_ids.size - turn.forced_tokens]
         at = RepeatDetector(self.config, self.key_ids).push_all(ids.tolist())
+        # At the token that trips the detector, a turn may also end for another reason, which it then reports.
         agrees = at == ids.size - 1 or (at is None and not turn.repeat_terminated)
         return None if agrees else Disagreement(turn.repeat_terminated, at, int(ids.size))

@@ -1,9 +1,8 @@
-"""An engine that says what it was told to say: deterministic, instant unless asked to be slow, and able to fail on cue.
+"""A deterministic engine that plays a script, for tests, benchmarks and demonstrations.
 
-A `Script` is a list of steps; the n-th generation of a session plays the n-th step, and a continuation
-(`GenerationRequest.continues`) goes on in the step it continues, without its fault. Logprobs are a known function of
-(token, position, weight version), so scores can be checked against a definition (`scripted_logprobs`). It keeps every
-promise of `TokenProvider`; it is for tests, benchmarks and demonstrations, not a model.
+The n-th generation of a session plays the n-th step of its `Script`. A continuation (`GenerationRequest.continues`)
+resumes the step it continues, without its fault. Logprobs are a known function of token, position and weight version
+(`scripted_logprobs`), so scores can be checked. It keeps every promise of `TokenProvider`.
 """
 
 import asyncio
@@ -58,45 +57,45 @@ _MAX_TOP_LOGPROBS = 5
 
 
 class ScriptedFault(StrEnum):
-    """The ways in which a step fails, after `fault_after` tokens."""
+    """Ways in which a step fails after `fault_after` tokens."""
 
     ABORT = "abort"
-    """The engine ends the request with finish reason `abort`, unasked."""
+    """Finish reason `abort`, though no client aborted."""
     DISCONNECT = "disconnect"
-    """The connection breaks: `EngineConnectionLost`."""
+    """`EngineConnectionLost`."""
     UNAVAILABLE = "unavailable"
     """`EngineUnavailable`."""
     REJECT = "reject"
     """`EngineRejected`."""
     HANG = "hang"
-    """No further token ever comes; only an abort or a cancellation ends it."""
+    """No further token; only an abort or a cancellation ends it."""
 
 
 class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One generation: what to say, how fast, and what goes wrong."""
+    """One generation."""
 
     text: str = ""
-    """Encoded with the tokenizer; the end-of-turn id follows unless `finish` is `length`."""
+    """Output text; the end-of-turn id follows unless `finish` is `length`."""
     tokens: tuple[int, ...] = ()
-    """Exact output ids, instead of `text`; nothing is added."""
+    """Exact output ids, instead of `text`."""
     finish: FinishReason = FinishReason.STOP
     delay_s: float = 0.0
-    """Before the first token."""
+    """Seconds before the first token."""
     token_delay_s: float = 0.0
-    """Before each further token."""
+    """Seconds before each further token."""
     fault: ScriptedFault | None = None
     fault_after: int = 0
-    """Tokens that come before the fault."""
+    """Tokens before the fault."""
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lines of a scripted engine; after the last step it starts over."""
+    """Steps of a scripted engine; repeats after the last."""
 
     steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The script in a TOML file. Raises `ScenarioError` naming the file and the field."""
+        """Load a TOML file. Raises `ScenarioError` naming the file and the field."""
         try:
             script = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
         except (OSError, ValueError, msgspec.ValidationError) as error:
@@ -107,28 +106,26 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
-    """The logprobs of `ids` standing at positions `start`, `start + 1`, ... under the weights `version`."""
+    """Return the logprobs of `ids` at positions `start`, `start + 1`, ... under the weights `version`."""
     number = known_version(version)
-    salt = crc32(version.encode()) if number is None else number  # tells the weights of one label from another's
+    salt = crc32(version.encode()) if number is None else number  # labels without a number differ too
     position = np.arange(start, start + ids.size, dtype=np.int64)
     mixed = ids.astype(np.int64) * 7919 + position * 104_729 + salt * 15_485_863
     return as_logprobs(-((mixed % 4093) + 1) / 1024)
 
 
 class LiveGeneration(msgspec.Struct, frozen=True):
-    """The visible part of a generation in flight."""
+    """Public view of a generation in flight."""
 
     request_id: str
     sampled: int
     """Tokens so far."""
     is_aborted: bool
-    """It was told to end, and has not ended yet."""
+    """Aborted but not ended yet."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """A generation in flight."""
-
     request: GenerationRequest
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -136,7 +133,6 @@ class _Live:
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, ids: list[int], version: str) -> GenerationDelta:
-        """Sample `ids` under `version`."""
         array = as_ids(ids)
         logprobs = scripted_logprobs(array, self.request.input_ids.size + len(self.output), version)
         start = len(self.output)
@@ -149,7 +145,7 @@ class _Live:
 
 
 class _Ending(msgspec.Struct, frozen=True):
-    """The ids a step comes to under the request's limits, and why it ends there."""
+    """Ids of a step within the request's limits, and why it ends there."""
 
     ids: list[int]
     reason: FinishReason
@@ -194,7 +190,7 @@ class ScriptedEngine:
 
     @property
     def weight_version(self) -> str:
-        """Label of the weights; it changes what `scripted_logprobs` gives, not what is said."""
+        """Label of the weights; affects `scripted_logprobs` only."""
         return self._version
 
     @property
@@ -204,7 +200,7 @@ class ScriptedEngine:
 
     @property
     def live(self) -> tuple[LiveGeneration, ...]:
-        """The generations in flight, the oldest first."""
+        """Generations in flight, oldest first."""
         return tuple(
             LiveGeneration(request_id, len(live.output), live.aborted.is_set())
             for request_id, live in self._live.items()
@@ -212,11 +208,11 @@ class ScriptedEngine:
 
     @property
     def played(self) -> Counter[str]:
-        """How many steps each session has played, by its id; those of requests without a session under `""`."""
+        """Steps played by session id; requests without a session count under `""`."""
         return Counter(self._played)
 
     def play_from(self, session_id: str, step: int) -> None:
-        """Let the next generation of the session play the step with that index."""
+        """Make the session's next generation play step `step`."""
         self._played[session_id] = step
 
     async def __aenter__(self) -> Self:
@@ -229,7 +225,7 @@ class ScriptedEngine:
         await self.abort(None)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Play the session's next step to its end."""
+        """Play the session's next step."""
         pieces = self.stream(request)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -239,7 +235,7 @@ class ScriptedEngine:
         raise EngineConnectionLost("the scripted engine ended a stream without a result")
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
-        """Play the session's next step; a step without delays comes in one delta."""
+        """Play the session's next step; without delays it comes in one delta."""
         check_request(self.capabilities, request)
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
@@ -273,19 +269,19 @@ class ScriptedEngine:
         )
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """`scripted_logprobs` of the ids from `start` on."""
+        """Return `scripted_logprobs` from `start` on."""
         del session_id
         return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
 
     async def abort(self, request_id: str | None) -> int:
-        """End one generation, or all, with what it has said so far."""
+        """End one generation, or all, with its partial output."""
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Say nothing until `resume`."""
+        """Stop output until `resume`."""
         self._running.clear()
         match mode:
             case PauseMode.ABORT:
@@ -296,16 +292,16 @@ class ScriptedEngine:
                 assert_never(mode)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self._running.set()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """Only the label changes; `path` is not read. Raises `UnknownWeightVersion` for a label of no weights."""
+        """Change the label without reading `path`. Raises `UnknownWeightVersion` for an unsettled label."""
         del path
         self.relabel(require_settled(version))
 
     def relabel(self, version: str) -> None:
-        """Carry `version`, whatever it is, as an engine does when somebody else changes its label."""
+        """Carry any `version`, as if another client changed the label."""
         self._version = version
 
     async def read_version(self) -> str:
@@ -313,7 +309,7 @@ class ScriptedEngine:
         return self._version
 
     async def health(self) -> EngineHealth:
-        """Always ready."""
+        """Report ready."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
     async def count_sampled(self) -> EngineCount:
@@ -329,7 +325,7 @@ class ScriptedEngine:
         return steps[played % len(steps)]
 
     def _ids(self, step: ScriptStep, request: GenerationRequest) -> list[int]:
-        """The ids left to say; those of a request that brings some come in the time that the step takes."""
+        """Return the remaining ids of the request's script, else of the step."""
         if request.script_ids is not None:
             return [int(each) for each in request.script_ids]
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
@@ -357,7 +353,6 @@ class ScriptedEngine:
         return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
 
     async def _play(self, live: _Live, step: ScriptStep, ending: _Ending) -> AsyncIterator[GenerationDelta]:
-        """Say the ids of `ending` one by one, or all at once when the step has no delays."""
         upto = len(ending.ids) if step.fault is None else min(step.fault_after, len(ending.ids))
         if await self._wait(live, step.delay_s):
             return
@@ -373,7 +368,7 @@ class ScriptedEngine:
             await self._fail(live, step.fault)
 
     async def _wait(self, live: _Live, delay_s: float) -> bool:
-        """Wait as long as the script or a pause says; True when the generation is aborted meanwhile."""
+        """Wait for the delay and any pause; return True if aborted meanwhile."""
         if delay_s:
             await within(delay_s, live.aborted.wait())
         if not live.aborted.is_set() and not self._running.is_set():
@@ -399,7 +394,7 @@ class ScriptedEngine:
 
 
 def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int) -> TopLogprobs | None:
-    """The token itself and its neighbors in the vocabulary, each one nat less likely."""
+    """Return each token and its neighbors in the vocabulary, each one nat less likely."""
     if not count:
         return None
     rank = np.arange(count, dtype=np.int32)

@@ -1,9 +1,8 @@
-"""Admitted turns, until each of them has its outcome.
+"""Admitted turns, until each has its outcome.
 
-A turn in flight holds others up: retries of it wait for it, its session cannot be taken over, an abort waits for it.
-So there is one way from admission to answer, `until_outcome`: whatever raises or is cancelled in its block, the turn is
-made durable, then recorded (I9), and those who wait for it are woken. A turn that was cut off before its own end keeps
-what had arrived, for the retry.
+A turn in flight blocks its retries, a takeover of its session, and an abort. So `until_outcome` is the only way from
+admission to answer: whatever its block raises, the turn is made durable, then recorded (I9), and its waiters wake. An
+interrupted turn keeps the tokens so far for the retry.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"
-"""Logged once for each outcome of a turn: its `end`, its tokens, its seconds by part, and the error in it."""
+"""Logged once for each outcome of a turn: `end`, tokens, seconds by part, and error."""
 
 log = get_logger(__name__)
 
@@ -44,12 +43,12 @@ class AdmittedTurn:
     admission: Admission
     client: ClientConnection
     generation: Generation | None = None
-    """Samples it; None until that has begun."""
+    """None until sampling has begun."""
     outcome: Turn | None = None
-    """How it ended, when nothing cut it off; whoever has it sampled says so."""
+    """Set by the block of `until_outcome` unless the turn is interrupted."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    """Each will dismiss its client."""
+    """Each dismisses the client."""
     _held_before_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,89 +56,89 @@ class AdmittedTurn:
 
     @property
     def held_s(self) -> float:
-        """Seconds since its admission in which it was held."""
+        """Seconds held since admission."""
         return self.client.held_s - self._held_before_s
 
     @property
     def arriving(self) -> int:
-        """Tokens that have come for it since it was admitted this time."""
+        """Tokens received since this admission."""
         prior = self.admission.prior
         before = 0 if prior is None else int(prior.output_ids.size)
         return 0 if self.generation is None else max(0, self.generation.sampled - before)
 
     @property
     def output(self) -> Output:
-        """As much as has been sampled for it and has arrived."""
+        """Tokens received so far, from earlier attempts too."""
         return self.admission.output_so_far() if self.generation is None else self.generation.output
 
 
 @dataclass(slots=True)
 class AdmittedTurns:
-    """The turns in flight of one server."""
+    """Turns in flight of one server."""
 
     store: SessionStore
     metrics: ServerMetrics
     signal_check: SignalCheck | None = None
-    """Looks once more at what the repeat guard said; None when no guard is wanted."""
+    """Verifies the repeat guard's signals; None without a guard."""
     clock: Clock = time.time
     tracer: SessionTracer | None = None
-    """Told of each outcome; None when no spans are wanted."""
+    """Receives each outcome; None without tracing."""
     commit_s: float = 60.0
-    """Longer than a store needs that waits for its disk; a turn must not wait for one that is dead."""
+    """Longer than a store that waits for its disk needs. A turn must not wait for a dead one."""
     recorded: int = 0
     """Turns with an outcome since the start."""
     sampled: int = 0
-    """Their tokens, wherever they went."""
+    """Sampled tokens of these turns."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._turns)
 
     async def wait_for(self, session: Session, index: int, client: ClientConnection) -> None:
-        """Return when that turn has its outcome. Raises why `client` is dismissed when that comes before."""
+        """Return when the turn has its outcome. Raises the reason if `client` is dismissed first."""
         async with client.patience():
             await self._turns[session.session_id, index].is_over.wait()
 
     def end(
         self, session: Session, reason: HarnessError, *, after_s: float = 0.0, hand_over_s: float = HAND_OVER_S
     ) -> None:
-        """Tell the engines, `after_s` from now, to hand over what they have of the turns of `session`.
+        """Have the engines hand over the turns of `session`, `after_s` from now.
 
-        Each turn has its outcome, whatever they do, `hand_over_s` later.
+        Each turn has its outcome at most `hand_over_s` later.
         """
         loop = asyncio.get_running_loop()
         for turn in self._of(session):
             dismiss = partial(turn.client.dismiss, reason, hand_over_s=hand_over_s)
             if after_s:
                 turn.timers.append(loop.call_later(after_s, dismiss))
-            else:  # with no wait in between: what the engine hands over from now on finds it so
+            else:  # without `await`, so later output already meets the dismissal
                 dismiss()
 
     def arriving(self, session: Session | SessionStub) -> int:
-        """Tokens that have come for the turns in flight of `session`, beyond those that are recorded."""
+        """Count the received tokens of turns of `session` that are not recorded."""
         return sum(turn.arriving for turn in self._of(session))
 
     @property
     def arriving_in_all(self) -> int:
-        """The same of all sessions."""
+        """The same for all sessions."""
         return sum(turn.arriving for turn in self._turns.values())
 
     def is_sampling(self, session: Session | SessionStub) -> bool:
-        """An engine is asked for a turn of `session`, or is about to be."""
+        """Return True if an engine samples a turn of `session`, or is about to."""
         return any(turn.generation is not None for turn in self._of(session))
 
     async def wait_until_ended(self, session: Session, *, within_s: float) -> None:
-        """Return when no turn of `session` is in flight, after `within_s` at the latest."""
+        """Return when no turn of `session` is in flight, after at most `within_s`."""
         await within(within_s, asyncio.gather(*(turn.is_over.wait() for turn in self._of(session))))
 
     @asynccontextmanager
     async def until_outcome(
         self, session: Session, admission: Admission, client: ClientConnection
     ) -> AsyncIterator[AdmittedTurn]:
-        """The admitted turn; at the end of the block its outcome is durable and recorded.
+        """Yield the admitted turn; on exit its outcome is durable and recorded.
 
-        The block sets `outcome`, or what it raises becomes the reason why the turn broke off. Raises that, or the
-        `StoreError` of a turn that could not be made durable: that one is recorded as FAILED.
+        The block sets `outcome`, or raises the reason for an interruption. Raises that reason, or `StoreError` if the
+        turn could not be made durable, which is then recorded as FAILED.
         """
         turn = AdmittedTurn(session, admission, client)
         self._turns[session.session_id, admission.index] = turn
@@ -153,18 +152,19 @@ class AdmittedTurns:
                     yield turn
                     assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
                     await to_the_end(self._keep(turn, turn.outcome))
-                # Whatever ends the block, the turn is kept before anybody hears of it. An error of ours is the client's
-                # answer; should the store fail now, that takes its place: nobody may believe that the partial is kept.
+                # In both cases the turn is stored before any waiter learns of it. A `HarnessError` is the client's
+                # answer. If the store fails now, its error replaces that answer, because the client must not believe
+                # that the partial output is kept.
                 except HarnessError as error:
                     await self._break_off(turn, error)
                     raise
-                # A cancellation or a bug goes its way whatever the store says, because somebody above waits for exactly
-                # that. It comes last: a `HarnessError` is an `Exception`, and would be given up instead of named.
+                # A cancellation or a bug propagates even if the store fails, because a caller above waits for it. This
+                # clause comes last: a `HarnessError` is an `Exception` too, and must keep its own reason.
                 except BaseException as error:
                     with suppress(StoreError):
                         await self._break_off(turn, _as_reason(error))
                     raise
-        finally:  # nobody waits for the turn any more, even if a bug of ours has kept it from being recorded
+        finally:  # no task may wait for the turn now, even if a bug kept it from being recorded
             for timer in turn.timers:
                 timer.cancel()
             if self._is_held(turn):
@@ -174,13 +174,12 @@ class AdmittedTurns:
             turn.is_over.set()
 
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
-        """Keep what has arrived of `turn`, unless it has its outcome: what the store refused is recorded."""
+        # Skip a turn that has its outcome: a write that the store refused is recorded too.
         if self._is_held(turn) and turn.session.is_in_flight(turn.admission.index):
             broken_off = break_off_turn(turn.admission, turn.output, error, self.clock(), held_s=turn.held_s)
             await to_the_end(self._keep(turn, broken_off))
 
     async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:
-        """Make `outcome` durable, then record it; one that cannot be made durable is recorded as FAILED."""
         try:
             if not await within(self.commit_s, self.store.commit(turn.session.session_id, outcome)):
                 raise StoreError(f"the store did not keep a turn within {self.commit_s:g} s")
@@ -201,7 +200,7 @@ class AdmittedTurns:
                 self.tracer.tell_turn(turn.session, outcome)
             log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **parts, **told)
             disagreement = self.signal_check and self.signal_check.disagreement(outcome)
-            if disagreement:  # counted; what the guard said stands
+            if disagreement:  # counted only; the guard's signal stands
                 self.metrics.guard_disagreed()
                 log.warning("repeat_guard_disagrees", **disagreement._asdict())
 
@@ -210,12 +209,11 @@ class AdmittedTurns:
         return [self._turns[key] for key in keys]
 
     def _is_held(self, turn: AdmittedTurn) -> bool:
-        """It is still this one: a retry may have taken the turn up since it was recorded."""
+        # A retry may have continued the turn since it was recorded.
         return self._turns.get((turn.session.session_id, turn.admission.index)) is turn
 
 
 def _as_reason(error: BaseException) -> HarnessError:
-    """The note on a turn that `error` has ended: a cancellation and a bug of ours get a name of ours."""
     if isinstance(error, HarnessError):
         return error
     return HarnessError(f"the turn was given up: {type(error).__name__} {error}")

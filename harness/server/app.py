@@ -1,7 +1,7 @@
-"""A session server: the operators' requests for one process.
+"""A session server: operator requests for one process.
 
-Handlers translate: HTTP in, a call, HTTP out. `routes` has the table and the verbs of the gate; requests for sessions
-are in `session_routes`, those of agents in `model_calls`; weight updates and the server itself are here.
+Handlers only translate between HTTP and calls. `routes` has the table and the gate verbs, `session_routes` the requests
+of owners, `model_calls` those of agents. This module adds weight updates and the server itself.
 """
 
 import secrets
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 
 class SessionServer(ServerApi):
-    """The state behind the routes: sessions, gate, store, and the service that answers turns."""
+    """State behind the routes: sessions, gate, store, and turn service."""
 
     def __init__(self, turns: TurnService) -> None:
         super().__init__(turns.gatekeeper, turns.settings, ErrorAnswers(turns.metrics, turns.settings))
@@ -62,7 +62,7 @@ class SessionServer(ServerApi):
         self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Build the ASGI application."""
         calls = ModelCalls(self._turns, self.sessions, self.errors).routes()
         return self.build_app(OwnSessions(self._turns, self.sessions), before=calls, after=[])
 
@@ -84,13 +84,13 @@ class SessionServer(ServerApi):
     # Weight updates
 
     async def live_version(self) -> int | None:
-        """The policy version that an engine which is ready to score would score by, asked now; None while none is."""
+        """Return the policy version by which an engine would score now, or None if none is ready."""
         await self._turns.live.look()
         is_paused = (await self._turns.engine.health()).paused
         return None if is_paused or self._turns.live.is_unsettled else self._turns.live.version
 
     async def sweep(self, asked: SweepRequest) -> SweepReport:
-        """Score what waits for the live version. Raises `MalformedRequest` when that is not the one asked for."""
+        """Score tokens that wait for the live version. Raises `MalformedRequest` if `asked` has another one."""
         sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         report = await sweep.run()

@@ -1,9 +1,8 @@
-"""The gate of a server at work: requests wait at it, holds are made durable and run out.
+"""The gate of a server at work: requests wait at it, holds become durable and expire.
 
-`sessions.gate` decides, this is the waiting. The change of a verb is in force at once and durable when it is answered:
-a server that dies in the middle of an update comes back shut. A hold whose time is over is taken off within a second,
-logged and counted. One that covered the engines stays in the store until they have been continued, so that a server
-which dies in between still knows.
+`sessions.gate` decides. A verb takes effect at once and is durable when answered, so a server that dies during an
+update restarts with a closed gate. An expired hold ends within a second. One that covered engines stays in the store
+until they are resumed, so that a restarted server resumes them.
 """
 
 import asyncio
@@ -29,15 +28,15 @@ HOLD_PLACED = "gate_hold_placed"
 HOLD_RELEASED = "gate_hold_released"
 HOLD_EXPIRED = "gate_hold_expired"
 
-_ROW = 16  # turns that begin in one round of the event loop once a gate opens
+_ROW = 16  # turns to start per event loop round after a gate opens
 _RETRY_AFTER_S = 2
-_LONGEST_LOOK_S = 1.0  # a clock that was handed in may jump while a hold is waited for
+_LONGEST_LOOK_S = 1.0  # an injected clock may jump during the wait
 
 log = get_logger(__name__)
 
 
 class Gatekeeper:
-    """Lets work through, holds it for a bounded time, or turns it away, as the holds on its gate want it."""
+    """Admits work, delays it for a bounded time, or refuses it, according to the holds."""
 
     def __init__(
         self,
@@ -52,63 +51,60 @@ class Gatekeeper:
         self.times = HoldTimes()
         self.clock = clock
         self.lease_clock = lease_clock or steady(clock)
-        """By which holds run out: nobody sets it."""
+        """Clock for the expiry of holds, immune to changes of the system clock."""
         self.held_by_work: Counter[Work] = Counter()
-        """Requests that wait now, by what they want."""
+        """Waiting requests by kind of work."""
         self.held_by_session: Counter[str] = Counter()
-        """Those of sessions, by id; one without is not in it."""
+        """Waiting requests by session id."""
         self._store = store
         self._metrics = metrics
         self._pause_timeout_s = pause_timeout_s
         self._changed = asyncio.Event()
         self._door = asyncio.Semaphore(_ROW)
-        """Those who were held go on a few at a time: thousands at once would keep every other stream silent."""
+        """Releases waiting requests a few at a time. Thousands at once would stall all other streams."""
 
     @property
     def held(self) -> int:
-        """Requests that wait now."""
+        """Number of waiting requests."""
         return self.held_by_work.total()
 
     # Holds
 
     def place(self, wanted: HoldRequest, kind: HoldKind, *, work: str = "") -> Hold:
-        """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Hold`, `Gate.place`."""
+        """Place or renew a hold at once; `keep` makes it durable. See `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
         try:
             until = self.lease_clock() + ttl_of(wanted)
             hold = self.gate.place(Hold(wanted.holder, kind, until, wanted.engines, work))
         finally:
-            self.look_again()  # also when it comes too late: engines may be left
+            self.look_again()  # also after an error: engines may be left paused
         if is_new:
             log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=ttl_of(wanted), engines=hold.engines)
         return hold
 
     def renew(self, wanted: RenewRequest) -> Hold:
-        """Have a hold last longer; see `Gate.renew`."""
+        """Extend a hold; see `Gate.renew`."""
         try:
             return self.gate.renew(wanted.holder, self.lease_clock() + ttl_of(wanted))
         except HoldExpired:
-            self.look_again()  # engines may be left
+            self.look_again()  # engines may be left paused
             raise
 
     async def keep(self, hold: Hold) -> None:
-        """Return when `hold` is durable, as its holder has it by now. Raises `StoreError`.
-
-        One that has ended since it was placed does not come back.
-        """
+        """Store the current state of `hold`, unless it has ended. Raises `StoreError`."""
         for current in self.gate.holds:
             if current.holder == hold.holder:
                 await self._store.keep_hold(replace(current, until=current.until + self._clock_was_set_by))
 
     async def release(self, wanted: ReleaseRequest) -> None:
-        """Take a hold off the gate, in force at once and durable on return. See `Gate.release`; raises `StoreError`."""
+        """Release a hold at once; durable on return. See `Gate.release`; raises `StoreError`."""
         try:
             hold = self.gate.release(wanted.holder, engines_continued=wanted.engines_continued)
         except HoldNotFound:
-            await self._store.drop_hold(wanted.holder)  # the store may have failed when it was released
+            await self._store.drop_hold(wanted.holder)  # the store may have failed at the release
             raise
         except HoldExpired:
-            self.look_again()  # engines may be left
+            self.look_again()  # engines may be left paused
             raise
         if hold is not None:
             self.look_again()
@@ -117,16 +113,16 @@ class Gatekeeper:
 
     @property
     def _clock_was_set_by(self) -> float:
-        """Seconds: the next server knows the time of day only."""
+        # The store keeps times of day, because a lease clock means nothing to the next server.
         return self.clock() - self.lease_clock()
 
     def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
-        """Stand as the gate of a front does; nothing of it is kept here, and nothing runs out but there."""
+        """Copy the state of a front's gate. The front stores and expires its holds."""
         self.gate.mirror(holds, epoch)
         self.look_again()
 
     async def restore(self) -> None:
-        """Have the holds that a previous server left behind; those that have run out meanwhile end now."""
+        """Load the holds of a previous server, and expire those whose time is over."""
         self.times.restore(await self._store.load_hold_times(MOST_HOLD_TIMES))
         kept = await self._store.load_holds()
         self.gate.restore([replace(hold, until=hold.until - self._clock_was_set_by) for hold in kept])
@@ -134,7 +130,7 @@ class Gatekeeper:
         self.times.note(self.gate.holds, self.clock())
 
     async def expire(self) -> None:
-        """End every hold whose time is over."""
+        """End every expired hold."""
         expired = self.gate.expire(self.lease_clock())
         if expired:
             self.look_again()
@@ -144,11 +140,11 @@ class Gatekeeper:
             try:
                 await self._forget(hold)
             except StoreError as error:
-                # The gate is open all the same; a server that comes after finds a hold whose time is over.
+                # The gate is open anyway. The next server finds an expired hold.
                 log.warning("gate_hold_not_forgotten", holder=hold.holder, error=error.message)
 
     async def expire_in_time(self) -> None:
-        """Take holds off as they run out, for ever."""
+        """End holds as they expire, forever."""
         while True:
             await self.expire()
             next_end = min((hold.until for hold in self.gate.holds), default=None)
@@ -159,40 +155,40 @@ class Gatekeeper:
                 await within(max(0.0, min(next_end - self.lease_clock(), _LONGEST_LOOK_S)), changed)
 
     async def forget_left(self) -> None:
-        """Note that engines which holds had left paused work again. Raises `StoreError`."""
+        """Record that engines left paused by holds work again. Raises `StoreError`."""
         self._metrics.engines_woken()
         for hold in self.gate.forget_left():
             await self._forget(hold)
 
     async def _forget(self, hold: Hold) -> None:
         if any(other.holder == hold.holder for other in self.gate.holds):
-            return  # whoever names none has placed another since: what is kept is that one
+            return  # the anonymous holder has placed another one since
         if hold in self.gate.left:
             await self._store.keep_hold(replace(hold, until=0.0))
         else:
             await self._store.drop_hold(hold.holder)
 
     def report_times(self, since: float) -> Json:
-        """The answer to whoever asks when holds were on the gate, from `since` on; Unix seconds."""
+        """Return the hold times from `since` on, in Unix seconds."""
         return {"now": self.clock(), "holds": self.times.since(since)}
 
     # Requests
 
     def look_again(self) -> None:
-        """Wake up everybody who waits for the gate or for a session behind it, once the gate has changed."""
+        """Wake every task that waits for the gate or a session behind it. Call after each change."""
         self.times.note(self.gate.holds, self.clock())
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once `holds()` is true, asked at every change."""
+        """Return once `holds()` is true. Checks at every change."""
         while not holds():
             await self._changed.wait()
 
     async def enter(self, work: Work, client: ClientConnection, session: Session | None = None) -> None:
-        """Return when `work` of `session` may go on; for one that is not open that is at once, it answers for itself.
+        """Return when `work` may continue. For a closed session that is at once: the session itself refuses it.
 
-        Raises `GateClosed` when it may not, or not in time; `ClientLeft` when nobody waits for it any more.
+        Raises `GateClosed` if it may not, or not in time; `ClientLeft` if the client disconnects.
         """
 
         def answer() -> GateAnswer:
@@ -204,7 +200,7 @@ class Gatekeeper:
                 with client.held():
                     async with client.patience(self._pause_timeout_s):
                         await self.until(lambda: answer() is not GateAnswer.HOLD)
-                        async with self._door:  # whatever else the loop has to do comes between one row and the next
+                        async with self._door:  # other work of the loop runs between rows
                             await asyncio.sleep(0)
             except TimeoutError:
                 raise GateClosed(
@@ -217,7 +213,6 @@ class Gatekeeper:
             raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
     def _count(self, work: Work, session: Session | None, change: int) -> None:
-        """One request more or less waits."""
         self.held_by_work[work] += change
         if session is not None:
             self.held_by_session[session.session_id] += change

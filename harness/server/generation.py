@@ -1,15 +1,15 @@
-"""Having an engine produce the output of one turn, whatever happens to the requests on the way.
+"""Production of one turn's output, across engine requests.
 
-One request usually does it. The loop goes on when the engine cut the output short and the turn may be continued
-(`sessions.continuation`), waits at the gate while the server is paused, repeats a request that failed in a way that may
-pass, and stops the engine at once when the client leaves. All that has been produced is in `output` at any moment.
+One request usually suffices. The loop continues an output that the engine cut short (`sessions.continuation`), waits at
+the gate during a pause, retries a request after a transient failure, and stops the engine when the client leaves.
+`output` holds all tokens so far at any moment.
 
-A request may break in the middle: the connection, or the engine. What has arrived of it by then is part of the output,
-which goes on from there; the engine is asked for its answer in pieces, so that little is lost.
+When a request breaks, the received tokens join the output, which continues from there. The engine streams its answer,
+so that little is lost.
 
-An output that was cut short goes on when the engine works again, under whatever version it serves then: so its tokens
-meet their next version in the request that reads them anyway. A pause, or a new version, explains the cut. A cut that
-nothing explains counts, and too many of those end the turn.
+An interrupted output continues when the engine works again, under its version at that time. So the request that reads
+its tokens anyway also scores them under their next version. A pause or a new version explains a cut. Unexplained cuts
+count, and too many end the turn.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class Generation:
-    """The output of one admitted turn in the making."""
+    """Output of one admitted turn in progress."""
 
     engine: TokenProvider
     gatekeeper: Gatekeeper
@@ -55,30 +55,30 @@ class Generation:
     admission: Admission
     client: ClientConnection
     live_text: LiveText
-    """Hears of every id as soon as it has come; silent where nobody reads along."""
+    """Receives every id on arrival; silent unless opened."""
     asked_in: int | None = None
-    """The epoch of the gate in which the engine was asked for its weights for this turn; None when it was not."""
+    """Gate epoch in which the weight version was queried for this turn; None if it was not."""
     clock: Clock = time.time
     output: Output = field(init=False)
     limit: LimitReached | None = None
-    """Why the turn ended where it stands, when its tokens have become too old to go on."""
+    """Error if the tokens became too old to continue."""
     failure: EngineError | None = None
-    """Why the engine did not hand over the turn of a drained session."""
+    """Reason the engine did not hand over a drained session's turn."""
     _unsolicited_aborts: int = 0
     _arrived: Arrived | None = None
-    """Of the request that is under way."""
+    """Tokens of the current request."""
 
     def __post_init__(self) -> None:
         self.output = self.admission.output_so_far().end_as_whole(self.admission.params, self.endings)
 
     @property
     def sampled(self) -> int:
-        """Tokens that have come for the turn, those of the request under way included."""
+        """Tokens received for the turn, including those of the current request."""
         return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.sampled)
 
     @property
     def may_go_on(self) -> bool:
-        """The turn can still be completed: its session is open, its client waits, it was not cut short too often."""
+        """True if the turn can still complete: open session, waiting client, few unexplained cuts."""
         return (
             self.session.is_open
             and self.limit is None
@@ -87,10 +87,10 @@ class Generation:
         )
 
     async def run(self) -> None:
-        """Ask the engine until the output is complete or may not go on; in a drained session a failure ends it too.
+        """Run requests until the output is complete or may not continue.
 
-        Raises `EngineError`, `GateClosed`, `LimitReached` when nothing has been sampled that would be too old, or why
-        the client was dismissed; `output` then holds what there was.
+        In a drained session a failure also ends it. Raises `EngineError`, `GateClosed`, `LimitReached` if the turn is
+        too old and has no output, or the reason for a dismissal. `output` keeps the tokens so far.
         """
         try:
             async with self._until_hand_over():
@@ -117,7 +117,7 @@ class Generation:
             log.info("drained_turn_ended", code=error.code, error=error.message)
 
     def _look_at_age(self) -> None:
-        """End the turn with its output when that is too old to go on; without any output it is refused."""
+        # Too old: end the turn with its output. Without output, refuse it.
         try:
             self.session.require_fresh(self.admission.parent, self._live_version, self.output.version_spans)
         except LimitReached as error:
@@ -126,20 +126,20 @@ class Generation:
             self.limit = error
 
     async def _ask_next_segment(self) -> None:
-        """Ask for the rest of the output, and count a cut that no gate, no pause and no new weights explain."""
         epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.keep_or_restart(self.admission.params)
         result = await self._ask()
         joined = self.output if result is None else self.output.join(result)
         self.output = joined.end_as_whole(self.admission.params, self.endings)
         if self._newest != before:
-            self._unsolicited_aborts = 0  # it is seen only now what they were for
+            self._unsolicited_aborts = 0  # the new version explains the earlier cuts
         if self.output.is_complete or not self.may_go_on:
             return
         session_id = self.session.session_id
         if self.gatekeeper.gate.epoch != epoch or (await self.live.worker_of(session_id).health()).paused:
             return
         await self.live.look_for(session_id)
+        # Count a cut that no gate, pause or new version explains.
         if self._newest in (None, self.live.worker_of(session_id).weight_version):
             self._unsolicited_aborts += 1
 
@@ -149,15 +149,11 @@ class Generation:
 
     @property
     def _newest(self) -> str | None:
-        """The label that sampled the last token."""
         return self.output.version_spans[-1].version if self.output.version_spans else None
 
     async def _ask(self) -> GenerationResult | None:
-        """The engine's answer; failures that may pass are repeated, each time with a fresh request id.
-
-        None when the request broke and something has arrived: that is part of the output now, which goes on from there
-        like one that the engine cut short, and as often.
-        """
+        # Transient failures are retried with a fresh request id. Returns None if the request broke after tokens
+        # arrived: the output then continues from there, like one that the engine cut short.
         before, attempt = self.output.ids.size, 0
         while True:
             attempt += 1
@@ -173,7 +169,7 @@ class Generation:
                     return None
                 if attempt >= self.settings.engine_attempts:
                     raise
-                if self.may_go_on:  # then again after a while, and not before the gate lets it
+                if self.may_go_on:  # then after a pause, and only once the gate is open
                     async with self.client.patience():
                         await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
@@ -182,7 +178,7 @@ class Generation:
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
 
     def is_comparable(self, turn: Turn) -> bool:
-        """Whether the turn's logprobs are on the scale on which the engine scores its input."""
+        """Return True if the turn's logprobs are on the scale on which the engine scores input."""
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.params)
 
     @property
@@ -190,13 +186,13 @@ class Generation:
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params)
 
     def _scoring_start(self) -> int | None:
-        """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
+        # The input from this index waits for the live version, and the next request scores it (I7).
         version = self._live_version
         if version is None or not self.settings.score_inputs:
             return None
         before = self.session.scoring_start(self.admission.parent, version, self.is_comparable)
         starts = [] if before is None else [before]
-        # Of what this turn has produced so far: once it was scored under that version it waits no more.
+        # A turn's own tokens wait only until they were scored under that version.
         is_scored = any(version_of(scoring) == version for scoring in self.output.scorings)
         if self._is_own_output_comparable and not is_scored:
             own = (span.start for span in self.output.version_spans if version_of(span) == version - 1)
@@ -204,7 +200,6 @@ class Generation:
         return min(starts, default=None)
 
     async def _ask_once(self) -> GenerationResult:
-        """The engine's answer to one request, with as much of its scoring as counts."""
         self._arrived = arrived = Arrived()
         live_text = self.live_text
 
@@ -229,16 +224,16 @@ class Generation:
                 result = await self.engine.generate(request)
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
-        except BaseException as error:  # a cancellation too: nobody waits for it any more
+        except BaseException as error:  # a cancellation too: no task waits for it then
             self._keep(request, arrived, error, began_at)
             raise
-        finally:  # part of the output, as soon as whoever asked has it
+        finally:  # counted in the output from here on
             self._arrived = None
         scoring = result.prompt_logprobs
         if scoring is None:
             return result
-        # Where the weights changed while an engine read the input, it says what the first token was sampled by: the
-        # scoring is then of two versions, or of one that nobody asked about.
+        # If the weights changed while the engine read the input, it reports the version of the first token. The scoring
+        # then mixes two versions, or has one that was not requested.
         if version is None or version_of(scoring) != version:
             return replace(result, prompt_logprobs=None)
         if self._is_own_output_comparable:
@@ -247,11 +242,11 @@ class Generation:
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
 
     def _seconds_since(self, began_at: float) -> float:
-        """None are less than none, although the clock of a machine may be set back."""
+        # The machine's clock may be set back.
         return max(0.0, self.clock() - began_at)
 
     def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException, began_at: float) -> None:
-        """Keep what has arrived of a request that `error` has ended, and note what may have been sampled besides."""
+        # Keep the received tokens, and note how many more the engine may have sampled.
         if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
             return
         is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
@@ -265,7 +260,7 @@ class Generation:
 
     @asynccontextmanager
     async def _until_hand_over(self) -> AsyncIterator[None]:
-        """Sampling for the client; whatever the engine does, the block ends when the time to hand over is used up."""
+        # Whatever the engine does, the block ends once the time to hand over has passed.
         loop = asyncio.get_running_loop()
 
         def hurry() -> None:
@@ -287,7 +282,7 @@ class Generation:
 
     @asynccontextmanager
     async def _stop_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
-        """End the request inside the engine when the client is dismissed."""
+        # Abort the request inside the engine when the client is dismissed.
         stops: list[asyncio.Task[int]] = []
         try:
             with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self.engine.abort(request_id)))):

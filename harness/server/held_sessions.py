@@ -1,12 +1,10 @@
-"""The sessions that a server holds, in memory or paged out: found by id and by key.
+"""The open sessions of a server, in memory or evicted, by id and by key.
 
-With a time for it, a session that nobody uses for so long is paged out: memory keeps a stub (`sessions.paging`), and
-whoever asks for it next waits until it has been read back. One with a call under way, admitted or still at the gate, is
-in use. What can not be read back is a `StoreError` for whoever asks, and costs nobody else anything.
+If configured, an idle session is evicted: memory keeps a stub (`sessions.paging`), and the next caller waits while the
+store loads the session. A failed load is a `StoreError` for that caller alone.
 
-There is one object for a session, ever: a session that was let go while somebody still had it (a client that takes
-minutes to send its body) is that object again, and not another one from the store. Nothing is written when a session is
-paged out, so a server that is killed then has lost nothing.
+Each session has one object, ever: if a caller still holds an evicted session (a client may take minutes to send its
+body), that object returns instead of a copy from the store. Eviction writes nothing, so a crash then loses nothing.
 """
 
 import asyncio
@@ -29,21 +27,21 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 
 PAGE_OUT_FAILED = "page_out_failed"
-"""Logged for a session whose rows cannot be compared with memory, which keeps it."""
+"""Logged if a session's rows cannot be compared with memory, so that it stays there."""
 
-_BATCH = 256  # sessions that are looked at in one go
+_BATCH = 256  # sessions per round
 _READ_S = 60.0  # as long as a turn waits for the store
 
 log = get_logger(__name__)
 
 
 class HeldSessions:
-    """A table of sessions; see the module's text.
+    """A table of open sessions.
 
     Args:
-        store: Has whatever is paged out.
-        is_comparable: Which turns the engine can score.
-        page_out_s: None keeps every session in memory.
+        store: Has the evicted sessions.
+        is_comparable: True for turns that the engine can score.
+        page_out_s: Idle time before eviction; None keeps every session in memory.
     """
 
     def __init__(
@@ -61,14 +59,14 @@ class HeldSessions:
         self._in_memory: dict[str, Session] = {}
         self._stubs: dict[str, SessionStub] = {}
         self._let_go: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        """Sessions that are paged out, and that somebody still has."""
+        """Evicted sessions that a caller still holds."""
         self._by_key: dict[bytes, str] = {}
         self._readings: dict[str, asyncio.Event] = {}
         self._uses = LastUses(clock)
         self._tries = LastUses(clock)
-        """When each session in memory was used last, or could not be paged out."""
+        """Last use of each session in memory, or last failed eviction."""
         self._rests = LastUses(clock)
-        """When each stub was paged out."""
+        """Time of each eviction."""
 
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._stubs)
@@ -82,19 +80,19 @@ class HeldSessions:
         return iter([*self._in_memory.values(), *self._stubs.values()])
 
     def look(self, session_id: str) -> Session | SessionStub | None:
-        """What is held under that id, as it is; None when there is nothing."""
+        """Return the session or stub with that id, or None."""
         if (session := self._let_go.get(session_id)) is not None:
             self._return(session)
         return self._in_memory.get(session_id) or self._stubs.get(session_id)
 
     def in_memory(self, session_id: str) -> Session | None:
-        """The session with that id, when it is not paged out."""
+        """Return the session with that id unless it is evicted."""
         return self._in_memory.get(session_id)
 
     async def find(self, session_id: str) -> Session | None:
-        """The session with that id, read back if need be, and used just now; None when it is not held.
+        """Return the session with that id, loaded if evicted, or None. Counts as a use.
 
-        Nothing waits between that and the next step of whoever asks. Raises `StoreError`.
+        No `await` separates the load from the caller's next step. Raises `StoreError`.
         """
         session = self._in_memory.get(session_id)
         if session is None and session_id in self._stubs:
@@ -103,16 +101,14 @@ class HeldSessions:
         return session
 
     async def find_by_key(self, api_key: str) -> Session | None:
-        """The session with that key, likewise.
-
-        A key is found by its digest and then compared, so that no time says how much of it is right.
-        """
+        """Return the session with that key, as `find`."""
+        # Looked up by digest and then compared, so that timing does not reveal how much of the key is right.
         session_id = self._by_key.get(_digest(api_key))
         session = None if session_id is None else await self.find(session_id)
         return session if session is not None and is_same(api_key, session.api_key) else None
 
     def hold(self, session: Session) -> None:
-        """Hold `session` from now on, as used just now."""
+        """Hold `session`, as used now."""
         self._in_memory[session.session_id] = session
         self._by_key[_digest(session.api_key)] = session.session_id
         self._uses.begin(session.session_id)
@@ -120,7 +116,7 @@ class HeldSessions:
         self._tell()
 
     def take(self, session: Session) -> Session | SessionStub:
-        """`session`, which an earlier server has left, as it is to be held: paged out where sessions are.
+        """Return the form in which to hold a session of an earlier server: a stub if eviction is on.
 
         So a restart needs no more memory than the server before it. Called in another thread.
         """
@@ -131,7 +127,7 @@ class HeldSessions:
         return replace(stub, deliveries=dict.fromkeys(doubtful, False))
 
     def hold_left(self, held: Session | SessionStub) -> None:
-        """Hold what `take` has made from now on."""
+        """Hold a result of `take`."""
         if isinstance(held, Session):
             self.hold(held)
             return
@@ -141,7 +137,7 @@ class HeldSessions:
         self._tell()
 
     def forget(self, held: Session | SessionStub) -> None:
-        """Hold it no longer."""
+        """Stop holding the session."""
         session_id = held.session_id
         self._in_memory.pop(session_id, None)
         self._stubs.pop(session_id, None)
@@ -153,17 +149,17 @@ class HeldSessions:
         self._tell()
 
     def change(self, stub: SessionStub) -> bool:
-        """Put `stub` in the place of the one with its id; whether it is another one."""
+        """Replace the stub with the same id. Return True if it differs."""
         before, self._stubs[stub.session_id] = self._stubs[stub.session_id], stub
         return before is not stub
 
     def has_call(self, session_id: str) -> bool:
-        """A call of that session is under way, admitted or not."""
+        """Return True if a call of the session is in progress, admitted or not."""
         return self._uses.is_in_use(session_id)
 
     @contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
-        """`session` is not idle in the block, and has just been used after it."""
+        """Mark `session` as in use within the block, and as used at its end."""
         session_id = session.session_id
         if self._let_go.get(session_id) is session:
             self._return(session)
@@ -175,9 +171,9 @@ class HeldSessions:
 
     @asynccontextmanager
     async def borrow(self, session_id: str) -> AsyncIterator[Session | None]:
-        """The session in the block, or None; if it was paged out, it is again after it, unless somebody has used it.
+        """Yield the session, or None. Evict it again afterwards unless it was used meanwhile.
 
-        That is no use of it. Raises `StoreError` when it cannot be read back.
+        Borrowing does not count as use. Raises `StoreError` if the session cannot be loaded.
         """
         was_paged_out = isinstance(self.look(session_id), SessionStub)
         session = await self._read_back(session_id) if was_paged_out else self._in_memory.get(session_id)
@@ -188,7 +184,7 @@ class HeldSessions:
             await self._page_out(session)
 
     def find_unused(self, seconds: float) -> list[Session | SessionStub]:
-        """Some of the sessions that nobody has used for so long."""
+        """Return some of the sessions unused for `seconds`."""
         resting_s = max(0.0, seconds - (self._page_out_s or 0.0))
         unused = [
             *self._rests.find_unused(resting_s, _BATCH, self._is_busy),
@@ -197,9 +193,9 @@ class HeldSessions:
         return [held for session_id in unused if (held := self.look(session_id)) is not None]
 
     async def page_out_idle(self) -> int:
-        """Page out some of the sessions that nobody has used for the time that is set; returns how many.
+        """Evict some of the idle sessions. Return how many.
 
-        One that cannot be let go now is looked at again when it has been idle for as long once more; that is no use.
+        One that cannot be evicted now is tried again after another idle period, without counting as used.
         """
         if self._page_out_s is None:
             return 0
@@ -222,7 +218,7 @@ class HeldSessions:
             return False
         stub = page_out(session, kept, _digest(session.api_key), self._is_comparable)
         if stub is None:
-            for turn in find_unnoted(session, kept):  # so that it may be let go the next time
+            for turn in find_unnoted(session, kept):  # so that the next try may evict it
                 self._store.mark_delivered(session_id, turn.turn, delivered=turn.delivered)
             return False
         del self._in_memory[session_id]
@@ -234,7 +230,7 @@ class HeldSessions:
         return True
 
     async def _read_back(self, session_id: str) -> Session | None:
-        """The session with that id in memory again; None when it is no longer held. It is read by one at a time."""
+        # Only one task reads a session at a time.
         while session_id in self._stubs:
             if (session := self._let_go.get(session_id)) is not None:
                 self._return(session)
@@ -248,10 +244,10 @@ class HeldSessions:
                         session = await self._store.read(session_id)
                 except TimeoutError:
                     raise StoreError(f"the store did not read session {session_id} back within {_READ_S:g} s") from None
-                finally:  # whoever reads may be cancelled, or fail: then one of those who wait tries
+                finally:  # the reading task may be cancelled or fail: then a waiting task tries
                     del self._readings[session_id]
                     reading.set()
-                stub = self._stubs.get(session_id)  # of now: it may have been drained, or closed, meanwhile
+                stub = self._stubs.get(session_id)  # the current one: it may have been drained or closed meanwhile
                 if stub is not None:
                     bring_back(stub, session)
                     self._return(session)
@@ -259,7 +255,6 @@ class HeldSessions:
         return self._in_memory.get(session_id)
 
     def _return(self, session: Session) -> None:
-        """Hold a session in memory again that is paged out."""
         session_id = session.session_id
         del self._stubs[session_id]
         self._let_go.pop(session_id, None)
@@ -267,7 +262,6 @@ class HeldSessions:
         self.hold(session)
 
     def _use(self, session_id: str) -> None:
-        """Note that a session was used just now."""
         self._uses.use(session_id)
         self._tries.use(session_id)
 
@@ -276,7 +270,7 @@ class HeldSessions:
 
     def _is_busy(self, session_id: str) -> bool:
         session = self.look(session_id)
-        return session is not None and bool(session.turns_in_flight)  # though nobody may wait for them any more
+        return session is not None and bool(session.turns_in_flight)  # even if no client waits for them
 
     def _tell(self) -> None:
         self._metrics.sessions_held(len(self), len(self._stubs))

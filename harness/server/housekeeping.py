@@ -1,11 +1,7 @@
-"""A server gives back by itself: memory of idle sessions, sessions that nobody uses, and the rows of closed ones.
+"""Background cleanup: eviction of idle sessions, closing of unused ones, deletion of closed rows.
 
-`LastUses` knows when each session was last used. One with a call under way is in use, wherever the call is: waiting at
-the gate, being encoded, or in flight.
-
-All are off unless the settings say how long to keep them. A look costs what there is to give back, not what there is;
-rows go a few sessions at a time, so that turns which wait for the disk wait for no more than that. A store that fails
-is asked again at the next look.
+All are off unless configured. Each round costs in proportion to what it cleans up. Rows are deleted a few sessions at a
+time, so that turns wait only briefly for the disk. After a store error, the next round tries again.
 """
 
 import asyncio
@@ -28,17 +24,17 @@ log = get_logger(__name__)
 
 
 class LastUses:
-    """The last use of sessions by their id; a look at them costs what it finds."""
+    """Last use of sessions by id. A session with a call waiting at the gate, encoding, or in flight is in use."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._times: dict[str, float] = {}
-        """The longest unused first."""
+        """Ordered by last use, oldest first."""
         self._calls: Counter[str] = Counter()
-        """Calls under way."""
+        """Calls in progress."""
 
     def begin(self, session_id: str) -> None:
-        """Know a session from now on, as used just now."""
+        """Start to track a session, as used now."""
         self._times[session_id] = self._clock()
 
     def end(self, session_id: str) -> None:
@@ -46,13 +42,13 @@ class LastUses:
         self._times.pop(session_id, None)
 
     def use(self, session_id: str) -> None:
-        """Note that a session was used just now, if it is known."""
+        """Note a use of a tracked session."""
         if self._times.pop(session_id, None) is not None:
             self.begin(session_id)
 
     @contextmanager
     def kept(self, session_id: str) -> Iterator[None]:
-        """The session is in use in the block, by somebody whose use does not count."""
+        """Mark the session as in use within the block, without counting as a use."""
         self._calls[session_id] += 1
         try:
             yield
@@ -62,15 +58,15 @@ class LastUses:
                 del self._calls[session_id]
 
     def is_in_use(self, session_id: str) -> bool:
-        """A call of it is under way."""
+        """Return True if a call is in progress."""
         return session_id in self._calls
 
     def last_use(self, session_id: str) -> float | None:
-        """When it was used last; None of one that is not known."""
+        """Return the time of the last use, or None if unknown."""
         return self._times.get(session_id)
 
     def find_unused(self, seconds: float, most: int, is_busy: Callable[[str], bool]) -> list[str]:
-        """Some of the sessions that have not been used for so long; one in use, or busy, begins anew."""
+        """Return some sessions unused for `seconds`. One in use, or busy, counts as used now."""
         now, over = self._clock(), []
         for session_id in list(islice(self._times, most)):
             if now - self._times[session_id] < seconds:
@@ -83,17 +79,17 @@ class LastUses:
 
 
 async def page_out_idle_sessions(page_out: Callable[[], Awaitable[int]]) -> None:
-    """Page out what is idle, for ever; `page_out` is `SessionRegistry.page_out_idle`."""
+    """Evict idle sessions forever; `page_out` is `SessionRegistry.page_out_idle`."""
     await _again_and_again(page_out, _IDLE_LOOK_S)
 
 
 async def close_idle_sessions(expire: Callable[[], Awaitable[int]]) -> None:
-    """Close the sessions whose time to live is over, for ever; `expire` is `SessionRegistry.expire`."""
+    """Close expired sessions forever; `expire` is `SessionRegistry.expire`."""
     await _again_and_again(expire, _IDLE_LOOK_S)
 
 
 async def forget_closed_sessions(store: SessionStore, keep_s: float, *, every_s: float = 60.0) -> None:
-    """Delete what the store has of sessions that have been closed for `keep_s`, for ever."""
+    """Delete sessions that have been closed for `keep_s` from the store, forever."""
 
     async def forget() -> None:
         forgotten = 0

@@ -1,9 +1,8 @@
-"""Engines that a hold left paused are continued: a controller that died cannot do it any more.
+"""Resumes engines that a hold left paused, since a dead controller cannot.
 
-A controller that pauses engines says so in its hold, and says when it releases it that they go on. When it does not
-(it was killed, its hold ran out, an engine did not obey it), the server continues the engines it owns itself, again and
-again until they obey. A hold that would pause them has to wait while that is tried, so nothing is continued under
-somebody who has just paused it. Meanwhile `problem` says so, and `/health` with it.
+A controller declares in its hold that it pauses engines, and on release that they continue. If it does not (it was
+killed, its hold expired, or an engine failed), the server resumes the engines it owns, and retries until they obey.
+Meanwhile `/health` reports `problem`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,17 +26,17 @@ log = get_logger(__name__)
 
 
 class LeftEngines:
-    """Continues the engines, by `wake`, whenever the last hold that had paused them ended without that."""
+    """Resumes the engines with `wake` when the last hold that paused them ended without that."""
 
     def __init__(self, gatekeeper: Gatekeeper, wake: Callable[[], Awaitable[object]]) -> None:
         self._gatekeeper = gatekeeper
         self.wake = wake
-        """Continues them once; raises why they do not go on."""
+        """Resumes them once; raises the reason for a failure."""
         self._error = ""
 
     @property
     def problem(self) -> str | None:
-        """Which engines are left paused, and why; None while none is."""
+        """Holders that left engines paused, and the error, or None."""
         gate = self._gatekeeper.gate
         if not gate.must_wake_engines:
             return None
@@ -45,7 +44,7 @@ class LeftEngines:
         return f"left paused by {by}: {self._error or 'they are being continued'}"
 
     async def wake_for_ever(self) -> None:
-        """Continue what is left, for ever."""
+        """Resume engines forever."""
         gate = self._gatekeeper.gate
         while True:
             await self._gatekeeper.until(lambda: gate.must_wake_engines)
@@ -55,8 +54,8 @@ class LeftEngines:
             )(self._wake)
 
     async def _wake(self) -> bool:
-        """Try once; whether the engines obeyed."""
         gate = self._gatekeeper.gate
+        # A hold that would pause engines must wait meanwhile, so this never resumes engines that a holder just paused.
         gate.wakers += 1
         try:
             error = await attempt(self.wake, _ATTEMPT_S, name="continue left engines")
@@ -70,13 +69,13 @@ class LeftEngines:
         log.warning(ENGINES_WOKEN, holders=[hold.holder for hold in gate.left])
         try:
             await self._gatekeeper.forget_left()
-        except StoreError as store_error:  # a server that comes after continues them once more
+        except StoreError as store_error:  # the next server resumes them once more
             log.warning("gate_hold_not_forgotten", error=store_error.message)
         return True
 
 
 async def wake_engine(engine: TokenProvider) -> None:
-    """Have `engine` go on; raises why it does not. Workers whose weights nobody knows stay paused on purpose."""
+    """Resume `engine`, or raise the reason. Workers with an unknown weight version stay paused."""
     try:
         await engine.resume()
     except WeightsUnsettled:

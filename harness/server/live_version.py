@@ -1,25 +1,16 @@
-"""The weights that the engine of a server serves now, for all who decide by them.
+"""The weight version that each engine serves now.
 
-Weights change behind a server's back: an update is driven from outside, by somebody who need not know that the server
-exists. So the engine is asked before a turn begins, before a turn that was cut short goes on, and once a second while
-turns run; its replies say it as well. Nothing depends on who else asks: `GET /health` does not.
+An external update changes weights without notifying the server. So the server queries the engine before a turn begins,
+before an interrupted turn continues, and once a second while turns run; replies also carry the version.
 
-Of a pool, a turn asks the worker that its session goes to, and waits for no other: a slow one delays its own turns.
-All workers are asked together once a second, and at once when one of them says something new: only then is one that
-has other weights than the rest kept from serving.
+In a pool, a turn queries only its session's worker, so a slow worker delays only its own turns. All workers are queried
+together once a second, and at once when one reports a change. Only then is a worker with other weights fenced.
 
-There is at most one question at a time to each. Those who come while one is under way share the next one, which begins
-after they came, so its answer is not of before. An engine that does not answer costs a second; what was known still
-counts.
+A label without a number gets the position at which the server first saw it. The store keeps it, so that it means the
+same on every worker and after a restart.
 
-Labels that are no numbers have the place at which this server saw them first, kept in its store, so that they mean the
-same for every worker and after a restart.
-
-An engine whose weights are half-way through an update serves nobody, and a paused one should be asked for nothing that
-depends on its version. Those who want a token wait here, as long as a closed gate would hold them.
-
-After an update from outside its driver asks here what is served (`check_weights`): what the providers of this process
-believe is refreshed, and a worker that the update left behind serves nobody until a later one has reached it.
+While an update is half done the engine does not serve, and a paused one should get no request that depends on its
+version. Callers wait here, as long as at a closed gate.
 """
 
 import asyncio
@@ -46,10 +37,12 @@ _AGAIN_S = 0.25
 
 @dataclass(slots=True)
 class _Question:
-    """The questions to one worker, or to all of them."""
+    """Queries to one worker, or to all of them."""
 
     answered: asyncio.Event | None = None
-    """Of the one that is under way; it may have been answered before you came, so you wait for the next."""
+    """Set when the current query ends. It may have been answered before the caller came, so the caller waits for the
+    next one.
+    """
     begun: int = 0
     ended: int = 0
 
@@ -58,9 +51,9 @@ class LiveVersion:
     """The version that `engine` serves.
 
     Args:
-        store: Keeps which version a label stands for that does not say it.
-        patience_s: How long somebody waits for an update to succeed.
-        every_s: How often the engine is asked while turns run.
+        store: Keeps the versions of labels without a number.
+        patience_s: Longest wait for an update to succeed.
+        every_s: Interval of queries while turns run.
     """
 
     def __init__(self, engine: TokenProvider, store: SessionStore, *, patience_s: float, every_s: float = 1.0) -> None:
@@ -71,38 +64,38 @@ class LiveVersion:
         self._patience_s = patience_s
         self._every_s = every_s
         self._to_all = _Question()
-        self._to_workers = {"": self._to_all}  # an engine on its own has no name, and is all there is
+        self._to_workers = {"": self._to_all}  # a single engine has no name
         self._turns = 0
         self._has_turns = asyncio.Event()
         self._has_news = asyncio.Event()
 
     @property
     def is_unsettled(self) -> bool:
-        """An update of the weights is under way or broke off."""
+        """True if a weight update is running or failed."""
         return is_unsettled(self._engine.weight_version)
 
     @property
     def version(self) -> int | None:
-        """The policy version that would sample the next token, as far as it is known."""
+        """Policy version for the next token, if known."""
         return self._order.find(self._engine.weight_version)
 
     def worker_of(self, session_id: str) -> TokenProvider:
-        """The engine that the session's next request goes to, as things stand; the pool itself while none serves."""
+        """Return the engine for the session's next request, or the pool if no worker serves."""
         name = self._engine.workers.next_for(session_id)
         return self._engine if name is None else self._engine.workers.providers[name]
 
     def version_for(self, session_id: str) -> int | None:
-        """The policy version that would sample the session's next token, as far as it is known."""
+        """Return the policy version for the session's next token, if known."""
         return self._order.find(self.worker_of(session_id).weight_version)
 
     async def restore(self) -> None:
-        """Count labels as an earlier server did. Raises `StoreError`."""
+        """Load the labels of earlier servers. Raises `StoreError`."""
         labels = await self._store.load_labels()
         self._order, self._kept = LabelOrder(labels), set(labels)
         self._engine.workers.count_labels_by(self._order)
 
     async def number_labels(self, result: GenerationResult) -> GenerationResult:
-        """`result` with the policy version of every label that does not say it. Raises `StoreError`."""
+        """Add the policy version to every label without a number. Raises `StoreError`."""
         scoring = result.prompt_logprobs
         labels = [span.version for span in result.version_spans] + ([] if scoring is None else [scoring.version])
         if all(known_version(label) is not None for label in labels):
@@ -112,13 +105,13 @@ class LiveVersion:
         return replace(result, version_spans=spans, prompt_logprobs=scoring)
 
     async def number_label(self, labeled: _Labeled) -> _Labeled:
-        """`labeled` with the policy version of its label, unless the label says it. Raises `StoreError`."""
+        """Add the policy version to a label without a number. Raises `StoreError`."""
         if known_version(labeled.version) is not None:
             return labeled
         return replace(labeled, number=await self._see(labeled.version))
 
     def number_known(self, spans: Sequence[VersionSpan]) -> list[VersionSpan]:
-        """The first of `spans` whose labels have a version by now: those that need no wait."""
+        """Return the leading `spans` whose labels have a version without waiting."""
         known = itertools.takewhile(
             lambda span: known_version(span.version) is not None or span.version in self._kept, spans
         )
@@ -128,7 +121,6 @@ class LiveVersion:
         ]
 
     async def _see(self, label: str) -> int:
-        """The version of `label`, which means the same after a restart."""
         number = self._order.see(label)
         if label not in self._kept:
             await self._store.keep_label(label, number)
@@ -136,20 +128,22 @@ class LiveVersion:
         return number
 
     async def look(self) -> None:
-        """Ask every worker, with a question that begins from now on."""
+        """Query every worker, with a query that starts after this call."""
         await self._ask(self._engine, self._to_all)
 
     async def look_for(self, session_id: str) -> None:
-        """Ask the worker that the session's next request goes to, with a question that begins from now on."""
+        """Query the worker of the session's next request, with a query that starts after this call."""
         name, worker = self._engine.workers.next_for(session_id), self.worker_of(session_id)
         before = worker.weight_version
         await self._ask(worker, self._to_all if name is None else self._to_workers.setdefault(name, _Question()))
         if worker.weight_version != before:
             self._has_news.set()
-        if is_unsettled(worker.weight_version):  # another one may have to serve it
+        if is_unsettled(worker.weight_version):  # the session may move to another worker
             await self.look()
 
     async def _ask(self, engine: TokenProvider, to: _Question) -> None:
+        # One query at a time. Later callers share the next one, which starts after their call, so its answer is fresh.
+        # An engine that does not answer costs a second, and the known version stays.
         wanted = to.begun + 1
         while to.ended < wanted:
             if to.answered is not None:
@@ -162,21 +156,21 @@ class LiveVersion:
                 with suppress(EngineError, TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await engine.read_version()
-                with suppress(UnknownWeightVersion, StoreError):  # whoever needs the number is told
+                with suppress(UnknownWeightVersion, StoreError):  # callers that need the number get the error
                     await self._see(engine.weight_version)
                 to.ended = question
-            finally:  # whoever asks may be cancelled: then one of those who wait asks
+            finally:  # the querying task may be cancelled: then a waiting task takes over
                 to.answered = None
                 answered.set()
 
     async def wait_for_weights(
         self, client: ClientConnection, session_id: str, is_wanted: Callable[[], bool], *, must_work: bool = False
     ) -> None:
-        """Return when the session's engine has been asked and has a version, or nothing is wanted any more.
+        """Return once the session's engine has a version, or `is_wanted` is false.
 
-        `must_work` also waits for the end of a pause: what is asked of a paused engine is asked about the weights
-        before it, and answered by those after it. Raises `WeightsUnsettled` or `EngineUnavailable` when it takes too
-        long, and why the client was dismissed.
+        `must_work` also waits for the end of a pause: a paused engine would take a request under the old weights and
+        answer it under the new ones. Raises `WeightsUnsettled` or `EngineUnavailable` after a timeout, and the reason
+        for a dismissal.
         """
         try:
             async with client.patience(self._patience_s):
@@ -197,7 +191,7 @@ class LiveVersion:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A turn runs inside the block."""
+        """Count a turn that runs within the block."""
         self._turns += 1
         self._has_turns.set()
         try:
@@ -208,7 +202,7 @@ class LiveVersion:
                 self._has_turns.clear()
 
     async def follow(self) -> None:
-        """Ask every worker again and again while turns run, and when one has news; for the life of the server."""
+        """Query every worker repeatedly while turns run, and when a worker reports a change. Runs forever."""
         while True:
             await self._has_turns.wait()
             self._has_news.clear()
@@ -219,12 +213,11 @@ class LiveVersion:
 
 
 async def check_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:
-    """Ask every worker for its version; those of a pool that have another one than `expected` are fenced.
+    """Query every worker after an external update. Fence pool workers that have another version than `expected`.
 
-    A pool in which no worker has it is left as it is: better the old weights than none. An engine on its own cannot be
-    fenced.
+    If no worker has it, none is fenced: old weights are better than none. A single engine cannot be fenced.
     """
-    with suppress(EngineError):  # what the others say counts, and nothing is heard from an engine of one's own
+    with suppress(EngineError):  # the other workers' answers count; a single engine keeps its known version
         await engine.read_version()
     if any(is_version(worker.weight_version, expected.version) for worker in engine.workers):
         fence_left_behind(engine.workers, expected.version)

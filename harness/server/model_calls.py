@@ -1,8 +1,8 @@
-"""The questions of agents to a session server: model calls, each dialect at its own route, and the name of the model.
+"""Model calls of agents: each dialect at its own route, and the model's name.
 
-The path prefix `/sessions/<id>` is a session's identity, its key proves it; on `/v1/...` the key is both. `TurnService`
-makes a turn of a call, and the dialect of the route makes bytes of the turn, whole or streamed. A retry is answered
-from the recorded turn by the dialect of the route that it came to.
+Below `/sessions/<id>` the path names the session and its key proves it; below `/v1` the key does both. `TurnService`
+turns a call into a turn, and the route's dialect encodes it, whole or streamed. A retry gets the recorded turn in the
+dialect of its own route.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.sessions.session import Session
 from harness.types import Json, SamplingWishes, Turn
 
-_MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
-_ENTRY_BYTES = 500  # of memory
+_MANY_LOGPROBS = 3_000  # log entries per answer, encoded in a few milliseconds
+_ENTRY_BYTES = 500  # in memory
 
 
 class ModelCalls:
-    """The model calls of one server's agents."""
+    """Model calls of one server's agents."""
 
     def __init__(self, turns: TurnService, sessions: SessionRegistry, errors: ErrorAnswers) -> None:
         self._turns = turns
@@ -45,7 +45,7 @@ class ModelCalls:
         self._places = CallPlaces(turns.settings.limits)
 
     def routes(self) -> list[Route]:
-        """Below the base URL of every session, and at the root for clients that know a key and no path."""
+        """Return the routes below each session's base URL, and at the root for clients that know only a key."""
         return [
             *(
                 Route(f"{base}{dialect.path}", partial(self._answer, dialect), methods=["POST"])
@@ -78,7 +78,6 @@ class ModelCalls:
     async def _answer_call(
         self, dialect: Dialect, request: Request, session: Session, body: bytes, place: ExitStack
     ) -> Response:
-        """The answer to the call that `body` is; a streamed one keeps its `place`."""
         client = ClientConnection.of(request)
         wire = _wire_call(body, request, session)
         with _count_refusals(session):
@@ -110,7 +109,7 @@ class ModelCalls:
         return served
 
     async def _end_stream(self, call: ModelCall, stream: AnswerStream, served: ServedTurn) -> bytes:
-        """The rest of a streamed answer. Raises `AnswerChanged` when the turn is not the one that was said."""
+        # The client would get an answer that contradicts the parts already sent.
         turn, live_text = served.turn, call.live_text
         has_other_text = live_text.has_spoken and not live_text.agrees_with(turn.reply)
         has_other_id = stream.has_told_id and turn.notes.get("response_id") != call.head.response_id
@@ -123,7 +122,6 @@ class ModelCalls:
         return await self._write(call, served, lambda answer: b"".join(stream.end(answer)))
 
     async def _write(self, call: ModelCall, served: ServedTurn, write: Callable[[ModelAnswer], bytes]) -> bytes:
-        """The answer with a turn, as `write` has it; one with many logprobs is written off the event loop."""
         turns = self._turns
         answer = ModelAnswer(
             call.request,
@@ -141,12 +139,12 @@ class ModelCalls:
             return await turns.heavy_work.do(entries * _ENTRY_BYTES, partial(write, answer))
 
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
-        """By the session's id: until its next request, an idle connection keeps what it may have to call."""
+        # Refers to the session by id, because an idle connection keeps this until its next request.
         mark = partial(self._sessions.mark_delivered, call.session.session_id, served.turn.index)
         return Delivery(request.scope, mark)
 
     async def _stored(self, dialect: Dialect, request: Request) -> Response:
-        """The answer that was given under an id, once more; one that no agent may see was not given (I2)."""
+        # An answer that no agent may see does not exist here (I2).
         session, response_id = await self._session_of(request), request.path_params["response_id"]
         turns = session.turns_until(response_id)
         if not turns or not session.serves(turns[-1]):
@@ -158,7 +156,6 @@ class ModelCalls:
         return json_response(dialect.answer(ModelAnswer(asked, turns[-1], self._turns.model, token_text)))
 
     async def _count(self, dialect: CountingDialect, request: Request) -> Response:
-        """How long the prompt of the call would be that has this body; nothing of it is recorded."""
         session = await self._session_of(request)
         with self._places.take(session.session_id) as count, self._sessions.in_use(session):
             body = await read_body(request, self._settings.limits, count)
@@ -171,12 +168,11 @@ class ModelCalls:
         if not is_operator(request.headers, self._settings.admin_token):
             await self._session_of(request)
         card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
-        # A client that says which one it is wants descriptions of its own form, and takes none for an answer.
+        # A client that sends its version expects its own form, and ignores an empty list.
         described: Json = {"models": []} if "client_version" in request.query_params else {}
         return json_response({"object": "list", "data": [card], **described})
 
     async def _session_of(self, request: Request) -> Session:
-        """The session that a request is for. Raises `Unauthorized`, `SessionNotFound`, or `StoreError`."""
         session_id = request.path_params.get("id")
         if session_id is not None and not self._settings.needs_keys:
             return await self._sessions.get(session_id)
@@ -187,7 +183,7 @@ class ModelCalls:
 
 
 def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
-    def answered_as(response_id: str) -> Turn | None:  # no agent has got the answer of a turn that is not served
+    def answered_as(response_id: str) -> Turn | None:  # agents never got the answer of a turn that is not served
         turn = session.answered_as(response_id)
         return turn if turn is not None and session.serves(turn) else None
 
@@ -196,7 +192,6 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
 
 @contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    """Remember in `session` the error with which the block ends a model call of its agent."""
     try:
         yield
     except HarnessError as error:

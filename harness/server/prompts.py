@@ -1,7 +1,6 @@
-"""From a request body to prompt ids: what a model call says, and the ids that its session does not have yet.
+"""Reading of request bodies, and encoding of the prompt ids that a session lacks.
 
-Both are work for a processor, in proportion to what the agent sent, or goes on from by an id. What is small is read and
-encoded on the spot, what is large off the event loop; what cannot fit into the context is refused before it is
+Small requests are handled on the event loop, large ones in a thread. A prompt that cannot fit is refused before it is
 rendered.
 """
 
@@ -38,24 +37,23 @@ _T = TypeVar("_T")
 _Find = Callable[[str], Turn | None]
 
 TAIL = 256
-"""Ids at the end of a prompt: enough to see what the generation prompt began."""
+"""Number of ids at the end of a prompt that always include the generation prompt."""
 
-_LARGE_BODY = 100_000  # bytes that are new, read in a few milliseconds
-_LARGEST_KNOWN = 400_000  # bytes; should nothing of them be known after all, they hold the loop for some milliseconds
-_MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs a reader more than its bytes
-_LONG_TEXT = 20_000  # characters, rendered and encoded in as many
-_BYTES_PER_TOKEN = 4  # of what was said before, which costs what a body costs
-_MOST_TOKENS = 4  # for one character, which has as many bytes at most
+_LARGE_BODY = 100_000  # new bytes, read in a few milliseconds
+_LARGEST_KNOWN = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
+_MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs more than its bytes
+_LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
+_BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
+_MOST_TOKENS = 4  # per character, which has at most as many bytes
 _PLACES = 2  # threads
 
 
 class HeavyWork:
-    """Work that would stop the event loop for longer than a moment: reading and encoding large requests.
+    """Work too long for the event loop: reading and encoding large requests.
 
-    It has two threads of its own, so that neither records nor the store wait behind a giant prompt. Work that waits for
-    one of them is counted and bounded by its size in memory; beyond that a request is refused for now (`ServerBusy`).
-    Encoding lets other threads run meanwhile; the rest of such work is cut into pieces where it is done, because a
-    single call into C holds the interpreter until it returns.
+    It has its own two threads, so that records and the store do not wait behind a giant prompt. The total size of
+    waiting work is bounded; beyond it a request gets `ServerBusy`. Encoding releases the GIL. Other work is split into
+    pieces where it is done, because a single C call holds the GIL.
     """
 
     def __init__(self, metrics: ServerMetrics, most_bytes: int) -> None:
@@ -63,12 +61,12 @@ class HeavyWork:
         self._metrics = metrics
         self._most_bytes = most_bytes
         self._held_bytes = 0
-        self._lock = Lock()  # ends of work are noted in its own thread, whoever still waits for it
+        self._lock = Lock()  # a callback in the worker thread releases the bytes, even without a waiter
 
     async def do(self, size_bytes: int, work: Callable[[], _T]) -> _T:
-        """Do `work` off the event loop and return or raise as it does; it holds `size_bytes` until it is done.
+        """Run `work` in a thread. It holds `size_bytes` until done.
 
-        Raises `ServerBusy` when too much is held already. Work that nobody waits for any more does not begin.
+        Raises `ServerBusy` if too much is held already. Cancelled work does not begin.
         """
         with self._lock:
             if self._held_bytes and self._held_bytes + size_bytes > self._most_bytes:
@@ -90,12 +88,12 @@ class HeavyWork:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Begin nothing more; what has begun comes to its end, for nobody."""
+        """Cancel waiting work; running work ends, and its result is dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _LongBefore(Exception):
-    """A call goes on from an answer by its id, or refers to some, and what was said in it is long."""
+    """The earlier answers that a call refers to by id are long."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
@@ -103,7 +101,6 @@ class _LongBefore(Exception):
 
 
 def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str) -> Sequence[Turn]:
-    """The turns up to an answer. Raises `_LongBefore` where they are no work for the event loop."""
     turns = turns_until(response_id)
     size_bytes = _BYTES_PER_TOKEN * turns[-1].prompt_length if turns else 0
     if size_bytes > _LARGE_BODY:
@@ -113,9 +110,9 @@ def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str
 
 @contextmanager
 def _nearby() -> Iterator[Callable[[_Find], _Find]]:
-    """Bound look-ups in the record: within the block they raise `_LongBefore` when they find too much for the loop.
+    """Bound lookups in the record: within the block they raise `_LongBefore` if they find too much for the event loop.
 
-    Messages that are known may be read behind the block.
+    Known messages may be read after the block.
     """
     size_bytes, is_within = 0, True
 
@@ -138,19 +135,19 @@ def _nearby() -> Iterator[Callable[[_Find], _Find]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """A request body, read."""
+    """A parsed request body."""
 
     request: ModelRequest
     prefixes: Sequence[Prefix]
-    """Those of its conversation: element i covers the tools and the first i messages."""
+    """Prefixes of its conversation: element i covers the tools and the first i messages."""
     digest: str
-    """Of the body (`sessions.retries`)."""
+    """Digest of the body (`sessions.retries`)."""
     older_digests: Sequence[str]
-    """The same as earlier servers have made it, for a session that has turns of theirs."""
+    """Digests by the methods of earlier servers, for sessions with their turns."""
     chat: ChatTokenizer
-    """The family with the variables that this request is rendered with."""
+    """Model family with this request's template variables."""
     noise: str = ""
-    """The beginning of what was taken out of its head (`dialects.noise`)."""
+    """Start of the text removed from its head (`dialects.noise`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +160,15 @@ class Prompts:
     limits: RequestLimits
     noise: NoiseRules
     _digest_key: bytes = field(default_factory=partial(secrets.token_bytes, KEY_BYTES))
-    """Of the digests of bodies; no client learns it."""
+    """Secret key of body digests."""
 
     def __post_init__(self) -> None:
-        assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
+        assert self.chat_tokenizer.tokenizer.longest_token  # cached now, because the first lookup is slow
 
     async def read(self, dialect: Dialect, wire: WireCall, session: Session, idempotency_key: str) -> ReadCall:
-        """The call of `session` that `wire` is in `dialect`.
+        """Parse a call of `session`.
 
-        Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
+        Raises `RequestError` if it is malformed, over a limit, or cannot fit under any encoding; `ServerBusy`.
         """
         body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
         kinds = frozenset(session.digest_kinds)
@@ -200,14 +197,14 @@ class Prompts:
                     nearby = partial(_turns_nearby, wire.turns_until)
                     answered_as, caller = bounded(wire.answered_as), bounded(wire.caller)
                     return work(replace(wire, turns_until=nearby, answered_as=answered_as, caller=caller))
-            except _LongBefore as before:  # nothing has been read but the small body
+            except _LongBefore as before:  # only the small body has been read
                 size_bytes += before.size_bytes
         return await self.heavy_work.do(size_bytes, work)
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
-        """The ids that `point` does not have; a template that cannot extend there makes the request a new root.
+        """Encode the ids after `point`. If the template cannot extend there, the request becomes a new root.
 
-        Raises `RequestError` when the prompt does not fit or the template refuses it; `ServerBusy`.
+        Raises `RequestError` if the prompt does not fit or the template refuses it; `ServerBusy`.
         """
         if point.parent is not None:
             ids = await self._encode_behind(session.turn(point.parent), point.matched, call)
@@ -218,14 +215,13 @@ class Prompts:
         return AttachPoint(None, 0, point.key), ids
 
     def forced_ids(self, asked: ModelRequest) -> list[int]:
-        """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
+        """Return the start of an answer that must be a tool call. It is part of the prompt, never sampled, never
+        trained.
+        """
         return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
     def _chat_for(self, session: Session, asked: ModelRequest) -> ChatTokenizer:
-        """The family with the variables of server, session and request.
-
-        Raises `MalformedRequest` naming one that the template does not read, or that the session does not leave open.
-        """
+        # Precedence of template variables: request, session, server.
         own = self.chat_tokenizer.with_variables(session.config.template_variables)
         if not asked.template_variables:
             return own
@@ -247,16 +243,13 @@ class Prompts:
         return wished
 
     async def _encode_behind(self, parent: Turn | None, known: int, call: ReadCall) -> TokenIds | None:
-        """The ids of what `call` says behind its first `known` messages, the last of which is the answer of `parent`.
-
-        None when the template cannot go on behind that turn.
-        """
+        # Returns None if the template cannot continue after `parent`, whose answer is the last known message.
         asked, context_length = call.request, self.engine.capabilities.context_length
         size = call.prefixes[-1].size - (call.prefixes[known].size - call.prefixes[0].size)
 
         def work() -> TokenIds | None:
             before, new = call.prefixes[known], asked.messages[known:]
-            if _MOST_TOKENS * size > context_length:  # hardly ever, and counting takes a while
+            if _MOST_TOKENS * size > context_length:  # rare, and counting is slow
                 require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, context_length)
             ids: Sequence[int] | None
             if parent is None:

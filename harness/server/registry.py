@@ -1,19 +1,13 @@
-"""The sessions a server holds: found by id and by key, opened, drained, ended and closed.
+"""The sessions of a server: found by id or key, opened, drained, ended and closed.
 
-A session is held from before its opening first waits until it is closed: a drain takes every session there is, and so
-misses none that the gate has let through. The result of a step is durable (I9). A close or a drain that the store could
-not keep raises `StoreError`, is in force all the same, and may be asked again; an opening that failed leaves the
-session that it would have taken over as it was.
+The registry holds a session from before its opening first awaits until it is closed, so a drain misses no session that
+passed the gate. Results are durable (I9). A close or drain that the store could not keep raises `StoreError`, but takes
+effect and may be repeated. A failed opening leaves the session to take over unchanged.
 
-A session that the store cannot read back costs nobody else anything: it is quarantined. Its id and its key answer
-`SessionDamaged`, its rows stay as they are until it is deleted, and then it is closed unread.
+A session that cannot be loaded is quarantined: its id and key get `SessionDamaged`, and its rows stay until it is
+deleted, which closes it unread.
 
-With an idle time to live, a session that nobody asks for by its id or its key for so long is closed. After a restart
-the time begins anew. A session may be paged out (`held_sessions`): it is drained and closed unread, and read back for
-everything else.
-
-Which steps are legal is decided in `sessions.lifecycle`, what a session takes over from another in `sessions.takeover`,
-who may open one and when at the gate. A turn is the business of `turns`.
+`sessions.lifecycle` decides legal steps, `sessions.takeover` what moves to a successor.
 """
 
 import asyncio
@@ -40,18 +34,18 @@ from harness.telemetry.secrets import shorten_secrets
 from harness.telemetry.tracing.tracer import SessionTracer
 
 API_KEY_PREFIX = "sk-harness-"
-"""Of the key of every session."""
+"""Prefix of every session API key."""
 
-_CLOSE_S = 2.0  # whoever deletes has little time; a turn that takes longer ends all the same
+_CLOSE_S = 2.0  # because deleting clients wait briefly; a slower turn ends anyway
 
 END_NOT_KEPT = "session_end_not_kept"
-"""Logged when a session was ended and the store could not note that."""
+"""Logged when the store could not note the end of a session."""
 
 SESSION_QUARANTINED = "session_quarantined"
-"""Logged for each session that the store cannot read back."""
+"""Logged for each session that the store cannot load."""
 
 SESSIONS_EXPIRED = "sessions_expired"
-"""Logged with the sessions that nobody has used for too long."""
+"""Logged with the ids of sessions closed as idle."""
 
 log = get_logger(__name__)
 
@@ -59,7 +53,7 @@ _NO_SUCH_KEY = "no session has this API key here; use the base_url and the api_k
 
 
 class SessionRegistry:
-    """Live sessions; closed ones are forgotten here and kept by the store."""
+    """Open sessions. Closed ones remain only in the store."""
 
     def __init__(
         self,
@@ -101,17 +95,17 @@ class SessionRegistry:
 
     @property
     def quarantined(self) -> Sequence[DamagedSession]:
-        """The sessions that the store could not read back."""
+        """Sessions that the store could not load."""
         return list(self._quarantined.values())
 
     async def find(self, session_id: str) -> Session | None:
-        """The session with that id, None when it is not held. Raises `SessionDamaged`, `StoreError`."""
+        """Return the session with that id, or None. Raises `SessionDamaged`, `StoreError`."""
         if damaged := self._quarantined.get(session_id):
             raise _damage_error(damaged)
         return await self._held.find(session_id)
 
     async def get(self, session_id: str) -> Session:
-        """The session with that id. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        """Return the session with that id. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
         session = await self.find(session_id)
         if session is None:
             unused = "" if self._idle_ttl_s is None else f", or not used for {self._idle_ttl_s:g} s"
@@ -119,7 +113,7 @@ class SessionRegistry:
         return session
 
     async def by_key(self, api_key: str) -> Session:
-        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        """Return the session with that key. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
         session = await self._held.find_by_key(api_key)
         if session is not None:
             return session
@@ -129,10 +123,9 @@ class SessionRegistry:
         raise SessionNotFound(_NO_SUCH_KEY)
 
     async def of_key(self, session_id: str, api_key: str) -> Session:
-        """The session with that id and that key.
+        """Return the session with that id and key. Raises as `by_key`.
 
-        Raises `SessionNotFound`, in the same words whether or not there is a session with that id; `SessionDamaged`,
-        `StoreError`.
+        The error message does not reveal whether the id exists.
         """
         session = await self.by_key(api_key)
         if session.session_id != session_id:
@@ -140,9 +133,9 @@ class SessionRegistry:
         return session
 
     async def restore(self) -> int:
-        """Hold the sessions that a previous server left open (I9), quarantine damaged ones; returns how many it holds.
+        """Load the sessions that a previous server left open (I9), and quarantine damaged ones. Return how many loaded.
 
-        Raises `StoreError` when the store itself cannot be read.
+        Raises `StoreError` if the store cannot be read.
         """
         sessions, damaged = await self._store.load(self._held.take)
         for held in sessions:
@@ -154,13 +147,12 @@ class SessionRegistry:
         return len(sessions)
 
     async def open(self, config: SessionConfig, live_version: int | None = None) -> Session:
-        """A new session, with the turns of the one that it resumes, which is gone afterwards.
+        """Open a session. With `config.resumes`, it takes over the turns of that session, which then closes.
 
-        Turns that are too old for its limits under `live_version`, where that is known, stay behind.
+        Turns too old for its limits under `live_version`, if known, stay behind.
 
-        Raises `StoreError`; `GateClosed` when a drain came meanwhile, but of a session that takes over: that one is
-        drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
-        over; `MalformedRequest` when another session has its id.
+        Raises `StoreError`; `GateClosed` if a drain came meanwhile, except for a takeover, which is drained and may be
+        resumed; `SessionNotFound` or `MalformedRequest` if nothing can be taken over, or if the id exists.
         """
         if config.resumes is not None:
             session = await self._take_over(config, config.resumes, live_version)
@@ -179,43 +171,42 @@ class SessionRegistry:
         return session
 
     async def drain(self, only: Session | None = None) -> int:
-        """Have no session, or `only` one, accept a further turn; returns how many did until now. Raises `StoreError`.
+        """Drain all sessions, or only one. Return how many were still open. Raises `StoreError`.
 
-        Turns in flight go on until their engines hand them over, for `drain_grace_s` at most: whoever drains all has
-        the engines abort everything next. Nobody will for `only` one, so its requests are ended here, one by one.
+        Turns in flight continue until their engines hand them over, for at most `drain_grace_s`.
         """
         held = list(self) if only is None else [only]
         sessions = [each for each in held if isinstance(each, Session)]
         stubs = [each.drain() for each in held if isinstance(each, SessionStub)]
         drained = [session for session in sessions if session.drain()]
         drained_stubs = [stub for stub in stubs if self._held.change(stub)]
+        # After a drain of all, the caller has the engines abort. For one session, its requests are ended here.
         hand_over_s = min(HAND_OVER_S, self._drain_grace_s / 2)
         after_s = self._drain_grace_s - hand_over_s if only is None else 0.0
-        # A turn that a drain of all has left its grace is ended all the same when its session is drained alone.
+        # A single drain also ends turns that a drain of all left their grace.
         for session in drained if only is None else sessions:
             self._turns.end(session, SessionClosing("drained"), after_s=after_s, hand_over_s=hand_over_s)
-        # Those drained before as well: the store may have failed at the time.
+        # Earlier drained sessions too, because the store may have failed then.
         await asyncio.gather(*map(self._store.set_phase, sessions), *map(self._store.set_phase, stubs))
         return len(drained) + len(drained_stubs)
 
     async def end(self, session: Session, *, within_s: float) -> None:
-        """Have `session`, whose agent has ended, accept no further turn, and end those in flight in the engine.
+        """Close `session` to turns, and end its turns in flight in the engine.
 
-        Returns when nothing of it is in flight any more, after `within_s` at the latest. Where the store fails, that is
-        in force until a restart: what there is can be collected all the same.
+        Returns when none is in flight, after at most `within_s`. If the store fails, the end holds until a restart.
         """
         session.end()
         self._turns.end(session, SessionClosing("the session was ended: its agent is done, its owner collects"))
         try:
             await self._store.set_phase(session)
-        except StoreError as error:
+        except StoreError as error:  # the owner can collect all the same
             log.warning(END_NOT_KEPT, session_id=shorten_secrets(session.session_id), error=error.message)
         await self._turns.wait_until_ended(session, within_s=within_s)
 
     def mark_delivered(self, session_id: str, index: int, delivered: bool) -> None:
-        """Note that an answer has been handed over completely, or that it turned out not to be; retries ask (I5).
+        """Note whether an answer was handed over completely; retries depend on it (I5).
 
-        By its id: a connection says so as late as when its next request begins, and must not keep a session in memory.
+        Takes an id: a connection reports this as late as its next request, and must not keep a session in memory.
         """
         held = self._held.look(session_id)
         if isinstance(held, Session):
@@ -225,12 +216,12 @@ class SessionRegistry:
         self._store.mark_delivered(session_id, index, delivered=delivered)
 
     async def expire(self) -> int:
-        """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
+        """Close sessions that were idle for their time to live. Return how many. Raises `StoreError`."""
         if self._idle_ttl_s is None:
             return 0
         expired = 0
         while unused := self._held.find_unused(self._idle_ttl_s):
-            # With no wait in between, nobody can begin to use one.
+            # No `await` in between, so no call can start to use one.
             closed = [self._close_to_all(each, CloseReason.IDLE) for each in unused]
             ids = [shorten_secrets(each.session_id) for each in closed]
             log.info(SESSIONS_EXPIRED, sessions=ids, idle_s=self._idle_ttl_s)
@@ -242,13 +233,12 @@ class SessionRegistry:
     async def close(
         self, held: Session | SessionStub, reason: CloseReason = CloseReason.DELETED, end: RolloutEnd | None = None
     ) -> None:
-        """End a session for good, and its turns in flight as `end` does. Raises `StoreError`."""
+        """Close a session, and end its turns in flight. Raises `StoreError`."""
         if end is not None:
             self._store.mark_end(held.session_id, end)
         await self._forget_closed(self._close_to_all(held, reason))
 
     def _close_to_all(self, held: Session | SessionStub, reason: CloseReason) -> Session | SessionStub:
-        """Have a session accept nothing more."""
         if isinstance(held, SessionStub):
             held = held.close(reason)
             self._held.change(held)
@@ -258,7 +248,6 @@ class SessionRegistry:
         return held
 
     async def _forget_closed(self, held: Session | SessionStub) -> None:
-        """Hold a closed session no longer, once its turns have ended and the store says that it is closed."""
         if isinstance(held, Session):
             await self._turns.wait_until_ended(held, within_s=_CLOSE_S)
         await self._store.set_phase(held)
@@ -267,12 +256,12 @@ class SessionRegistry:
             self._tracer.tell_session(held)
 
     def say_how_far_they_are(self) -> None:
-        """The server stops: nobody else will say it of the sessions that it holds, unless a next one takes them up."""
+        """Trace the open sessions when the server stops, in case no server continues them."""
         if self._tracer is not None:
             self._tracer.tell_open_sessions(self)
 
     async def give_up(self, damaged: DamagedSession) -> None:
-        """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
+        """Close a quarantined session unread; its rows stay. Raises `StoreError`."""
         closed = Session(damaged.session_id, damaged.api_key, SessionConfig(), self._clock())
         closed.close(CloseReason.DAMAGED)
         await self._store.set_phase(closed)
@@ -280,13 +269,12 @@ class SessionRegistry:
         self._metrics.sessions_quarantined(len(self._quarantined))
 
     async def _take_over(self, config: SessionConfig, resumes: str, live_version: int | None) -> Session:
-        """The new session that takes over from the one with the id `resumes`."""
         previous = await self.get(resumes)
         taken = turns_to_take_over(previous.turns, config.limits, live_version)
         session = self._new(successor_config(previous, config, taken))
         for turn in taken:
             session.restore(turn)
-        self._held.forget(previous)  # at once: only one session may take over from it
+        self._held.forget(previous)  # at once, because only one session may take over
         self._held.hold(session)
         try:
             await self._store.take_over(session, previous)
@@ -300,7 +288,6 @@ class SessionRegistry:
         return session
 
     def _new(self, config: SessionConfig) -> Session:
-        """A session with a key of its own, and an id (32 hex digits) where its owner has chosen none."""
         session_id = config.session_id or self._new_digits()
         if self._shard is not None and not self._shard.has(session_id):
             raise MalformedRequest(

@@ -1,10 +1,10 @@
-"""The routes that a session server and the front of several shards have in common: one table for both.
+"""Routes shared by a session server and a front: one table for both.
 
-A route is a row here and a method of `SessionsApi` or `ServerApi`, so neither of the two can lack it. The verbs of the
-gate are the same on both but for what they touch: the sessions of one process, or those of every shard. `access` says
-who may ask: a route without `admin` around it is not for operators alone. Every answer, to unknown routes too, is JSON.
+Each route is a row here and a method of `SessionsApi` or `ServerApi`, so neither server can lack it. Gate verbs differ
+only in the affected sessions: those of one process or of every shard. Routes without `admin` are not restricted to
+operators (`access`). Every answer is JSON, also for unknown routes.
 
-Model calls are not in here: a server answers them (`model_calls`), a front names the shard that does.
+Model calls are not included: a server answers them (`model_calls`), a front refuses them with the shard's address.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class SessionsApi:
-    """The requests of owners for sessions."""
+    """Session requests of owners."""
 
     _create: _Handler
     _list_all: _Handler
@@ -46,7 +46,7 @@ class SessionsApi:
     _samples_for_miles: _Handler
 
     def routes(self, settings: ServerSettings) -> list[Route]:
-        """The table; `GET /sessions/{id}` looks at the token itself, because `HEAD` of the same route is open."""
+        """Return the routes. `GET /sessions/{id}` checks the token itself, because its `HEAD` is open."""
         admin = partial(for_operators, admin_token=settings.admin_token)
         return [
             Route("/sessions", admin(self._create), methods=["POST"]),
@@ -66,7 +66,7 @@ class SessionsApi:
 
 
 class GateCounts(NamedTuple):
-    """What a report of the gate counts."""
+    """Counts of a gate report."""
 
     sessions: int
     sessions_open: int
@@ -78,7 +78,7 @@ class GateCounts(NamedTuple):
 
 
 class ServerApi(ABC):
-    """The requests of operators: the gate, weights, and the server itself."""
+    """Requests of operators: the gate, weights, and the server itself."""
 
     _start_sweep: _Handler
     _sweep_progress: _Handler
@@ -93,7 +93,7 @@ class ServerApi(ABC):
         self.errors = errors
 
     def build_app(self, sessions: SessionsApi, *, before: list[Route], after: list[Route]) -> Starlette:
-        """The ASGI application, with model calls `before` all others or `after` them."""
+        """Build the ASGI application, with model calls `before` or `after` all other routes."""
         admin = partial(for_operators, admin_token=self.settings.admin_token)
         app = Starlette(
             routes=[
@@ -115,7 +115,7 @@ class ServerApi(ABC):
             ],
             exception_handlers=self.errors.by_type(),
         )
-        app.router.redirect_slashes = False  # agents get an answer they can parse, not a redirect
+        app.router.redirect_slashes = False  # agents need a parsable answer, not a redirect
         return app
 
     # The gate
@@ -175,18 +175,18 @@ class ServerApi(ABC):
 
     @property
     def released_elsewhere(self) -> int:
-        """Requests that other processes have let go on, ever."""
+        """Total of requests that other processes have released."""
         return 0
 
     @abstractmethod
     async def drain_sessions(self) -> Callable[[], int]:
-        """Have every session refuse further turns; returns what counts those that this drain closed."""
+        """Close every session to turns. Return a function that counts the closed sessions."""
 
     @abstractmethod
     async def count_sessions(self) -> GateCounts:
-        """Count what is behind the gate, once whatever changed is in force there."""
+        """Count sessions and turns once the last change is in force behind the gate."""
 
 
 async def _say_alive(request: Request) -> Response:
-    """The same for every id: a client that asks here only wants to know whether a server listens."""
+    # The same for every id: a client here only checks for a listening server.
     return json_response({"session_id": request.path_params["id"], "object": "session"})

@@ -1,9 +1,8 @@
-"""Scripts of sessions, on their way in: whether this server takes one, and the ids of its texts.
+"""Scripts in requests: permission, and conversion of their texts to ids.
 
-The form is that of a scripted engine's script, as far as an engine of any kind can follow it: words, not delays or
-faults. Texts are encoded once, with the tokenizer of the sessions, markers in them as markers; so tool calls are
-written in the family's own syntax. An answer that is to begin with a call (`tool_choice`) has its beginning in the
-prompt, and its step says the rest.
+The form is that of a scripted engine's script without delays and faults, so that any engine can follow it. Texts are
+encoded once with special tokens recognized, so tool calls use the family's own syntax. With `tool_choice` the prompt
+contains the beginning of the call, and the step has the rest.
 """
 
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class StepText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step, as the owner of a session writes it."""
+    """One step, as the owner writes it."""
 
     text: str | None = None
     """Encoded; the end of the turn follows unless `finish` is `length`."""
     tokens: tuple[_TokenId, ...] | None = None
-    """Exact ids, instead of `text`; nothing is added."""
+    """Exact ids instead of `text`."""
     finish: Literal["stop", "length"] = "stop"
 
 
@@ -38,16 +37,16 @@ class ScriptText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ScriptReader:
-    """Makes ids of scripts for the sessions of one server."""
+    """Converts scripts to ids for the sessions of one server."""
 
     chat_tokenizer: ChatTokenizer
     settings: ServerSettings
     capabilities: Capabilities
 
     def read(self, script: ScriptText) -> Script:
-        """The steps as ids.
+        """Convert the steps to ids.
 
-        Raises `ScriptRefused`, or `MalformedRequest` naming the step that no engine here could say.
+        Raises `ScriptRefused`, or `MalformedRequest` naming a step that no engine here can produce.
         """
         require_scripts(self.settings, self.capabilities)
         return tuple(self._read_step(step, f"script.steps[{index}]") for index, step in enumerate(script.steps))
@@ -71,7 +70,7 @@ class ScriptReader:
 
 
 def require_scripts(settings: ServerSettings, capabilities: Capabilities) -> None:
-    """Raises `ScriptRefused` unless the operator allows scripts and the engine follows them."""
+    """Raise `ScriptRefused` unless the operator allows scripts and the engine follows them."""
     if not settings.allow_forced_tokens:
         raise ScriptRefused(
             "script: this server lets nobody force tokens; start it with --allow-forced-tokens"

@@ -1,4 +1,4 @@
-"""Running a session server: inside another program, or as a program of its own."""
+"""Running a session server inside another program, or as its own program."""
 
 import asyncio
 import os
@@ -35,31 +35,32 @@ from server_patch.background import running
 
 log = get_logger(__name__)
 
-_OWN_DESCRIPTORS = 128  # for the store, logs, and questions to engines that belong to no turn
+_OWN_DESCRIPTORS = 128  # for the store, logs, and engine queries outside turns
 SWITCH_S = 0.0005
-"""How long the event loop of a program of its own waits at most for the interpreter while a thread computes: Python's
-own 5 ms, several times in a turn, are more than the turn takes."""
+"""Longest wait of the event loop for the GIL in a standalone server. Python's 5 ms, several times per turn, take longer
+than the turn.
+"""
 
 Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
-"""Puts the application of a session server into a larger one, for the time of the block."""
+"""Embeds the application of a session server into a larger one."""
 
 
 def alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
-    """The application of a session server and nothing else."""
+    """Return the application of the session server alone."""
     return nullcontext(server.app())
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers."""
+    """A running server."""
 
     url: str
     """`http://host:port`, without a trailing slash."""
     server: SessionServer
     restored: int
-    """Sessions taken up from the store."""
+    """Sessions restored from the store."""
     hang_up: Callable[[], None]
-    """Refuse and reset every connection from now on, as when the process is killed; the block then ends quickly."""
+    """Refuses and resets every connection from now on, as if the process was killed. The block then ends quickly."""
 
 
 @asynccontextmanager
@@ -72,13 +73,13 @@ async def serve(
     around: Around = alone,
     clock: Clock = time.time,
 ) -> AsyncIterator[RunningServer]:
-    """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
+    """Run a session server in the current loop within the block; `around` builds its application.
 
-    At its end turns in flight get `stop_grace_s` to end. The others are kept as far as they came, and answered 503: the
-    same request goes on at the next server on the same store.
+    At the end, turns in flight get `stop_grace_s` to finish. The others are stored and answered 503: the next server on
+    the same store continues them.
 
-    Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound, or when the engine does not run
-    the repeat guard that is wanted.
+    Enters `engine` and `store`. Raises `HarnessError` if the address cannot be bound, or the engine lacks the required
+    repeat guard.
     """
     settings = settings or ServerSettings()
     settings.check()
@@ -94,7 +95,8 @@ async def serve(
         tracer = await stack.enter_async_context(_tracing(settings, metrics))
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
-        # Nobody can tell an engine to go on through a server that waits for it to do so; the gate stays shut meanwhile.
+        # Controllers cannot resume an engine through a server that waits for it at startup. The gate stays closed
+        # meanwhile.
         is_ours = any(hold.engines and hold.work for hold in gatekeeper.gate.holds)
         if (gatekeeper.gate.must_wake_engines or is_ours) and isinstance(engine, ContinuesAtEntry):
             engine.continues_at_entry = True
@@ -133,7 +135,7 @@ async def serve(
         try:
             yield RunningServer(f"http://{host}:{port}", server, restored, hang_up)
         finally:
-            if not embedded.force_exit:  # whoever hung up as if killed wants nobody to be answered
+            if not embedded.force_exit:  # after a simulated kill, clients must get no answers
                 await turns.callers.send_away(grace_s=settings.stop_grace_s)
 
 
@@ -146,10 +148,10 @@ async def serve_forever(
     *,
     around: Around = alone,
 ) -> None:
-    """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers.
+    """Run a session server until SIGINT or SIGTERM; call `started` once it answers.
 
-    Until it answers signals have the effect that they have anywhere: nobody waits for a model to load before it ends.
-    A second signal ends what the first one lets go on.
+    Before that, signals have their default effect, so loading a model can be interrupted. A second signal cuts the
+    grace of the first short.
     """
     sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
@@ -171,10 +173,7 @@ async def serve_forever(
 def _prove_guard(
     settings: ServerSettings, engine: TokenProvider, chat_tokenizer: ChatTokenizer, metrics: ServerMetrics
 ) -> SignalCheck | None:
-    """What checks the signals of the repeat guard that is wanted; None of none.
-
-    Raises `HarnessError` when the engine does not run it.
-    """
+    # Raises `HarnessError` if the engine does not run the required guard.
     guard = choose_guard(settings.repeat_guard, os.environ)
     if guard is None:
         return None
@@ -185,10 +184,6 @@ def _prove_guard(
 
 @asynccontextmanager
 async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIterator[SessionTracer | None]:
-    """What sends spans to the collector of the settings during the block; None without one.
-
-    Raises `ScenarioError` of headers that are none.
-    """
     if settings.otlp_endpoint is None:
         yield None
         return
@@ -200,7 +195,6 @@ async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIte
 def _chores(
     server: SessionServer, store: SessionStore, settings: ServerSettings
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """What goes on for as long as the server does, where the settings ask for it."""
     if settings.idle_page_out_s is not None:
         yield page_out_idle_sessions(server.sessions.page_out_idle)
     if settings.idle_ttl_s is not None:
@@ -210,10 +204,10 @@ def _chores(
 
 
 def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
-    """How many connections a server of these settings has at one time, and how slow they may be."""
+    """Return how many connections the server accepts, and how slow they may be."""
     limits = settings.limits
     connections, descriptors = limits.connections, descriptor_limit()
-    if descriptors is not None:  # a turn has two: its client's and its engine's
+    if descriptors is not None:  # each turn has two connections: client and engine
         connections = min(connections, max(1, (descriptors - _OWN_DESCRIPTORS) // 2))
     return ConnectionBounds(
         connections=connections,
@@ -226,7 +220,6 @@ def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
 
 
 def _log_family(chat_tokenizer: ChatTokenizer) -> None:
-    """Say how conversations become ids: which turns go on exactly, and where the template would rewrite them."""
     family = chat_tokenizer.describe()
     log.info(
         "model_family",

@@ -1,8 +1,7 @@
-"""The sessions of a server, as their owners use them: created, looked at, ended, collected, deleted.
+"""Sessions as their owners use them: created, inspected, ended, collected, deleted.
 
-A poll reads the facts, which are as small as they sound. Records and samples are as long as the session and are put
-together beside the running ones (`collecting`). The binary form of the samples brings the record along, both of one
-moment: a rollout is collected in one request.
+Polls read facts, which are small. Records and samples grow with the session, and are built beside running turns
+(`collecting`). The binary form has samples and record of one moment, so one request collects a rollout.
 """
 
 import asyncio
@@ -51,15 +50,15 @@ SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""
 
 _LONG_SCRIPT = 20_000  # bytes, encoded in a few milliseconds
-_AT_ONCE = 200  # sessions listed in one go: two milliseconds
-_MOST_TIMES = 10_000  # turns whose times are in one answer, those of its last session excepted: some milliseconds
+_AT_ONCE = 200  # sessions listed in one step: two milliseconds
+_MOST_TIMES = 10_000  # turns with times per answer, plus the rest of the last session
 
 _encode = msgspec.json.Encoder().encode
 _T = TypeVar("_T")
 
 
 class OwnSessions(SessionsApi):
-    """The requests of owners for the sessions of one server."""
+    """Owner requests for the sessions of one server."""
 
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._turns = turns
@@ -82,7 +81,7 @@ class OwnSessions(SessionsApi):
                     f"expected at most {most} sessions at one time (the server's limit `sessions`); delete some",
                     limit="sessions",
                 )
-            # With no wait in between, a drain meets the gate or the session.
+            # No `await` in between, so a drain meets either the gate or the session.
             session = await self._sessions.open(config, self._turns.live.version)
         base = self._settings.public_url or str(request.base_url)
         return json_response(
@@ -94,7 +93,6 @@ class OwnSessions(SessionsApi):
         )
 
     async def _read_config(self, body: bytes) -> SessionConfig:
-        """The configuration in `body`; the texts of a long script are encoded off the event loop."""
         turns, settings = self._turns, self._settings
         read = ScriptReader(turns.chat_tokenizer, settings, turns.engine.capabilities).read
         work = partial(
@@ -102,7 +100,7 @@ class OwnSessions(SessionsApi):
         )
         is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
         config = await turns.heavy_work.do(len(body), work) if is_long else work()
-        turns.chat_tokenizer.with_variables(config.template_variables)  # now, where their name can be refused
+        turns.chat_tokenizer.with_variables(config.template_variables)  # early, where the error can name the variable
         return config
 
     async def _list_all(self, request: Request) -> Response:
@@ -126,7 +124,7 @@ class OwnSessions(SessionsApi):
         )
 
     async def _times(self, request: Request) -> Response:
-        """Asking is no use of a session, and reads none back that is paged out."""
+        # Does not count as use, and loads no evicted session.
         times: dict[str, list[tuple[int, float, float | None, str]]] = {}
         left_off: list[str] = []
         rows = 0
@@ -140,7 +138,7 @@ class OwnSessions(SessionsApi):
         return json_response({"now": self._turns.clock(), "times": times, "left_off": left_off})
 
     def _stand(self, session: Session | SessionStub) -> SessionStanding:
-        """How a session stands; of thousands without a call quickly."""
+        # The common case, a session without a call, must be fast.
         turns, session_id = self._turns, session.session_id
         if not self._sessions.has_call(session_id) and not session.turns_in_flight:
             return SessionStanding(
@@ -206,7 +204,7 @@ class OwnSessions(SessionsApi):
         if session is not None:
             try:
                 await self._sessions.drain(session)
-            finally:  # in force even where the store failed: its calls that wait at the gate get their answer
+            finally:  # the drain holds even if the store failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return _facts_response(session_id, session)
 
@@ -218,7 +216,7 @@ class OwnSessions(SessionsApi):
             try:
                 async with self._turns.callers.attend(ClientConnection.of(request)):
                     await self._sessions.end(session, within_s=asked.within_s)
-            finally:  # in force whatever became of the waiting: its calls that wait at the gate get their answer
+            finally:  # the end holds even if the wait failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return _facts_response(session_id, session)
 
@@ -231,19 +229,17 @@ class OwnSessions(SessionsApi):
         if session is not None:
             try:
                 await self._sessions.close(session, end=end)
-            finally:  # in force even where the store failed: its calls that wait at the gate get their answer
+            finally:  # the close holds even if the store failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def _snapshot(self, request: Request) -> tuple[str, Session | None]:
-        """The id in the path, and a copy of its session for another thread; None when there is no such session."""
         session_id = request.path_params["id"]
         session = await self._sessions.find(session_id)
         return session_id, None if session is None else session.snapshot()
 
 
 async def _in_turn(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """`items`, thousands of which do not keep others waiting."""
     for number, item in enumerate(items, 1):
         yield item
         if number % _AT_ONCE == 0:

@@ -1,4 +1,4 @@
-"""The decisions of the operator of a session server."""
+"""Operator settings of a session server."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -32,85 +32,90 @@ _MAY_BE_ZERO = ("pause_timeout_s", "drain_grace_s", "stop_grace_s", "engine_retr
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of one server; the defaults suit a machine of one's own."""
+    """Settings of one server. The defaults suit a private machine."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """0 takes a free port."""
     public_url: str | None = None
-    """The beginning of a session's `base_url`, where agents reach the server by another name. Of a front: with the port
-    of the session's shard in the place of its own."""
+    """Start of each session's `base_url`, if agents reach the server by another name. A front replaces the port with
+    that of the session's shard.
+    """
     admin_token: str | None = field(default=None, repr=False)
-    """Required from whoever creates, reads, drains or deletes sessions. None: whoever reaches the server may do
-    everything, which only suits a loopback address where nobody but its owner can ask."""
+    """Required to create, read, drain or delete sessions. None lets every client do everything, which only suits a
+    loopback address without other users.
+    """
     open_paths: bool = False
-    """The address of a session is enough for its model calls, for agents that send no key. Without an admin token it
-    always is."""
+    """Model calls need only the session's address, for agents that send no key. Always so without an admin token."""
     pause_timeout_s: float = 600.0
-    """How long a paused gate holds a request before it answers 503."""
+    """Seconds that a paused gate holds a request before it answers 503."""
     drain_grace_s: float = 20.0
-    """How long a turn in flight may go on after a drain. An engine that has not handed it over by then is not waited
-    for: the turn is ABORTED with what has arrived, and answered 404."""
+    """Seconds that a turn in flight may continue after a drain. If the engine has not handed it over by then, the turn
+    is ABORTED with the tokens so far, and answered 404.
+    """
     stop_grace_s: float = 5.0
-    """How long turns in flight may go on when the server is told to end; the rest waits on disk for the next server."""
+    """Seconds that turns in flight may continue when the server stops. The next server continues the rest from disk."""
     comment_every_s: float = 5.0
-    """How long a streamed answer waits before it begins with an event that keeps it alive, and between two of them."""
+    """Seconds before and between keep-alive events of a streamed answer."""
     streaming: StreamingMode = StreamingMode.RECORDED
-    """When the text of streamed answers goes out, in sessions that do not say it themselves."""
+    """Default time to send the text of streamed answers. Sessions may override it."""
     write_timeout_s: float = 60.0
-    """How long an answer may wait for a client that takes nothing of it; then the client counts as one that left."""
+    """Seconds that an answer waits for a client that reads nothing. Then the client counts as disconnected."""
     engine_attempts: int = 3
-    """How often a request is sent to an engine that fails in a way that may pass."""
+    """Attempts to send a request to an engine that fails with a retryable error."""
     engine_retry_s: float = 0.25
-    """Before the second attempt; doubles with each further one."""
+    """Seconds before the second attempt; doubles with each further one."""
     max_unsolicited_aborts: int = 3
-    """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
+    """Number of unexplained engine aborts after which a turn is ABORTED."""
     allow_forced_tokens: bool = False
-    """Sessions may bring a script, whose words their turns say in the place of the model's; never trained."""
+    """Lets sessions bring a script, which replaces the model's output in their turns. Scripted tokens are never
+    trained.
+    """
     score_inputs: bool = True
-    """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
+    """Let the first request after a weight update score the tokens before it, which it has to read anyway."""
     limits: RequestLimits = DEFAULT_LIMITS
-    """How much one request may hold."""
+    """Size limits of one request."""
     idle_ttl_s: float | None = None
-    """After how long a session that nobody asks for is closed; None keeps it. `harness serve` says 24 hours."""
+    """Seconds without a request after which a session is closed; None keeps it. `harness serve` sets 24 hours."""
     idle_page_out_s: float | None = None
-    """After how long a session that nobody asks for is kept by the store alone, until somebody does; None keeps it in
-    memory. Needs a store in a file."""
+    """Seconds without a request after which a session is evicted from memory until its next request; None never evicts.
+    Needs a store in a file.
+    """
     keep_closed_s: float | None = None
-    """How long the store keeps the rows of a closed session; None for ever. `harness serve` says 30 days."""
+    """Seconds that the store keeps a closed session; None keeps it forever. `harness serve` sets 30 days."""
     dialects: tuple[Dialect, ...] = DIALECTS
-    """The APIs that agents may speak, each at its own route."""
+    """APIs that agents may use, each at its own route."""
     model: str | None = None
-    """Model name in answers; None takes the engine's."""
+    """Model name in answers; None uses the engine's."""
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
     selections: tuple[str, ...] = ()
-    """`package.module:function` paths that sessions may choose their branches with (`samples.delivery`)."""
+    """`package.module:function` paths that sessions may choose for selecting branches (`samples.delivery`)."""
     otlp_endpoint: str | None = None
-    """The OpenTelemetry collector, as `http://host:4318`, that gets a span for each session, turn and engine request
-    (OTLP over HTTP); None sends none. `OTEL_EXPORTER_OTLP_HEADERS` of the environment has the headers."""
+    """OpenTelemetry collector (`http://host:4318`) for a span per session, turn and engine request (OTLP over HTTP), or
+    None. Headers come from `OTEL_EXPORTER_OTLP_HEADERS`.
+    """
     shard: ShardPlace | None = None
-    """The place of this server among those of a front; None for one that stands alone."""
+    """Position among the shards of a front; None if standalone."""
     noise: tuple[str, ...] = (BILLING_HEADER,)
-    """Regular expressions of what is taken out at the beginning of a conversation's first message."""
+    """Regular expressions to remove from the start of a conversation's first message."""
     repeat_guard: RepeatTerminateConfig | None = None
-    """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
+    """Repeat guard that the engine must run; None uses `HARNESS_REPEAT_TERMINATE_*` from the environment."""
 
     def check(self) -> None:
-        """Raises `ScenarioError`.
+        """Validate the settings. Raises `ScenarioError`.
 
-        For a server open to the network without a token, a matching, a noise or a collector that is none, a number that
-        cannot be meant.
+        A server without an admin token must bind a loopback address.
         """
         self.limits.check_numbers()
         for name in _SECONDS:
             seconds = getattr(self, name)
             least = 0.0 if name in _MAY_BE_ZERO else _SHORTEST_S
-            if seconds is not None and not least <= seconds <= _LONGEST_S:  # no comparison holds for a NaN
+            if seconds is not None and not least <= seconds <= _LONGEST_S:  # NaN fails every comparison
                 raise ScenarioError(f"{name}: expected {least:g}..{_LONGEST_S:g} seconds, got {seconds}")
         try:
             is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # a name of whatever
+        except ValueError:  # a host name
             is_loopback = False
         if not is_loopback and not self.admin_token:
             raise ScenarioError(
@@ -129,5 +134,5 @@ class ServerSettings:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether a model call needs the key of its session."""
+        """True if a model call needs the key of its session."""
         return bool(self.admin_token) and not self.open_paths

@@ -1,9 +1,8 @@
-"""The proximal sweep: everything that waits for the live policy version is scored before that version disappears.
+"""The proximal sweep: recompute logprobs for all tokens that wait for the live policy version, before it disappears.
 
-Runs before a weight update, while turns go on: it takes nothing from them but engine time. Sessions that have lived
-longest go first, a bounded number at a time, for a bounded time; what was not reached keeps its behavior values and is
-counted. A request that fails costs its own branch, which is not asked for again; the session goes on with its next one.
-A scoring that the engine did under another version settles nothing and ends the sweep of its session.
+Runs before a weight update, beside turns. Oldest sessions go first, within bounds of concurrency and time. Tokens not
+reached keep their behavior values and are counted. A failed request skips its branch. A score under another version is
+dropped, and ends the sweep of its session.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ log = get_logger(__name__)
 
 
 def parse_sweep(body: bytes) -> SweepRequest:
-    """The request in `body`. Raises `MalformedRequest` naming the field."""
+    """Parse the request. Raises `MalformedRequest` naming the field."""
     try:
         return msgspec.json.decode(body, type=SweepRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -42,7 +41,7 @@ def parse_sweep(body: bytes) -> SweepRequest:
 
 
 class Sweep:
-    """One sweep over `sessions`, which may come and go meanwhile."""
+    """One sweep over `sessions`, which may change meanwhile."""
 
     def __init__(
         self,
@@ -61,12 +60,12 @@ class Sweep:
         self.report = SweepReport(request.version)
 
     async def run(self) -> SweepReport:
-        """Score what waits, until done or out of time.
+        """Score waiting tokens until done or out of time.
 
-        Raises `MalformedRequest` when another version is live; nothing has been scored then.
+        Raises `MalformedRequest` if another version is live; nothing has been scored then.
         """
         began, version = time.monotonic(), self._request.version
-        await self._live.look()  # what this process believes may be of before an update by somebody else
+        await self._live.look()  # the known version may predate an external update
         if self._live.version != version:
             live = self._engine.weight_version
             raise MalformedRequest(
@@ -86,7 +85,6 @@ class Sweep:
         return self.report
 
     async def _score_held(self, held: Session | SessionStub) -> None:
-        """Score a session that is held; one that is paged out is in memory only meanwhile."""
         try:
             async with self._sessions.borrow(held.session_id) as session:
                 if session is not None:
@@ -96,9 +94,8 @@ class Sweep:
         self.report.sessions_done += 1
 
     async def _score_session(self, session: Session) -> None:
-        """Score the branches of `session`, one after the other; what settles nothing is not asked for again."""
         version = self._request.version
-        # Servers read no input that leaves no room for a token, and of a full context all but the last one fits.
+        # Engines accept no input without room for one output token, so the last token of a full context is not scored.
         longest = self._engine.capabilities.context_length - 1
         given_up: set[int] = set()
         while task := next_scoring(session, version, self._is_comparable, longest, given_up):
@@ -108,16 +105,16 @@ class Sweep:
             try:
                 scoring = await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
                 scoring = await self._live.number_label(scoring)
-                # Weights that changed inside the request make it one of two versions.
+                # Mixed versions if the weights changed during the request.
                 if version_of(scoring) != version:
                     break
                 if self._sessions.in_memory(session.session_id) is not session:
-                    break  # taken over or deleted meanwhile: its successor has the turns, and its own place here
+                    break  # taken over or deleted meanwhile; a successor has its own place in the sweep
                 waiting = count_waiting(session, version, self._is_comparable).tokens
                 changed = session.take_scores(task.leaf, scoring, self._is_comparable)
                 left = count_waiting(session, version, self._is_comparable).tokens
                 self.report.tokens_settled += waiting - left
-                if changed:  # in one write, before others get on: a turn that is taken up meanwhile commits behind it
+                if changed:  # in one write and without `await` before it, so that a resumed turn commits after it
                     await self._store.keep_scores(session.session_id, changed)
             except (EngineError, StoreError) as error:
                 changed = ()
@@ -133,7 +130,7 @@ class Sweep:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
     async def _score_all(self, waiting: Sequence[Session | SessionStub], *, ends_at: float) -> None:
-        """Score `waiting`, then the sessions that took over from some of them or ended a turn meanwhile."""
+        # Sessions that took over, or ended a turn meanwhile, follow.
         seen: set[str] = set()
         while True:
             seen.update(held.session_id for held in waiting)
@@ -148,7 +145,6 @@ class Sweep:
             self.report.sessions += len(waiting)
 
     async def _count(self) -> list[Session | SessionStub]:
-        """The sessions with tokens that wait, the oldest first."""
         waiting: list[Session | SessionStub] = []
         async for held in self._in_turn():
             found = waiting_of(held, self._request.version, self._is_comparable)
@@ -161,7 +157,6 @@ class Sweep:
         return waiting
 
     async def _in_turn(self) -> AsyncIterator[Session | SessionStub]:
-        """Every session, the oldest first; others get on with their work before each of them."""
         for held in sorted(self._sessions, key=lambda held: held.created_at):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # other tasks run before each session
             yield held

@@ -1,20 +1,14 @@
 """The life of a turn: from a model call to a recorded, durable turn.
 
-The steps, by the numbers of docs/architecture.md:
+The steps, numbered as in docs/architecture.md:
 
-1. `read`: the body becomes a request in the normal form, within limits.
-2. `serve`: the gate lets it through; then the session says what it means, a new turn or one that it knows.
-3. to 5. `_admit`: its place in the tree, the ids of what is new, and the admission.
-6. to 8. `_sample`: the engine's output, parsed, durable, then recorded.
+1. `read`: the body becomes a normalized request, within limits. 2. `serve`: the call passes the gate; then the session
+decides whether it is a new turn or a known one. 3. to 5. `_admit`: attach point, prompt delta, and admission. 6. to 8.
+`_sample`: the engine's output is parsed, made durable, then recorded.
 
-Decisions are made by `Session`, in single calls that change everything or nothing; this module awaits the encoder, the
-engine and the store between them. During a wait anything may happen to the session (a drain, a retry, an end), and the
-next call decides by the state that it finds: so nothing is locked, and what was true before an `await` is asked again
-after it.
-
-From its admission on a turn has an outcome, whatever is raised: that is the business of `admitted`, and its one
-`async with` stands around steps 6 to 8. A turn is returned only after the store has made it durable (I9); `model_calls`
-makes the answer of it, in the words of the dialect in which it was asked for.
+`Session` makes decisions in single calls that change everything or nothing. This module awaits the encoder, the engine
+and the store between them. During an `await` anything may happen to the session (a drain, a retry, an end). Nothing is
+locked, so each condition is checked again after it.
 """
 
 import asyncio
@@ -70,43 +64,42 @@ class ServedTurn:
 
     turn: Turn
     top_logprobs: TopLogprobs | None = None
-    """Alternatives to its output tokens, where it was sampled just now; they are not stored."""
+    """Alternatives to its output tokens if just sampled; not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A model call on its way through the steps."""
+    """A model call in progress."""
 
     session: Session
     read: ReadCall
     digest: str
-    """Of its body and dialect: by it the session recognizes a retry."""
+    """Digest of body and dialect, by which the session recognizes a retry."""
     client: ClientConnection
     head: AnswerHead
     own_id: str
-    """An id that no other call has."""
     known: KnownAnswer | None
-    """The answer whose id its head has; None when that is its own."""
+    """Answer whose id the head has; None if the id is `own_id`."""
     began_at: float
     live_text: LiveText = field(default_factory=LiveText)
-    """What is said of its answer while it is sampled; silent unless somebody reads along."""
+    """Receives the text while it is sampled; silent unless opened."""
 
     @property
     def request(self) -> ModelRequest:
-        """Its content, in normal form."""
+        """Normalized content."""
         return self.read.request
 
     def id_for(self, index: int | None) -> str:
-        """The id of the answer when it samples turn `index`, or, for None, one of its own.
+        """Return the response id for turn `index`; None: a fresh id.
 
-        Never that of another turn: a wait may have made another one of the answer that the call asked for again.
+        Never another turn's id: the retried answer may have become a different turn while we waited.
         """
         return self.head.response_id if self.known is None or self.known.turn == index else self.own_id
 
 
 @dataclass(slots=True)
 class TurnService:
-    """Serves model calls of sessions."""
+    """Serves the model calls of sessions."""
 
     engine: TokenProvider
     chat_tokenizer: ChatTokenizer
@@ -115,15 +108,15 @@ class TurnService:
     gatekeeper: Gatekeeper
     settings: ServerSettings
     signal_check: SignalCheck | None = None
-    """Looks once more at what the repeat guard said; None when no guard is wanted."""
+    """Verifies the repeat guard's signals; None without a guard."""
     clock: Clock = time.time
     tracer: SessionTracer | None = None
-    """Told of turns and sessions; None when no spans are wanted."""
+    """Receives turns and sessions; None without tracing."""
     prompts: Prompts = field(init=False)
     heavy_work: HeavyWork = field(init=False)
     live: LiveVersion = field(init=False)
     _request_ids: Iterator[str] = field(init=False)
-    """Of requests to engines, and of answers that begin."""
+    """Ids for engine requests and for answers."""
     admitted: AdmittedTurns = field(init=False)
     callers: Callers = field(default_factory=Callers)
     processes: PeerProcesses = field(default_factory=PeerProcesses)
@@ -137,27 +130,27 @@ class TurnService:
             self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits, NoiseRules(self.settings.noise)
         )
         self.live = LiveVersion(self.engine, self.store, patience_s=self.settings.pause_timeout_s)
-        # Of 32 hex digits: a random half per server and a count. One length, so none is another's prefix.
+        # Ids of 32 hex digits: a random half per server and a count. All have one length, so none is another's prefix.
         server = secrets.token_hex(8)
         self._request_ids = (f"{server}{count:016x}" for count in itertools.count())
 
     @property
     def model(self) -> str:
-        """The model's name in answers."""
+        """Model name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
     async def __aenter__(self) -> Self:
-        """Start what works beside the event loop."""
+        """Start the helper threads."""
         self.processes.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Begin nothing more beside it."""
+        """Stop the helper threads."""
         self.heavy_work.close()
         await self.processes.close()
 
     async def read(self, session: Session, dialect: Dialect, wire: WireCall, client: ClientConnection) -> ModelCall:
-        """The call that `wire` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
+        """Read a call of `session` in `dialect` (step 1). Raises `RequestError`, `ServerBusy`."""
         began_at = self.clock()
         client.look_up(self.processes, session)
         read = await self.prompts.read(dialect, wire, session, client.idempotency_key)
@@ -176,14 +169,14 @@ class TurnService:
         return ModelCall(session, read, digest, client, head, own_id, known, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:
-        """The turn that answers a model call (steps 2 to 8).
+        """Return the turn that answers a model call (steps 2 to 8).
 
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
-        `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it. One that was aborted is
-        refused, unless the session wants to see incomplete turns (I2).
+        `ClientLeft`. An interrupted turn is recorded, and a retry of the request continues it. An aborted turn is
+        refused, unless the session accepts incomplete turns (I2).
         """
         session = call.session
-        if session.config.script is not None:  # the server that took it may have been another one
+        if session.config.script is not None:  # an earlier server may have accepted it
             require_scripts(self.settings, self.engine.capabilities)
         with bound(session_id=shorten_secrets(session.session_id), dialect=call.request.dialect):
             await self.gatekeeper.enter(Work.TURN, call.client, session)
@@ -196,7 +189,7 @@ class TurnService:
         return served
 
     async def count(self, call: ModelCall) -> int:
-        """The length of the prompt with which the call would be sampled now, whatever the gate says.
+        """Count the tokens of the call's prompt, whatever the gate's state.
 
         Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
         """
@@ -207,10 +200,8 @@ class TurnService:
         return before + int(context_ids.size)
 
     async def _find_or_sample(self, call: ModelCall) -> ServedTurn:
-        """A new turn for the call, or what an earlier one with the same body has come to (I5).
-
-        Each wait may change what the call means, so after each the session is asked anew.
-        """
+        # A repeated body gets the outcome of the earlier call (I5). Each `await` may change what the call means, so the
+        # session decides anew after it.
         has_looked_twice = False
         while True:
             call.client.require_there()
@@ -235,19 +226,16 @@ class TurnService:
                     assert_never(treatment)
 
     async def _admit(self, call: ModelCall) -> Admission | None:
-        """A turn for the call (steps 3 to 5).
-
-        None when what the call means has changed on the way: the same call was admitted from elsewhere.
-        """
+        # Returns None if the call's meaning changed meanwhile: the same call was admitted from elsewhere.
         session, asked = call.session, call.request
         if session.config.strict:
             require_served(asked.ignored)
         await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
         point = session.attach(call.read.prefixes, asked.messages)
-        step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
+        step = session.script_step(point)  # before a template that cannot continue makes this a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
-        await call.client.know_process()  # here, because a turn that has its tokens and no end misses a sweep
+        await call.client.know_process()  # here: a turn with tokens and no outcome would miss a sweep
         call.client.require_there()
         if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
@@ -273,11 +261,7 @@ class TurnService:
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     async def _sample(self, call: ModelCall, admission: Admission, asked_in: int | None = None) -> ServedTurn:
-        """The outcome of an admitted turn (steps 6 to 8): sampled, parsed, durable and recorded.
-
-        `asked_in` is the epoch of the gate in which the engine was asked for its weights at admission.
-        Scores that came on the way belong to the turns before this one, and are kept before it is.
-        """
+        # `asked_in` is the gate epoch in which admission queried the weight version.
         session, tokenizer = call.session, self.chat_tokenizer.tokenizer
         async with self.admitted.until_outcome(session, admission, call.client) as turn:
             turn.generation = generation = Generation(
@@ -298,6 +282,7 @@ class TurnService:
             )
             self._open_live_text(call, admission)
             await generation.run()
+            # Scores belong to earlier turns, so they are stored before this one.
             for scoring in generation.output.scorings:
                 changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
                 if changed:
@@ -305,16 +290,13 @@ class TurnService:
             turn.outcome = outcome = self._end(call, generation, turn.held_s)
         if generation.limit is not None:
             raise generation.limit
-        if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
+        if not outcome.is_usable:  # it was interrupted, so there is no answer
             call.client.require_there()
         return ServedTurn(outcome, generation.output.top_logprobs)
 
     def _open_live_text(self, call: ModelCall, admission: Admission) -> None:
-        """Let whoever reads along hear of the output, where that can be: it is read as `_end` reads the whole.
-
-        An output that follows a grammar begins again when it is cut short, so nothing of it is said before its end;
-        nor is one whose id is not that of the stream.
-        """
+        # Text goes out live only if it can be parsed as `_end` parses the whole. Output under a grammar restarts when
+        # it is cut short, and a turn may have another id than its stream. Both are sent at the end only.
         asked, params = call.request, admission.params
         if not self.is_live(call.session) or asked.streaming is None or params.json_schema is not None:
             return
@@ -326,22 +308,18 @@ class TurnService:
             call.live_text.open(stream)
 
     def is_live(self, session: Session) -> bool:
-        """Streamed answers of the session say what is sampled as it comes."""
+        """Return True if the session's streamed answers go out while they are sampled."""
         return (session.config.streaming or self.settings.streaming) is StreamingMode.LIVE
 
     def _unread(self, call: ModelCall, admission: Admission) -> SampledOutput:
-        """The output of an admitted turn before its first id."""
         context_ids = admission.request.context_ids[-TAIL:].tolist()
         return SampledOutput((), context_ids, self.prompts.forced_ids(call.request))
 
     def _end(self, call: ModelCall, generation: Generation, held_s: float) -> Turn:
-        """The turn as it ended, with what the agent reads: content and tool calls parsed from the sampled ids.
-
-        One that could go on but for its client waits for the client's retry. In a drained session nothing goes on: what
-        there is ends the turn, and is a sample's last.
-        """
         admission, output = generation.admission, generation.output
         dismissal, is_drained = call.client.dismissal, call.session.is_drained
+        # A turn that could continue but for its client waits for the retry. A drained session does not continue: the
+        # output so far ends the turn, and is the last of its sample.
         if not output.is_complete and dismissal is not None and not is_drained:
             return break_off_turn(admission, output, dismissal, self.clock(), held_s=held_s)
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
@@ -351,7 +329,7 @@ class TurnService:
         is_at_own_stop = (
             output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         )
-        if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; of a call it may be the end
+        if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; may end a call
             parsed = self.chat_tokenizer.parse(sampled._replace(ids=sampled.ids[:-1]), tools)
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
         reply = Reply(
@@ -365,7 +343,6 @@ class TurnService:
 
 
 def _family_notes(read: ReadCall) -> Json:
-    """The variables that a root is rendered with, and the tools or calls that its template loses."""
     family = read.chat.describe()
     variables = {"template_variables": dict(family.template_variables)} if family.template_variables else {}
     faults = {"model_family_faults": list(family.faults)} if read.request.tools and family.faults else {}
@@ -373,16 +350,12 @@ def _family_notes(read: ReadCall) -> Json:
 
 
 def _tools(asked: ModelRequest) -> Sequence[Json]:
-    """Those that an answer may call."""
     return () if asked.tool_mode is ToolMode.NONE else asked.tools
 
 
 async def _notice_disconnects() -> None:
-    """Return when every disconnect that is under way has been noticed.
-
-    A retry may be read before the end of the connection it replaces: a lost connection takes some rounds of the loop
-    from the socket to whoever watches it. Only then is the same body another sample.
-    """
+    # A retry may be read before the end of the connection that it replaces: a lost connection takes some rounds of the
+    # loop from the socket to its watcher. Only afterwards does the same body mean another sample.
     await asyncio.sleep(_NOTICE_S)
     for _ in range(_NOTICE_ROUNDS):
         await asyncio.sleep(0)

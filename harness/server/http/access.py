@@ -1,13 +1,12 @@
-"""The rights to ask things of a session server.
+"""Permissions of requests to a session server.
 
-    open       anybody: a liveness answer, the same for everybody; it asks nobody, changes nothing and tells nothing
+    open       any client: a constant liveness answer, without side effects
     session    the session's own key: its model calls, and the model's name
     operator   the admin token: everything else
 
-A credential is a bearer token or an `x-api-key`: clients of OpenAI send the one, clients of Anthropic the other.
-Without an admin token everybody at the address is an operator, and the path of a session is enough for its calls. With
-one, a missing key is 401 and a wrong one 404: the same 404 whether or not there is such a session, which ends every
-client that was measured.
+A credential is a bearer token (OpenAI clients) or an `x-api-key` (Anthropic clients). Without an admin token every
+client is an operator, and a session's path suffices for its calls. With one, a missing key gets 401 and a wrong one
+404, whether or not the session exists. Every client measured stops on 404.
 """
 
 import secrets
@@ -20,35 +19,35 @@ from harness.credentials import is_same
 from harness.errors import Unauthorized
 
 Handler = Callable[[Request], Awaitable[Response]]
-"""Answers the requests of a route."""
+"""Handler of a route."""
 
 ADMIN_TOKEN_BYTES = 24
 
 
 def new_admin_token() -> str:
-    """An admin token that nobody can guess, fit for a header and a shell."""
+    """Return a random admin token, safe in a header and a shell."""
     return secrets.token_urlsafe(ADMIN_TOKEN_BYTES)
 
 
 def credential(headers: Mapping[str, str]) -> str:
-    """The bearer token or API key in `headers`, which have lower-case names; empty when there is none."""
+    """Return the bearer token or API key in `headers` (lower-case names), or ""."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def is_operator(headers: Mapping[str, str], admin_token: str | None) -> bool:
-    """Whether the sender of `headers` may do everything."""
+    """Return True if the sender may do everything."""
     return not admin_token or is_same(credential(headers), admin_token)
 
 
 def require_admin(headers: Mapping[str, str], admin_token: str | None) -> None:
-    """Raises `Unauthorized` when an admin token is set and `headers` do not carry it."""
+    """Raise `Unauthorized` if an admin token is set and `headers` lack it."""
     if not is_operator(headers, admin_token):
         raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
 
 
 def for_operators(handler: Handler, admin_token: str | None) -> Handler:
-    """`handler`, with requests refused that do not carry the admin token where one is set."""
+    """Wrap `handler` to refuse requests without the admin token, if one is set."""
 
     async def check(request: Request) -> Response:
         require_admin(request.headers, admin_token)
@@ -58,7 +57,7 @@ def for_operators(handler: Handler, admin_token: str | None) -> Handler:
 
 
 def require_key(headers: Mapping[str, str]) -> str:
-    """The key that `headers` carry. Raises `Unauthorized` when there is none."""
+    """Return the key in `headers`. Raises `Unauthorized` if there is none."""
     key = credential(headers)
     if not key:
         raise Unauthorized(

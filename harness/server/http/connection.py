@@ -1,11 +1,11 @@
-"""The client at the other end of a request, and all of them together.
+"""The client of a request, and all clients together.
 
-A model call can take minutes. Work that waits on behalf of a client asks here, or is called, the moment nobody is to
-wait for it any more: it has left, or the server dismisses it, because its session was ended or the server stops. The
-reason for the dismissal ends the work and is the answer.
+A model call can take minutes. Work on behalf of a client is notified when the client disconnects, or when the server
+dismisses it because its session ended or the server stops. The reason for the dismissal ends the work and becomes the
+answer.
 
-A server that stops gives each of its callers one, in this order: nobody new is let in, those who are there get a while
-to end by themselves, then they are dismissed, and their engines get a while to hand over what they have.
+A stopping server refuses new requests, lets current ones end for a while, then dismisses the rest, and their engines
+get a while to hand over output.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ from harness.telemetry.tracing.spans import read_traceparent
 from harness.types import Json
 
 HAND_OVER_S = 5.0
-"""Long enough for an engine to notice an abort between two tokens; a client that comes back waits for it."""
+"""Enough for an engine to notice an abort between two tokens. A returning client waits for it."""
 
 SERVER_STOPPED = "server_stopped"
-"""Logged once when a server has sent everybody away."""
+"""Logged once all clients have been sent away."""
 
 _LONGEST_COUNT = 9  # digits
 _LONGEST_NOTE = 200  # characters of a header
 _MOST_NOTES = 8
-_OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")  # names of headers
-_LAST_HAND_OVER_S = 3.0  # of an engine, when the server stops
-_ANSWER_S = 1.0  # to write a turn to the disk and its answer to the connection, once an engine has given up
+_OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")  # header names
+_LAST_HAND_OVER_S = 3.0  # for an engine when the server stops
+_ANSWER_S = 1.0  # to store a turn and write its answer, once an engine has given up
 
 log = get_logger(__name__)
 
 
 class ClientConnection:
-    """One request's client.
+    """Client of one request.
 
     Args:
-        connection: Carries the request; None where nobody can tell whether the client is there.
-        headers: Of the request, with lower-case names.
+        connection: Carries the request; None if a disconnect cannot be detected.
+        headers: Request headers, with lower-case names.
     """
 
     def __init__(self, connection: Connection | None, headers: Mapping[str, str]) -> None:
@@ -59,24 +59,23 @@ class ClientConnection:
         self._callbacks: list[Callable[[], None]] = []
         self.has_left = False
         self.dismissal: HarnessError | None = None
-        """Why nothing more is to be waited for on its behalf; None as long as it is served."""
+        """Reason to stop all work on its behalf; None while it is served."""
         self.hand_over_s = HAND_OVER_S
-        """The time an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
+        """Seconds from the dismissal for an engine to hand over its output."""
         self.held_s = 0.0
-        """Seconds that it has been held so far, at the gate or for an update of the weights."""
+        """Seconds held so far, at the gate or for a weight update."""
         self.headers = headers
         self.idempotency_key = headers.get("idempotency-key", "")
-        count = headers.get("x-stainless-retry-count", "")  # of the SDKs of OpenAI and Anthropic
+        count = headers.get("x-stainless-retry-count", "")  # sent by the OpenAI and Anthropic SDKs
         self.says_retry = bool(self.idempotency_key) or (
             count.isdecimal() and len(count) <= _LONGEST_COUNT and int(count) > 0
         )
-        """The client says that it has asked before."""
+        """True if the client declares a retry."""
 
     def notes(self) -> Json:
-        """What it says of itself, for the record of its turns: its program, the ids of its own that it sends, its span.
+        """Return notes for the turn's record: the client's program, ids, trace span, and process once known.
 
-        Keys of the harness and session ids among them are shortened: a record is kept, and read by others. Its process
-        is there as soon as it is known.
+        Secrets among them are shortened, because other people read the record.
         """
         return self._said | self._process_note()
 
@@ -89,9 +88,9 @@ class ClientConnection:
         return {"user_agent": agent} | ids | ({} if span is None else {"traceparent": span})
 
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
-        """Begin to look up the process that made a call of `session`, once for each connection.
+        """Start the lookup of the client's process, once per connection.
 
-        A client that connects for every call is most likely the process of the last one.
+        A client with a new connection per call is probably the process of the last call.
         """
         peer = self._peer
         if peer is not None and peer.process is None:
@@ -100,7 +99,7 @@ class ClientConnection:
             peer.process = processes.find(peer.ends._replace(likely=int(last.get("id", "0").partition(".")[0])))
 
     async def know_process(self) -> None:
-        """Return when the look-up of the process has ended, or nobody waits for an answer any more."""
+        """Return when the process lookup ends, or the client is dismissed."""
         process = None if self._peer is None else self._peer.process
         if process is not None and not process.done() and self.dismissal is None:
             await asyncio.wait([process], timeout=LOOK_S)
@@ -118,12 +117,12 @@ class ClientConnection:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """The client that has sent `request`."""
+        """Return the client of `request`."""
         return cls(connection_of(request.scope), request.headers)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Notice inside the block when the client leaves."""
+        """Detect within the block that the client disconnects."""
         connection = self._connection
         if connection is None:
             yield
@@ -134,7 +133,7 @@ class ClientConnection:
                 leave()
             yield
         finally:
-            if connection.on_lost is leave:  # the next request on it may have begun: then it is that one's
+            if connection.on_lost is leave:  # otherwise the connection's next request has begun and owns it
                 connection.on_lost = None
 
     def _leave(self) -> None:
@@ -142,7 +141,7 @@ class ClientConnection:
         self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
 
     def dismiss(self, reason: HarnessError, *, hand_over_s: float = HAND_OVER_S) -> None:
-        """End every wait on behalf of the client; the first reason counts, and the shortest time to hand over."""
+        """End every wait on behalf of the client. The first reason and the shortest time to hand over count."""
         if self.dismissal is None:
             self.dismissal, self.hand_over_s = reason, hand_over_s
         elif hand_over_s < self.hand_over_s:
@@ -154,7 +153,7 @@ class ClientConnection:
 
     @contextmanager
     def on_dismissal(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` when the client is dismissed inside the block; at once when that has happened already."""
+        """Call `callback` on a dismissal within the block, or at once after one."""
         if self.dismissal is not None:
             callback()
         self._callbacks.append(callback)
@@ -164,13 +163,13 @@ class ClientConnection:
             self._callbacks.remove(callback)
 
     def require_there(self) -> None:
-        """Raises the reason for its dismissal: `ClientLeft` when nobody waits any more."""
+        """Raise the reason for the dismissal, if any."""
         if self.dismissal is not None:
             raise self.dismissal
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Count the seconds of the block in `held_s`, however it ends."""
+        """Add the duration of the block to `held_s`."""
         began = time.monotonic()
         try:
             yield
@@ -179,10 +178,9 @@ class ClientConnection:
 
     @asynccontextmanager
     async def patience(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Waiting on behalf of the client; raises the reason inside the block when it is dismissed.
+        """Wait on behalf of the client; a dismissal raises its reason within the block.
 
-        Raises `TimeoutError` after `seconds`. A dismissal moves that deadline to now: so it reaches the block as a
-        timeout does, at its next wait. A `TimeoutError` of the block's own goes its way.
+        Raises `TimeoutError` after `seconds`.
         """
         loop = asyncio.get_running_loop()
 
@@ -191,6 +189,8 @@ class ClientConnection:
                 deadline.reschedule(loop.time())
 
         try:
+            # A dismissal moves the deadline to now, so it interrupts the next `await` of the block like a timeout. A
+            # `TimeoutError` of the block itself propagates.
             async with asyncio.timeout(seconds) as deadline:
                 with self.on_dismissal(give_up):
                     yield
@@ -201,7 +201,7 @@ class ClientConnection:
 
 
 class CallPlaces:
-    """Places for the model calls of each session, which has one key: so many at one time, with so many bytes."""
+    """Limits on concurrent model calls and their bytes, per session."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -210,9 +210,9 @@ class CallPlaces:
 
     @contextmanager
     def take(self, session_id: str) -> Iterator[Callable[[int], None]]:
-        """A place for a call of that session in the block, which counts the bytes of its body with the value.
+        """Reserve a place for a call within the block, and yield a function that counts its body's bytes.
 
-        Both raise `TooMany`. A call has its place from before its body arrives until its answer is written.
+        Both raise `TooMany`. A call keeps its place from before its body arrives until its answer is written.
         """
         if self._calls[session_id] >= self._limits.calls:
             raise _too_many("calls", self._limits.calls)
@@ -236,21 +236,21 @@ class CallPlaces:
 
 
 class Callers:
-    """The clients whose requests are being worked on now."""
+    """Clients of all current requests."""
 
     def __init__(self) -> None:
         self._present: set[ClientConnection] = set()
         self._nobody = asyncio.Event()
         self._nobody.set()
         self.is_stopping = False
-        """Nobody new is let in."""
+        """True once new requests are refused."""
 
     def __len__(self) -> int:
         return len(self._present)
 
     @contextmanager
     def present(self, client: ClientConnection) -> Iterator[None]:
-        """Work for `client` in the block. Raises `ServerStopping` when the server lets nobody in any more."""
+        """Register `client` within the block. Raises `ServerStopping` once the server stops."""
         if self.is_stopping:
             raise _stopping()
         self._present.add(client)
@@ -264,13 +264,13 @@ class Callers:
 
     @asynccontextmanager
     async def attend(self, client: ClientConnection) -> AsyncIterator[None]:
-        """Work for `client` in the block that takes a while, and ends with `ServerStopping` when the server does."""
+        """Register `client` for long work, which ends with `ServerStopping` when the server stops."""
         with self.present(client):
             async with client.patience():
                 yield
 
     async def send_away(self, *, grace_s: float) -> None:
-        """Let nobody in, and return when everybody has been answered; after `grace_s` those who are left are told."""
+        """Refuse new requests, dismiss clients left after `grace_s`, and return when all are answered."""
         self.is_stopping = True
         before = len(self)
         has_ended = await within(grace_s, self._nobody.wait())
@@ -281,7 +281,7 @@ class Callers:
         log.info(SERVER_STOPPED, requests=before, cut_short=told, unanswered=len(self))
 
     def dismiss(self, *, hand_over_s: float) -> None:
-        """Tell everybody that the server stops; what their engines have they hand over within `hand_over_s`."""
+        """Dismiss all clients; their engines hand over output within `hand_over_s`."""
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
 

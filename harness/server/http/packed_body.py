@@ -1,7 +1,6 @@
-"""Request bodies that come packed: gzip and zstd, unpacked in another thread up to the size that a body may have.
+"""Compressed request bodies (gzip and zstd), unpacked in another thread.
 
-A few bytes unpack to many, so what comes out is bounded and not what came in; so is the memory that a frame of zstd may
-ask for.
+A few bytes unpack to many, so the output size is limited, as is the memory of a zstd frame.
 """
 
 import asyncio
@@ -12,12 +11,12 @@ from io import BytesIO
 from harness.errors import BodyTooLarge, EncodingRefused, MalformedRequest
 
 _GZIP = 16 + zlib.MAX_WBITS
-_ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 has every decoder support
-_PIECE_BYTES = 256  # of zstd, which unpack to 8 MiB at most: a block of 128 KiB has 4 bytes at least
+_ZSTD_WINDOW_BYTES = 8 << 20  # every decoder must support this (RFC 8878)
+_PIECE_BYTES = 256  # of zstd, which unpack to at most 8 MiB, since a block of 128 KiB takes at least 4 bytes
 
 
 async def unpack_body(packed: bytes, encoding: str, most_bytes: int) -> bytes:
-    """The body that was `packed`; raises `EncodingRefused`, `BodyTooLarge`, or `MalformedRequest` for no such data."""
+    """Unpack a body. Raises `EncodingRefused`, `BodyTooLarge`, or `MalformedRequest` for invalid data."""
     unpack = _UNPACKERS.get(encoding)
     if unpack is None:
         raise EncodingRefused(
@@ -45,7 +44,7 @@ def _unpack_gzip(packed: bytes, most_bytes: int) -> bytes:
 
 
 def _unpack_zstd(packed: bytes, most_bytes: int) -> bytes:
-    import zstandard  # here, because few clients pack their bodies
+    import zstandard  # imported late, because few clients compress bodies
 
     frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
     body, source = bytearray(), BytesIO(packed)

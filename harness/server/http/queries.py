@@ -1,6 +1,6 @@
-"""What the query of an address asks for: which sessions, from which turn on, since when.
+"""Query parameters of session requests.
 
-A query that cannot be meant is refused by the name of its parameter; parameters that nobody knows mean nothing.
+Invalid values are refused by parameter name; unknown parameters are ignored.
 """
 
 import math
@@ -17,16 +17,16 @@ _OUTCOME_LENGTH = 40
 
 
 class ListRequest(NamedTuple):
-    """Which sessions a list is to have."""
+    """Filter of a session list."""
 
     limit: int | None
-    """So many, the busiest first; None for all."""
+    """Number of sessions, busiest first; None for all."""
     ids: list[str] | None
-    """Only these; None for all."""
+    """Only these ids; None for all."""
 
 
 def parse_list(query: QueryParams) -> ListRequest:
-    """The list that `?limit=N&id=ID&id=ID` asks for. Raises `MalformedRequest`."""
+    """Parse `?limit=N&id=ID&id=ID`. Raises `MalformedRequest`."""
     limit, ids = query.get("limit"), query.getlist("id")
     if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
         raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
@@ -36,12 +36,12 @@ def parse_list(query: QueryParams) -> ListRequest:
 
 
 def parse_since(query: QueryParams) -> float:
-    """The Unix time that `?since=T` names; 0 without one. Raises `MalformedRequest`."""
+    """Parse `?since=T` (Unix time, default 0). Raises `MalformedRequest`."""
     return _read_number("since", "Unix seconds", query.get("since", "0"))
 
 
 def parse_end_of_rollout(query: QueryParams) -> RolloutEnd | None:
-    """The end that `?outcome=WORD&reason=TEXT&reward=NUMBER` tells; None without an outcome.
+    """Parse `?outcome=WORD&reason=TEXT&reward=NUMBER`, or return None without an outcome.
 
     Raises `MalformedRequest`.
     """
@@ -53,12 +53,12 @@ def parse_end_of_rollout(query: QueryParams) -> RolloutEnd | None:
 
 
 def parse_first_turn(query: QueryParams) -> int:
-    """The turn that `?since=N` names; 0 without one. Raises `MalformedRequest`."""
+    """Parse `?since=N` (turn index, default 0). Raises `MalformedRequest`."""
     return _read_turn("since", query.get("since", "0"))
 
 
 def parse_times(query: QueryParams) -> dict[str, int]:
-    """The first turn of each session that `?from=ID:N&from=ID:N` asks for. Raises `MalformedRequest`."""
+    """Parse `?from=ID:N&from=ID:N` into the first turn by session. Raises `MalformedRequest`."""
     asked = query.getlist("from")
     if len(asked) > MOST_ASKED_IDS:
         raise MalformedRequest(f"from: expected at most {MOST_ASKED_IDS}, got {len(asked)}", param="from")
@@ -71,7 +71,7 @@ def _read_number(param: str, what: str, said: str) -> float:
         number = float(said)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number) or not said.isascii() or "_" in said:  # which are numbers to Python alone
+    if not math.isfinite(number) or not said.isascii() or "_" in said:  # Python alone accepts these
         raise MalformedRequest(f"{param}: expected {what}, got {said[:64]!r}", param=param)
     return number
 

@@ -1,8 +1,8 @@
-"""Values and errors as HTTP answers.
+"""Values and errors as HTTP responses.
 
-Every answer is JSON, also to an error that no route foresaw: `ErrorAnswers` is where all of them end that a route lets
-through, counted and in the log. Status and headers are the server's, the body has the form of the dialect whose clients
-ask there. The meaning of a model call's error for its session is not decided here (`turns`).
+Every response is JSON, even for unexpected errors: all errors that leave a route pass through `ErrorAnswers`, which
+counts and logs them. The server sets status and headers; the route's dialect sets the form of the body. `turns` decides
+what an error means for a session.
 """
 
 import secrets
@@ -38,7 +38,7 @@ from harness.telemetry.secrets import shorten_secrets
 log = get_logger(__name__)
 
 MAX_PATTERNS = 64
-"""Patterns of unknown routes that are told apart."""
+"""Number of unknown route patterns to distinguish."""
 OTHER = "other"
 
 _LONGEST_PATH = 200  # characters
@@ -48,17 +48,17 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
-    """`value` as JSON."""
+    """Encode `value` as JSON."""
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 
 def error_response(
     error: HarnessError, *, to_agent: bool, request_id: str = "", dialect: Dialect = DIALECTS[0]
 ) -> Response:
-    """The answer for `error`, with a body in the form of `dialect`; the log has it under `request_id`, if anywhere.
+    """Build the response to `error` in the form of `dialect`; `request_id` finds it in the log.
 
-    A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`. Agents read less than
-    operators: see `HarnessError.message_to_agents`.
+    A refused turn has `x-should-retry: false`; a closed gate or a busy server has `retry-after`. Agents get less detail
+    than operators: see `HarnessError.message_to_agents`.
     """
     headers: dict[str, str] = {}
     if isinstance(error, GateClosed | ServerBusy | TooMany):
@@ -70,7 +70,7 @@ def error_response(
 
 
 class ErrorAnswers:
-    """The answers of one server to errors, by their type."""
+    """Error responses of one server, by type."""
 
     def __init__(self, metrics: ServerMetrics, settings: ServerSettings) -> None:
         self._metrics = metrics
@@ -79,12 +79,11 @@ class ErrorAnswers:
         self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
-        """The handler of each error, as Starlette wants to be told.
+        """Return Starlette's exception handlers.
 
-        Starlette takes the handler of the nearest class, so the order here means nothing. It asks the first three only
-        as long as the answer has not begun: from then on a streamed answer ends by itself (`end_stream`). The last one
-        stands outside of all others, and the error that it answers is raised again for the web server, which cuts a
-        connection whose answer has begun.
+        Starlette uses the handler of the nearest class, so the order does not matter. It calls the first three only
+        until the response has begun; then a streamed answer ends itself (`end_stream`). The last is outermost, and
+        Starlette re-raises its error for the web server, which cuts a connection whose response has begun.
         """
         return {
             HarnessError: self.refuse,
@@ -94,21 +93,21 @@ class ErrorAnswers:
         }
 
     async def refuse(self, request: Request, error: HarnessError) -> Response:
-        """The answer to an error of ours."""
+        """Answer an error of the harness."""
         request_id = _new_id()
         self._note(request, error, request_id)
         to_agent = not is_operator(request.headers, self._admin_token)
         return error_response(error, to_agent=to_agent, request_id=request_id, dialect=self._dialect_of(request))
 
     def refuse_connection(self, error: RequestError) -> Response:
-        """The answer to what no route has seen, because it is no request, too long or too slow."""
+        """Answer a connection without a valid request, or a slow or oversized one."""
         self._count(error)
         request_id = _new_id()
         log.info("connection_refused", code=error.code, error=error.message, request_id=request_id)
         return error_response(error, to_agent=True, request_id=request_id)
 
     def end_stream(self, request: Request, stream: AnswerStream, request_id: str, error: HarnessError) -> bytes:
-        """The same as the end of a streamed answer that has begun."""
+        """Return the end of a streamed answer that has begun, for `error`."""
         self._note(request, error, request_id)
         to_agent = not is_operator(request.headers, self._admin_token)
         return stream.fail(error, error.message_to_agents if to_agent else error.message)
@@ -120,7 +119,7 @@ class ErrorAnswers:
 
     def _note(self, request: Request, error: HarnessError, request_id: str) -> None:
         self._count(error)
-        # A message about the request itself quotes it: its sender reads it, the log does not.
+        # A message about the request quotes it, so it goes to the client but not into the log.
         is_quote = isinstance(error, RequestError | SessionNotFound)
         about = {"param": getattr(error, "param", None)} if is_quote else {"error": error.message}
         log.info("request_refused", path=_path_in_log(request), code=error.code, request_id=request_id, **about)
@@ -140,7 +139,7 @@ class ErrorAnswers:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
         self._metrics.error_answered(answer.code)
-        # Clients try an upgrade first, and `harness ctl` asks every server whether it is a router.
+        # Clients try an upgrade first, and `harness ctl` probes every server for a router.
         is_expected = isinstance(answer, UpgradeRefused) or path == "/router"
         if not is_expected:
             self._metrics.route_unknown(name_dialect(path))
@@ -151,7 +150,7 @@ class ErrorAnswers:
         return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
-        """The client left while it was sending."""
+        # The client disconnected while sending, so the status reaches no client.
         del request, error
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
@@ -172,20 +171,19 @@ def _path_in_log(request: Request) -> str:
 
 
 class UnknownRoutes:
-    """Requests to one server for no route, as an operator wants to hear of it: by pattern, each pattern once.
+    """Requests for unknown routes, reported once per pattern.
 
-    An agent that speaks another dialect, or was given a wrong base URL, asks for the same few routes in every session.
-    The part of a path that names a session is not part of its pattern. Clients choose paths, so only so many patterns
-    are kept and told apart; what comes after them is one pattern more.
+    An agent with another dialect or a wrong base URL requests the same few routes in every session, so session ids are
+    not part of a pattern. Clients choose paths, so the number of patterns is limited; all others count as one more.
     """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def note(self, method: str, path: str) -> str | None:
-        """The pattern of a request for no route when it is the first of its kind; None afterwards.
+        """Return the pattern of an unknown route on its first request, else None.
 
-        It is `POST /sessions/{id}/v1/responses` for any session.
+        For example `POST /sessions/{id}/v1/responses`.
         """
         first, *rest = path.strip("/").split("/")
         if first == "sessions" and rest:

@@ -1,8 +1,8 @@
-"""A streamed answer: what leaves while its turn is served, and what only afterwards.
+"""A streamed answer: the parts sent while its turn is served, and those sent afterwards.
 
-An agent acts on tool calls and on the end of an answer, so these leave when the turn is durable (I2, I9). Reasoning and
-content are for a reader: in a live session they leave as they are sampled, the first at once, and from then on gathered
-for a moment, because each part costs as much as many tokens.
+An agent acts on tool calls and on the end of an answer, so these are sent once the turn is durable (I2, I9). Reasoning
+and content are for a reader: a live session sends them as they are sampled, the first at once. Later parts are batched,
+because each costs as much as many tokens.
 """
 
 import asyncio
@@ -25,34 +25,33 @@ from harness.tokens.outputs.live_text import LiveText
 _T = TypeVar("_T")
 
 _HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_GATHER_S = 0.02  # from one part to the next, at least
+_GATHER_S = 0.02  # shortest time between two parts
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedTurn(Generic[_T]):
-    """The turn of a streamed answer, as far as the answer asks."""
+    """The turn of a streamed answer."""
 
     stream: AnswerStream
-    """Writes what is sent before the turn is served."""
+    """Encodes the parts sent before the turn is served."""
     live_text: LiveText
-    """Text of the turn that may be sent then; silent for a turn that is sent when it is recorded."""
+    """Text that may be sent then; silent unless the session is live."""
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
     content: Callable[[_T], Coroutine[Any, Any, bytes]]
-    """The rest, once the turn is served; raises `HarnessError`."""
+    """Returns the rest, once the turn is served; raises `HarnessError`."""
     failure: Callable[[HarnessError], bytes]
-    """Everything that is sent of an error, once the answer has begun."""
+    """Returns the events for an error after the answer has begun."""
     delivery: Callable[[_T], Delivery]
-    """Is told when a served turn has been handed over to a client that is still there."""
+    """Returns the callback for a complete hand-over to a connected client."""
 
 
 class StreamedAnswer(Response, Generic[_T]):
-    """The response that serves a turn while its client listens, as server-sent events.
+    """Response that serves a turn while its client listens, as server-sent events.
 
-    An error that comes before anything was sent has its own status, as in an answer that is not streamed. A client that
-    has waited for a while gets an event that says no more than that, and one more every so often while the gate holds
-    its turn or the engine samples, so that nobody times out; an error is then an event in the form of the dialect, and
-    ends the answer: what has been said before it is no answer without an end.
+    An error before the first event has its own status code. Keep-alive events prevent client timeouts while the turn
+    waits or the engine samples. A later error is an event in the dialect's form and ends the stream, and the client
+    must not use the earlier parts.
     """
 
     media_type = MEDIA_TYPE
@@ -69,7 +68,7 @@ class StreamedAnswer(Response, Generic[_T]):
         self._comment_every_s = comment_every_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the turn. Raises its error when that comes before anything was sent."""
+        """Serve the turn. Raises its error if nothing was sent yet."""
         del scope, receive
         with self._place, self._client.watch():
             await self._serve_and_send(send)
@@ -91,7 +90,7 @@ class StreamedAnswer(Response, Generic[_T]):
                 answer = await serving
                 if content is None:
                     content = await self._turn.content(answer)
-            except HarnessError as error:  # a bug goes its way: an answer without an end is never read as whole
+            except HarnessError as error:  # a bug propagates: clients reject an answer without an end
                 await send({"type": "http.response.body", "body": self._turn.failure(error)})
                 return
             delivery = self._turn.delivery(answer)
@@ -100,7 +99,6 @@ class StreamedAnswer(Response, Generic[_T]):
                 await delivery.hand_over()
 
     async def _parts_before_end(self, serving: asyncio.Task[_T]) -> AsyncGenerator[bytes]:
-        """What is sent until the turn has an outcome: its text as far as it goes out live, and keep-alives."""
         loop, turn, bell = asyncio.get_running_loop(), self._turn, _Bell()
         gathered_at, due = loop.time(), loop.time() + self._comment_every_s
         serving.add_done_callback(lambda _: bell.ring())
@@ -124,26 +122,26 @@ class StreamedAnswer(Response, Generic[_T]):
 
 
 class _Bell:
-    """Wakes the one who listens: at once, or at a time."""
+    """Wakes its listener at once, or at a given time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._has_rung = asyncio.Event()
         self._alarm: asyncio.Handle | None = None
-        self._rings_at = inf  # kept here: uvloop's handle of a time that has just passed does not say it
+        self._rings_at = inf  # kept here, because uvloop's handle of a past time does not report it
 
     async def heard(self) -> None:
-        """Return when it has rung since the last time."""
+        """Return when it has rung since the last call."""
         await self._has_rung.wait()
         self._has_rung.clear()
 
     def ring(self) -> None:
-        """Ring now; what it was to ring by has to be said again."""
+        """Ring now, and forget `ring_by` times."""
         self.stop()
         self._has_rung.set()
 
     def ring_by(self, when: float) -> None:
-        """Ring at that loop time, or before it; now if it has passed."""
+        """Ring at or before that loop time; now if it has passed."""
         if when <= self._loop.time():
             self._has_rung.set()
         elif when < self._rings_at:
@@ -151,7 +149,7 @@ class _Bell:
             self._rings_at, self._alarm = when, self._loop.call_at(when, self.ring)
 
     def stop(self) -> None:
-        """Do not ring any more by itself."""
+        """Cancel the timer."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._rings_at, self._alarm = inf, None
@@ -159,7 +157,6 @@ class _Bell:
 
 @asynccontextmanager
 async def _run(coroutine: Coroutine[Any, Any, _T]) -> AsyncIterator[asyncio.Task[_T]]:
-    """`coroutine` as a task that has ended by the end of the block."""
     task = asyncio.create_task(coroutine)
     try:
         yield task

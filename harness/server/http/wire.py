@@ -1,7 +1,6 @@
-"""Bodies of requests: all of them within a limit, those of `POST /sessions` and of the gate's verbs field by field;
-and the query of `GET /sessions`.
+"""Request bodies: size limits for all, and fields for session and gate requests.
 
-The meaning of a model call's body is for its dialect to say.
+Dialects parse the bodies of model calls.
 """
 
 import asyncio
@@ -27,9 +26,9 @@ from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
 
 NAMED_TTL_S = 60.0
-"""How long a hold lasts whose holder does not say; it is renewed by the same verb."""
+"""Default duration of a hold with a named holder, who may renew it."""
 ANONYMOUS_TTL_S = 3600.0
-"""The same for a verb that names no holder: nobody renews it."""
+"""Default duration of an anonymous hold, which is not renewed."""
 
 _SHOWN = 20  # digits of a declared length
 
@@ -103,16 +102,16 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /sessions/{id}/end`."""
 
     within_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 10.0
-    """How long the answer may wait for turns in flight."""
+    """Longest wait in seconds for turns in flight."""
 
 
 class CollectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /sessions/{id}/samples`, as miles sends it."""
 
     max_seq_len: _Count | None = None
-    """Tokens of a sample, at most."""
+    """Most tokens of a sample."""
     metadata: dict[str, Any] | None = None
-    """What the agent returned; miles states none for session servers that answer one sample."""
+    """Result of the agent; miles sends none to session servers that answer one sample."""
 
 
 _sessions = msgspec.json.Decoder(_CreateSession)
@@ -126,12 +125,10 @@ _renewals = msgspec.json.Decoder(RenewRequest)
 
 
 async def read_body(request: Request, limits: RequestLimits, count: Callable[[int], None] | None = None) -> bytes:
-    """The request body. Raises `BodyTooLarge` as soon as it is known to be too long, `TooSlow` when it takes too long.
+    """Read the request body, and unpack it per `content-encoding`, within the same limits.
 
-    One that is packed (`content-encoding`) is unpacked within the same bounds. Its bytes are told to `count` as they
-    arrive, and as they are unpacked, which may refuse them. Raises `EncodingRefused`, `MalformedRequest`.
-
-    A body of a length that its header declares too long is not read; one that declares none is read up to the limit.
+    `count` gets the bytes as they arrive and are unpacked, and may refuse them. A body with too long a declared length
+    is not read. Raises `BodyTooLarge`, `TooSlow`, `EncodingRefused`, `MalformedRequest`.
     """
     declared, encoding = request.headers.get("content-length", ""), request.headers.get("content-encoding", "")
     chunks: list[bytes] = []
@@ -173,12 +170,11 @@ def parse_session_config(
     *,
     read_script: Callable[[ScriptText], Script] | None = None,
 ) -> SessionConfig:
-    """The configuration in `body`; an empty body means the defaults.
+    """Parse the configuration; an empty body means the defaults.
 
-    `custom_matchings` and `custom_selections` are the `package.module:function` paths that the operator allows: a path
-    in a request names code.
-    `read_script` makes ids of a script; None knows none.
-    Raises `MalformedRequest` naming the field, `OverLimit` naming the limit, and as `read_script` does.
+    `custom_matchings` and `custom_selections` are allowed `package.module:function` paths, since a path in a request
+    names code. `read_script` converts a script to ids; None allows none. Raises `MalformedRequest` naming the field,
+    `OverLimit` naming the limit, and as `read_script`.
     """
     wire = decode_json(_sessions, body or b"{}")
     limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
@@ -229,37 +225,37 @@ def parse_session_config(
 
 
 def parse_hold(body: bytes) -> HoldRequest:
-    """The hold that `body` asks for; an empty one asks for the anonymous hold. Raises `MalformedRequest`."""
+    """Parse a hold; an empty body means the anonymous hold. Raises `MalformedRequest`."""
     return decode_json(_holds, body or b"{}")
 
 
 def parse_renewal(body: bytes) -> RenewRequest:
-    """The hold that `body` renews. Raises `MalformedRequest`."""
+    """Parse a renewal. Raises `MalformedRequest`."""
     return decode_json(_renewals, body or b"{}")
 
 
 def ttl_of(wanted: RenewRequest) -> float:
-    """Seconds that the hold lasts unless it is renewed."""
+    """Return the seconds that the hold lasts without renewal."""
     return wanted.ttl_s or (ANONYMOUS_TTL_S if wanted.holder == ANONYMOUS else NAMED_TTL_S)
 
 
 def parse_end(body: bytes) -> EndRequest:
-    """How `body` wants a session ended; an empty one means the defaults. Raises `MalformedRequest`."""
+    """Parse an end request; an empty body means the defaults. Raises `MalformedRequest`."""
     return decode_json(_endings, body or b"{}")
 
 
 def parse_collect(body: bytes) -> CollectRequest:
-    """How `body` wants samples for miles; an empty one means the defaults. Raises `MalformedRequest`."""
+    """Parse a collect request; an empty body means the defaults. Raises `MalformedRequest`."""
     return decode_json(_collections, body or b"{}")
 
 
 def parse_release(body: bytes) -> ReleaseRequest:
-    """The hold that `body` releases; an empty one releases the anonymous hold. Raises `MalformedRequest`."""
+    """Parse a release; an empty body means the anonymous hold. Raises `MalformedRequest`."""
     return decode_json(_releases, body or b"{}")
 
 
 def parse_expected(body: bytes) -> ExpectedWeights:
-    """The version that `body` says all workers should serve. Raises `MalformedRequest`."""
+    """Parse the version that all workers should serve. Raises `MalformedRequest`."""
     try:
         return msgspec.json.decode(body, type=ExpectedWeights)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

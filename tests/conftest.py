@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -18,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from harness.machine.log import ROOT
-from harness.models import resolve_model
 
 pytest_plugins = (
     "tests.installed_harness",
@@ -26,6 +24,7 @@ pytest_plugins = (
     "tests.processes.fixtures",
     "tests.real_engines",
     "tests.real_gateways",
+    "tests.shallow_model",
     "tests.workers",
 )
 
@@ -162,12 +161,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"most memory of a test process, of {_MOST_GB} GB it may have")
         for process, peak in sorted(terminalreporter.config.stash[_PEAKS].items()):
             terminalreporter.write_line(f"{peak.gb:8.2f} GB of {process}, by {peak.test}", red=peak.gb > _MOST_GB)
-
-
-@pytest.fixture(scope="session", name="model_dir")
-def _model_dir() -> Path:
-    """The folder of the real model; fetching it is part of what is tested, so a failure is a failure."""
-    return resolve_model("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="module", autouse=True)

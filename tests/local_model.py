@@ -20,8 +20,8 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, Logprobs, SamplingParams, TokenIds, as_ids
 from tests.ground_truth import logprobs_of
 
-KV_BYTES = 256 << 20
-"""Of an engine with the real model: 5,000 tokens. What is kept of prefixes grows to the bound in a session of tests."""
+KV_BYTES = 64 << 20
+"""Of an engine with the model: 5,000 tokens. What is kept of prefixes grows to the bound in a session of tests."""
 
 LOCAL_ENGINE_GROUP = pytest.mark.xdist_group("local_engine")
 """Of tests that share an engine with the real model: one worker loads it, not both."""

@@ -1,7 +1,7 @@
-"""A prompt that makes SmolLM2-135M-Instruct loop under greedy decoding: every engine must end it at the same token.
+"""A prompt that makes the model of the tests loop under greedy decoding: every engine must end it at the same token.
 
-The model answers "Chant: " and then one clause for ever, eight tokens long. Along the way its best candidate is at
-least 0.2 nats ahead of the second one, far more than float32 engines differ by.
+It says the same two tokens for ever. Along the way its best candidate is at least 0.4 nats ahead of the second one, far
+more than float32 engines differ by.
 """
 
 from dataclasses import replace
@@ -16,8 +16,8 @@ CONFIG = RepeatTerminateConfig(
     enabled=True, min_new_tokens=32, max_consecutive_token_repeats=16, ngram_size=16, ngram_repeats=2
 )
 
-HEAD_IDS = (2083, 403, 42, 476, 57)
-LOOP_IDS = (5248, 588, 18948, 346, 2316, 1535, 28, 339)
+HEAD_IDS = (365, 28, 284, 339, 339, 28, 284, 339)
+LOOP_IDS = (28, 284)
 """What the output begins with, and what it then repeats."""
 
 LOOP_START, PERIOD = len(HEAD_IDS), len(LOOP_IDS)

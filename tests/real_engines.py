@@ -1,20 +1,17 @@
 """Real SGLang and real vLLM for tests: one server of each per test session, started when the first test wants it.
 
-They serve SmolLM2-135M-Instruct in float32, where the engines agree to five digits. Every test that asks for one of the
-fixtures `sglang_url` and `vllm_url` is put into one xdist group, so that one worker owns both servers and only one of
-them computes at a time: two at once on two cores are many times slower than one after the other. The servers end when
-the worker comes to tests of no such group, for each holds gigabytes; and with the worker, however it ends.
-`HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already (`harness engine up`), which saves their
-start; they have to be on this machine, with the arguments and the environment below. The repeat guard is on in both,
-with limits that only its own tests reach: nobody else may notice it.
+They serve the model of the tests (`shallow_model`) in float32, where the engines agree to five digits. Every test that
+asks for one of the fixtures `sglang_url` and `vllm_url` is put into one xdist group, so that one worker owns both
+servers and only one of them computes at a time: two at once on two cores are many times slower than one after the
+other. The servers end when the worker comes to tests of no such group, for each holds gigabytes; and with the worker,
+however it ends. `HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already (`harness engine up`), which
+saves their start; they have to be on this machine, with the arguments and the environment below. The repeat guard is on
+in both, with limits that only its own tests reach: nobody else may notice it.
 """
 
-import fcntl
-import json
 import os
-import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from tests.looping_prompt import SERVED_CONFIG
+from tests.shallow_model import made_once
 
 CONTEXT_TOKENS = 4096
 """Of both servers: enough for an agent's session, few enough to fill in a test."""
@@ -45,8 +43,6 @@ _ENVIRONMENT = {
     LaneEngine.VLLM: {"VLLM_CPU_KVCACHE_SPACE": "1", **SERVED_CONFIG.to_environ()},
 }
 _GROUP = "real-engines"
-_SHALLOW_LAYERS = 4  # of 30: four tenths of the work, for half of the rest is the output matrix
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TEST_S = 1200  # the first test of an engine installs and starts it
 _RELABEL_S = 600  # on a machine that does ten other things
 
@@ -128,29 +124,8 @@ def _vllm_url(model_dir: Path, pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session", name="perturbed_dir")
 def _perturbed_dir(model_dir: Path, pytestconfig: pytest.Config) -> Path:
-    """The real model with noise in its weights, in the same files; made once and kept in pytest's cache."""
-    return _made_once(pytestconfig, "smollm2-perturbed", lambda folder: _write_perturbed(model_dir, folder))
-
-
-@pytest.fixture(scope="session", name="shallow_dir")
-def _shallow_dir(model_dir: Path, pytestconfig: pytest.Config) -> Path:
-    """The first layers of the real model, for tests of what an engine promises with any weights; kept likewise."""
-    return _made_once(pytestconfig, "smollm2-shallow", lambda folder: _write_shallow(model_dir, folder))
-
-
-@pytest.fixture(scope="session", name="perturbed_shallow_dir")
-def _perturbed_shallow_dir(shallow_dir: Path, pytestconfig: pytest.Config) -> Path:
-    """The same with noise in its weights."""
-    return _made_once(pytestconfig, "smollm2-shallow-perturbed", lambda folder: _write_perturbed(shallow_dir, folder))
-
-
-def _made_once(pytestconfig: pytest.Config, name: str, write: Callable[[Path], None]) -> Path:
-    folder = Path(pytestconfig.cache.mkdir(name)) / "model"
-    with (folder.parent / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            write(folder)
-    return folder
+    """The model of the tests with noise in its weights, in the same files."""
+    return made_once(pytestconfig, "perturbed", lambda folder: _write_perturbed(model_dir, folder))
 
 
 @pytest.fixture(scope="session", name="unfit_dir")
@@ -167,35 +142,17 @@ def _unfit_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def _write_shallow(source: Path, target: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    scratch = target.with_name("scratch")
-    shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((source / "config.json").read_text())
-    (scratch / "config.json").write_text(json.dumps(config | {"num_hidden_layers": _SHALLOW_LAYERS}))
-    kept = {
-        name: tensor
-        for name, tensor in load_file(source / "model.safetensors").items()
-        if not (layer := _LAYER.match(name)) or int(layer[1]) < _SHALLOW_LAYERS
-    }
-    save_file(kept, scratch / "model.safetensors", metadata={"format": "pt"})
-    scratch.rename(target)
-
-
 def _write_perturbed(source: Path, target: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
     generator = torch.Generator().manual_seed(0)
-    scratch = target.with_name("scratch")
-    shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
     noisy = {
         name: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
         for name, tensor in load_file(source / "model.safetensors").items()
     }
-    save_file(noisy, scratch / "model.safetensors", metadata={"format": "pt"})
-    scratch.rename(target)
+    save_file(noisy, target / "model.safetensors", metadata={"format": "pt"})
 
 
 @asynccontextmanager

@@ -255,7 +255,7 @@ def _smollm2_bench(
 
 @asynccontextmanager
 async def _local(engine: HuggingFaceTokenProvider, *folders: Path) -> AsyncIterator[Bench]:
-    yield replace(_smollm2_bench(engine, LOCAL, *folders), slow_tokens=300)
+    yield replace(_smollm2_bench(engine, LOCAL, *folders), slow_tokens=200)
 
 
 @asynccontextmanager
@@ -267,7 +267,7 @@ async def _scripted_served() -> AsyncIterator[Bench]:
 @asynccontextmanager
 async def _local_served(engine: HuggingFaceTokenProvider, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
     async with served(engine, smollm2_tokenizer(model_dir), model_dir) as provider:
-        yield replace(_smollm2_bench(provider, LOCAL_SERVED, model_dir, *others), slow_tokens=300)
+        yield replace(_smollm2_bench(provider, LOCAL_SERVED, model_dir, *others), slow_tokens=200)
 
 
 @asynccontextmanager
@@ -296,15 +296,14 @@ async def _vllm(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench
 
 _ON_WEIGHTS = (pytest.mark.model, pytest.mark.timeout(600), LOCAL_ENGINE_GROUP)
 _FOLDERS = ("model_dir", "perturbed_dir", "unfit_dir")
-_SHALLOW_FOLDERS = ("shallow_dir", "perturbed_shallow_dir", "unfit_dir")
 
 KINDS = (
     Kind("scripted", _scripted),
     Kind("scripted-served", _scripted_served),
     *(_fake(kind) for kind in FAKE_KINDS),
     *(_pool(kind) for kind in ("sglang", "vllm")),
-    Kind("local", _local, ("small_context_engine", *_SHALLOW_FOLDERS), _ON_WEIGHTS),
-    Kind("local-served", _local_served, ("small_context_engine", *_SHALLOW_FOLDERS), _ON_WEIGHTS),
+    Kind("local", _local, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
+    Kind("local-served", _local_served, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
     Kind("sglang", _sglang, ("sglang_url", *_FOLDERS), tuple(on_real(LaneEngine.SGLANG))),
     Kind("vllm", _vllm, ("vllm_url", *_FOLDERS), tuple(on_real(LaneEngine.VLLM))),
 )

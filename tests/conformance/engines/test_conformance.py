@@ -7,11 +7,10 @@ interfere with, and a deadline only ends what hangs.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -44,14 +43,12 @@ RIVERS = ["Rhine", "Danube"]
 ENGINES_PAGE = ROOT / "docs" / "engines.md"
 
 _DEADLINE_S = 240  # before the time limit of a test
-_SMALL_KV_BYTES = 6 << 20  # some 1000 tokens of the shallow model, which a test can fill in seconds
+_SMALL_KV_BYTES = 12 << 20  # some 1000 tokens of the model, which a test can fill in seconds
 
 
 @pytest.fixture(scope="module", name="small_context_engine")
-def _small_context_engine(shallow_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    engines = LocalEngines(shallow_dir)
-    yield asyncio.run(engines.open(kv_cache_bytes=_SMALL_KV_BYTES))
-    asyncio.run(engines.close())
+def _small_context_engine(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
+    return asyncio.run(local_engines.open(kv_cache_bytes=_SMALL_KV_BYTES))
 
 
 @pytest.fixture(name="opening", params=[kind.parameter() for kind in KINDS])

@@ -1,8 +1,7 @@
-"""How an abort reaches the rollouts that a manager runs: announced first, and enforced when their time is over.
+"""The signal that ends a manager's rollouts: announced first, later enforced.
 
-A signal belongs to the rollouts that began under it and is never taken back; those that begin after the abort get a new
-one. So a rollout cannot miss an abort by being slow, nor suffer from one that came before it. Each rollout has a branch
-of the signal for itself, through which it can be ended alone.
+It is never reset: rollouts that begin after an abort get a new one, so none misses an abort or suffers from an earlier
+one.
 """
 
 import asyncio
@@ -11,22 +10,22 @@ from weakref import WeakSet
 
 
 class AbortSignal:
-    """Tells the rollouts of one period between two aborts, or one of them, to end; needs the running loop."""
+    """Signal to the rollouts between two aborts, or to one of them. Needs a running loop."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.announced: asyncio.Future[None] = loop.create_future()
-        """Done when nothing may begin any more; what runs has time to end by itself."""
+        """Done when nothing may begin; running agents may end by themselves."""
         self.enforced: asyncio.Future[None] = loop.create_future()
-        """Done when agents that still run are ended."""
+        """Done when running agents are ended."""
         self.grace_s = float("inf")
-        """For an agent between SIGTERM and SIGKILL, if its manager does not give it less."""
+        """Most seconds between SIGTERM and SIGKILL."""
         self.keeps_sessions = False
-        """The sessions of aborted rollouts stay on their server, so that a later rollout can take them over."""
+        """True if sessions stay on their server to be resumed."""
         self._branches: WeakSet[AbortSignal] = WeakSet()
 
     def branch(self) -> "AbortSignal":
-        """A signal of one rollout: what is announced or enforced here is so there, and not the other way round."""
+        """Return a signal for one rollout that follows this one."""
         branch = AbortSignal()
         self._branches.add(branch)
         if self.announced.done():
@@ -36,7 +35,7 @@ class AbortSignal:
         return branch
 
     def announce(self, *, keep_sessions: bool) -> None:
-        """Nothing begins from now on. Idempotent."""
+        """Let nothing begin. Idempotent."""
         if not self.announced.done():
             self.keeps_sessions = keep_sessions
             self.announced.set_result(None)
@@ -44,7 +43,7 @@ class AbortSignal:
             branch.announce(keep_sessions=keep_sessions)
 
     def enforce(self, *, grace_s: float) -> None:
-        """End every agent that still runs. Idempotent."""
+        """End every running agent. Idempotent."""
         self.announce(keep_sessions=self.keeps_sessions)
         if not self.enforced.done():
             self.grace_s = grace_s
@@ -54,6 +53,6 @@ class AbortSignal:
 
 
 async def ends_before(work: asyncio.Future[Any], *signals: asyncio.Future[None], timeout_s: float) -> bool:
-    """Wait for `work`, for one of `signals`, or `timeout_s`; whether `work` is done. Cancels nothing."""
+    """Wait for `work`, a signal or the timeout. Return whether `work` is done. Cancels nothing."""
     await asyncio.wait({work, *signals}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     return work.done()

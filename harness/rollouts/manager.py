@@ -1,17 +1,12 @@
-"""Runs agents against sessions: the part that a rollout manager embeds.
+"""Runs agents against sessions. Trainers embed this.
 
     async with SessionManager("http://127.0.0.1:8000", engines=["sglang=http://10.0.0.1:30000"]) as manager:
         pending = [asyncio.create_task(manager.run(task)) for task in tasks]
-        ...
         report = await manager.abort(pending)
 
-A manager that knows the engines behind its server also ends rollouts early, has them stand still, and changes weights
-under them. How is decided in `control/`, which does the same for several servers.
-
-One rollout is: create a session, run the agent until it ends or its deadline, end its whole process group, read the
-session and its samples, delete the session, classify. However the agent or the server behaves, `run` returns a
-`Rollout`; it raises only for programming errors and cancellation. When it is cancelled, the agent is ended and the
-session deleted first, in bounded time. Any number of rollouts may run at once; how many is the caller's decision.
+A rollout creates a session, runs the agent, reads the samples, deletes the session and classifies the outcome. `run`
+raises only for programming errors and cancellation. When cancelled, it first ends the agent and deletes the session, in
+bounded time. The caller bounds concurrency.
 """
 
 import asyncio
@@ -51,17 +46,14 @@ ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"
 
 GRACE_S = 3.0
-"""Seconds that an agent gets to obey a SIGTERM or a cancellation."""
+"""Seconds for an agent to obey a SIGTERM or a cancellation."""
 
 _MOST_REASON = 300
-"""Characters of an outcome's detail that a session's store keeps."""
 
 _log = get_logger(__name__)
 
 
 class _LiveRollout(NamedTuple):
-    """A rollout that has a session and is not over."""
-
     task: AgentTask
     signal: AbortSignal
 
@@ -70,14 +62,14 @@ class SessionManager:
     """An async context manager that runs rollouts against one session server.
 
     Args:
-        server_url: The URL of the session server.
-        admin_token: Opens its admin verbs; None for a server on loopback that wants none.
-        engines: Every engine that generates for it, for `abort`, `paused` and `updating_weights`: `sglang=http://...`,
-            `vllm=http://...` (every worker), `router=http://...` for all workers of a `harness router`, which wants the
-            admin token when it is this session server, or entered providers.
-        grace_s: Seconds that an agent gets to obey a SIGTERM or a cancellation.
-        deadlines: How long each step around a session may take.
-        client: Speaks to the server in the place of one of the manager's own; its deadlines count, its maker closes it.
+        server_url: URL of the session server.
+        admin_token: Token of its admin API; None for a loopback server without one.
+        engines: Every engine that generates for it: `sglang=http://...`, `vllm=http://...` (every worker), entered
+            providers, or `router=http://...` for all workers of a `harness router`. The last needs the admin token if
+            it is this server.
+        grace_s: See `GRACE_S`.
+        deadlines: Limits of each step around a session.
+        client: Client to use, with its deadlines. Its creator closes it.
     """
 
     def __init__(
@@ -96,12 +88,12 @@ class SessionManager:
         self._closes_client = client is None
         self._grace_s = grace_s
         self.collecting: set[str] = set()
-        """Sessions whose agents have ended, and whose rollouts `run` has not returned yet."""
+        """Sessions whose agents ended and whose `run` has not returned."""
         self._live: dict[str, _LiveRollout] = {}
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
+        # Aborts of all rollouts in progress. Nothing begins until the last of them is over.
         self._aborts: set[object] = set()
-        """Of everything, under way now; until the last of them is over nothing begins."""
 
     async def __aenter__(self) -> Self:
         self._runner = AgentRunner(grace_s=self._grace_s)
@@ -119,7 +111,7 @@ class SessionManager:
                 await self._client.close()
 
     async def run(self, task: AgentTask) -> Rollout:
-        """Run `task` to its end, whatever that is."""
+        """Run `task` to its end."""
         assert self._signal is not None, "use `async with SessionManager(...)`"
         signal = self._signal.branch()
         started = time.monotonic()
@@ -154,6 +146,8 @@ class SessionManager:
                 seconds=time.monotonic() - started,
             )
         finally:
+            # An aborted rollout's session may stay for a later rollout. All others are deleted, even under
+            # cancellation.
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self._give_back(session.session_id, None if rollout is None else _end_of(task, rollout))
         _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
@@ -161,7 +155,7 @@ class SessionManager:
 
     @property
     def live(self) -> dict[str, AgentTask]:
-        """The sessions of the rollouts that run now, and the task of each; one that waits for its session has none."""
+        """Tasks of the rollouts that have a session, by its id."""
         return {session_id: live.task for session_id, live in self._live.items()}
 
     async def abort(
@@ -174,11 +168,7 @@ class SessionManager:
         continue_engines: bool = False,
         sessions: Collection[str] | None = None,
     ) -> AbortReport:
-        """End everything that `pending` waits for and every rollout of this manager; see `abort_rollout`.
-
-        With `sessions` (some of `live`) only the rollouts on these end: others of this manager, and everybody else on
-        the server, go on.
-        """
+        """End all of `pending` and all rollouts, or those on `sessions`; see `abort_rollout`."""
         return await abort_rollout(
             pending,
             session_servers=[self._address],
@@ -192,7 +182,7 @@ class SessionManager:
         )
 
     def paused(self, budget: AbortBudget | None = None) -> AbstractAsyncContextManager[PauseReport]:
-        """For the time of the block no agent gets an answer and no engine is busy; see `paused_rollout`."""
+        """Pause agents and engines inside the block; see `paused_rollout`."""
         return paused_rollout([self._address], self._engines, budget)
 
     def updating_weights(
@@ -203,7 +193,7 @@ class SessionManager:
         budget: UpdateBudget | None = None,
         unconsumed: MutableSequence[Sample] | None = None,
     ) -> AbstractAsyncContextManager[WeightUpdate]:
-        """The engines stand still, and the block has them load the weights of `version`; see `WeightUpdater`.
+        """Pause the engines while the block loads the weights of `version`; see `WeightUpdater`.
 
         async with manager.updating_weights(3) as update:
             await update.apply(checkpoint)  # a folder that the engines can read, or a transfer
@@ -213,10 +203,10 @@ class SessionManager:
         return updater.update(version)
 
     def abort_hooks(self, sessions: Collection[str] | None = None) -> AgentHooks:
-        """The callbacks by which `abort_rollout` ends the rollouts of this manager, or those on `sessions`, early.
+        """Return the callbacks for `abort_rollout` to end all rollouts, or those on `sessions`.
 
-        Without `sessions`, from its first step on `run` begins nothing: a rollout that has no session yet ends as
-        DRAINED. Of several aborts at once the last to be cleared ends that.
+        Without `sessions`, nothing begins until the last concurrent abort is cleared: rollouts without a session end as
+        DRAINED.
         """
         abort = object()
 
@@ -229,7 +219,8 @@ class SessionManager:
         def clear() -> None:
             self._aborts.discard(abort)
             if sessions is None and not self._aborts:
-                self._signal = AbortSignal()  # rollouts that begin from now on have nothing to do with this abort
+                # Rollouts that begin from now on must not see this abort.
+                self._signal = AbortSignal()
 
         return AgentHooks(
             f"agents on {self._address.url}",
@@ -240,23 +231,20 @@ class SessionManager:
         )
 
     async def stop_agents(self, seconds: float, *, sessions: Collection[str] | None = None) -> list[str]:
-        """End every agent that runs, or those on `sessions`: SIGTERM, and SIGKILL after half of `seconds`.
+        """End the agents, or those on `sessions`: SIGTERM, then SIGKILL after half of `seconds`.
 
-        Returns the sessions of agents that are left when `seconds` are over.
+        Returns the sessions of agents that still run.
         """
         for signal in self._signals(sessions):
             signal.enforce(grace_s=seconds / 2)
         return await self._require_runner().wait_for_all(sessions, timeout_s=seconds)
 
     def signal_agent(self, session_id: str, number: int) -> bool:
-        """Send a signal to the agent program that runs on a session, its whole process group; whether there was one."""
+        """Signal the process group of a session's program. Return whether there was one."""
         return self._require_runner().signal(session_id, number)
 
     async def delete(self, session_id: str) -> None:
-        """Give a session back that was kept for a later rollout, and is not wanted any more.
-
-        A failure is logged and nothing more; the session then stays on the server, until somebody deletes it.
-        """
+        """Delete a session that was kept for a later rollout. A failure is only logged."""
         await self._give_back(session_id, None)
 
     async def _give_back(self, session_id: str, end: RolloutEnd | None) -> None:
@@ -266,10 +254,7 @@ class SessionManager:
             _log.warning(SESSION_NOT_DELETED, session_id=shorten_secrets(session_id), error=error.message)
 
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
-        """A session for `task`; when the rollout is cancelled meanwhile, the session is given back first.
-
-        Raises `SessionServerError` when there is none, or an abort came first.
-        """
+        """Create a session. Raises `SessionServerError`, also if an abort came first."""
         aborted = SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
         if signal.announced.done():
             raise aborted
@@ -281,13 +266,14 @@ class SessionManager:
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
 
         async def give_back() -> None:
-            # The session may be on its way: the wait for it is that of a deletion.
+            # The request may still create a session, so wait for it as long as for a deletion.
             await asyncio.wait({creating}, timeout=self._client.deadlines.delete_s)
             creating.cancel()
             if creating.done() and not creating.cancelled() and creating.exception() is None:
                 await self.delete(creating.result().session_id)
 
         try:
+            # Shielded, because a session that is created after a cancellation must still be deleted.
             session = await asyncio.shield(creating)
         except asyncio.CancelledError:
             cancelled.set_result(None)
@@ -299,7 +285,6 @@ class SessionManager:
         return session
 
     def _signals(self, sessions: Collection[str] | None) -> list[AbortSignal]:
-        """Through which the rollouts on `sessions` are ended, or all of this manager."""
         assert self._signal is not None, "use `async with SessionManager(...)`"
         if sessions is None:
             return [self._signal]
@@ -325,7 +310,7 @@ def _facts_of(run: AgentRun, record: SessionRecord) -> RolloutFacts:
 
 
 def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
-    """The end as the store keeps it; the result of a function may have the reward, that of a program is not trusted."""
+    # Only a function's reward is trusted; a program could write any.
     result = (rollout.agent_result or {}) if isinstance(task.agent, FunctionAgent) else {}
     reward = result.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
@@ -333,11 +318,11 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
 
 
 def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:
-    """`refusal` is the code of the error that the server made of it."""
     return Rollout(
         session_id=None,
         outcome=outcome,
         samples=(),
+        # `refusal` is the server's error code.
         session={**empty_record(None, None, task.metadata), "refusals": {refusal: 1} if refusal else {}},
         agent_result=None,
         seconds=seconds,

@@ -1,10 +1,4 @@
-"""From what was observed of a rollout to its outcome: one table, no I/O.
-
-The observations are how the agent ended, what the session counted, and what became of the agent's result. The rules
-are tried from the top and the first that holds decides, so the order is the policy: what ended the agent from
-outside (deadline, signal) comes before what the session told it, and that before the agent's own exit code.
-An engine failure that the client library retried away is no failure: it only counts when the agent did not end well.
-"""
+"""Classification of a rollout: from observations to an outcome, in one table, without I/O."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -30,38 +24,33 @@ from harness.samples.rollout import Outcome, OutcomeKind
 
 
 class Ending(StrEnum):
-    """How the agent itself ended."""
+    """End of the agent itself."""
 
     NOT_PREPARED = "not_prepared"
-    """Its working directory could not be filled."""
+    """The working directory could not be filled."""
     NOT_STARTED = "not_started"
     """The program does not exist or cannot be executed."""
     EXITED = "exited"
-    """The program ended by itself with an exit code."""
     KILLED = "killed"
-    """The program died of a signal that the manager did not send."""
+    """A signal that the manager did not send ended the program."""
     RETURNED = "returned"
-    """The function returned."""
     RAISED = "raised"
-    """The function raised."""
     TIMED_OUT = "timed_out"
-    """It was stopped at its deadline."""
     STOPPED = "stopped"
-    """It still ran when the agents of an aborted rollout were ended."""
+    """An abort ended the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How the agent ended, with the number or the words that belong to it."""
+    """The agent's end."""
 
     ending: Ending
     code: int = 0
-    """Exit code of EXITED, signal number of KILLED."""
+    """Exit code or signal number."""
     detail: str = ""
 
     @property
     def words(self) -> str:
-        """For a reader."""
         match self.ending:
             case Ending.EXITED:
                 words = f"exit code {self.code}"
@@ -75,7 +64,7 @@ class AgentEnd:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """Everything the classification looks at."""
+    """Input of the classification."""
 
     end: AgentEnd
     result: AgentResult = field(default_factory=AgentResult)
@@ -84,24 +73,24 @@ class RolloutFacts:
     failed: int = 0
     """Turns that the engine did not finish."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Requests that the session answered with an error, by its code."""
+    """Error answers of the session, by code."""
     is_drained: bool = False
-    """The session was drained before the agent had ended."""
+    """True if the session was drained before the agent ended."""
     session_lost: str | None = None
-    """Why the session could not be read back; None when it could."""
+    """Reason that the session could not be read back."""
 
     @property
     def has_ended_well(self) -> bool:
-        """The agent says that all went well."""
+        """True if the agent reports success."""
         return self.end.ending is Ending.RETURNED or (self.end.ending is Ending.EXITED and self.end.code == 0)
 
     def was_refused(self, codes: Collection[str]) -> bool:
-        """Whether the session answered a request with one of `codes`."""
+        """Return whether a request was refused with one of `codes`."""
         return any(self.refusals.get(code) for code in codes)
 
 
 def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
-    """The codes of `roots` and of every class below them."""
+    """Return the codes of `roots` and their subclasses."""
     below = (error_codes(*root.__subclasses__()) for root in roots)
     return frozenset(root.code for root in roots).union(*below)
 
@@ -116,13 +105,15 @@ _SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was n
 
 
 class OutcomeRule(NamedTuple):
-    """When `holds`, the rollout is a `kind` and `cause` has to change something."""
+    """Kind and cause of the outcome if `holds` is true."""
 
     holds: Callable[[RolloutFacts], bool]
     kind: OutcomeKind
     cause: Cause | None
 
 
+# The order is the policy: an external end (deadline, signal) precedes the session's answers, which precede the agent's
+# exit code. Engine failures that the client retried away do not count: they matter only if the agent did not end well.
 RULES = (
     OutcomeRule(lambda facts: facts.session_lost is not None, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
     OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
@@ -158,16 +149,13 @@ RULES = (
 
 
 def classify(facts: RolloutFacts) -> Outcome:
-    """The outcome of a rollout whose session existed."""
+    """Return the outcome of a rollout with a session."""
     rule = next(rule for rule in RULES if rule.holds(facts))
     return Outcome(rule.kind, rule.cause, describe(facts))
 
 
 def classify_uncreated(code: str, status: int, message: str) -> Outcome:
-    """The outcome of a rollout for which no session could be created.
-
-    `code` and `status` are those of the server's answer; status 0 means that there was none.
-    """
+    """Return the outcome of a rollout whose session could not be created. Status 0 means no answer."""
     detail = f"no session: {message}"
     if code == GateClosed.code:
         return Outcome(OutcomeKind.DRAINED, Cause.LIMIT, detail)
@@ -179,7 +167,7 @@ def classify_uncreated(code: str, status: int, message: str) -> Outcome:
 
 
 def describe(facts: RolloutFacts) -> str:
-    """One line for the reader: how the agent ended, after how much, and what it was refused."""
+    """Describe the agent's end, turns and refusals."""
     parts = [facts.end.words, _count(facts.answered, "turn")]
     if facts.failed:
         parts.append(f"{_count(facts.failed, 'turn')} failed")

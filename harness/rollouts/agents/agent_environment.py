@@ -1,13 +1,4 @@
-"""The environment of an agent process: what it needs to find its model, and nothing of ours.
-
-The parent's environment is not inherited: it holds API keys and tokens that an agent has no business with. A short
-list of variables passes (where programs, certificates, caches and proxies are), with user and secret taken out of every
-URL; the session's variables and those of the agent's own profile come on top, as they are. The session server is always
-exempt from the proxies.
-
-An agent that has a profile gets a home directory of this one rollout, so that it neither reads nor writes the
-configuration that the user has for the same agent.
-"""
+"""The environment and files of an agent process, without secrets of the harness."""
 
 import json
 import re
@@ -32,14 +23,14 @@ REQUEST_KWARGS_FILE = "request_kwargs.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "agent.log"
 HOME = ".home"
-"""In the working directory, the home directory of an agent that has one of its own."""
+"""Home directory of an agent with its own."""
 
 MAX_VARIABLE_BYTES = 64 * 1024
-"""What is longer is handed over by file only; Linux refuses variables of 128 KiB."""
+"""Longer values are passed by file only. Linux refuses 128 KiB."""
 
 _PREFIXES = ("UV_", "PIP_")
 USER_FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
-"""Where programs look for the user's own files."""
+"""Variables that locate the user's files."""
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
@@ -50,7 +41,7 @@ def agent_environment(
     parent: Mapping[str, str],
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> dict[str, str]:
-    """The whole environment of `agent`, whose client speaks one of `dialects`; `parent` is that of the harness."""
+    """Return the whole environment of `agent`."""
     exempt = (parent.get("no_proxy") or parent.get("NO_PROXY"), urlsplit(session.base_url).hostname)
     no_proxy = ",".join(filter(None, exempt))
     workdir = task.workdir.absolute()
@@ -58,6 +49,8 @@ def agent_environment(
         name: value for name, value in parent.items() if name.startswith(_PREFIXES) and not _SECRET.search(name)
     }
     variables = {
+        # The parent's environment is not inherited, because it holds API keys. A short list of variables passes, with
+        # credentials removed from URLs. The session's and the agent's variables pass unchanged.
         **without_credentials({**for_programs(parent), **package_indexes}),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
@@ -71,6 +64,7 @@ def agent_environment(
     }
     if agent.home is None:
         return {**variables, **agent.env}
+    # Otherwise the agent would use the configuration that the user has for the same agent.
     for name in USER_FOLDERS:
         variables.pop(name, None)
     variables["HOME"] = str(home_of(task))
@@ -78,20 +72,20 @@ def agent_environment(
 
 
 def client_variables(session: SessionHandle, model: str, dialects: Sequence[Dialect] = DIALECTS) -> dict[str, str]:
-    """The variables by which clients of `dialects` find `session`."""
+    """Return the variables that point clients at `session`."""
     told = (dialect.client_variables(session.base_url, session.api_key, model) for dialect in dialects)
     found = {name: value for variables in told for name, value in variables.items()}
     return {**found, "HARNESS_MODEL": model, "HARNESS_SESSION_ID": session.session_id}
 
 
 def without_session(variables: Mapping[str, str], session: SessionHandle) -> dict[str, str]:
-    """`variables` without those by which a program finds `session`, under whatever name."""
+    """Return `variables` without those that hold the session's id, key or address."""
     told = {session.session_id, session.api_key}
     return {name: value for name, value in variables.items() if value not in told and session.base_url not in value}
 
 
 def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """`variables` and `more`, whose values may use those and, in order, each other. Raises `ValueError`."""
+    """Return `variables` and `more`, whose values may reference earlier ones. Raises `ValueError`."""
     result = dict(variables)
     for name, value in more.items():
         result[name] = expand(value, result)
@@ -99,12 +93,12 @@ def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict
 
 
 def home_of(task: AgentTask) -> Path:
-    """The home directory of a rollout whose agent has one of its own."""
+    """Return the rollout's home directory."""
     return task.workdir.absolute() / HOME
 
 
 def prepare_home(files: Mapping[str, str], task: AgentTask, variables: Mapping[str, str]) -> None:
-    """Make the home directory of a rollout anew with `files` in it."""
+    """Create the rollout's home directory anew."""
     home = home_of(task)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(mode=0o700)
@@ -112,7 +106,7 @@ def prepare_home(files: Mapping[str, str], task: AgentTask, variables: Mapping[s
 
 
 def claim_home(home: Path) -> None:
-    """Make `home`, readable by nobody else, for one agent. Raises `ScenarioError` when there is something in it."""
+    """Create `home` for its owner only. Raises `ScenarioError` if it is not empty."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         is_empty = not any(home.iterdir())
@@ -127,7 +121,7 @@ def claim_home(home: Path) -> None:
 
 
 def write_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str]) -> None:
-    """Write `files` into the empty directory `home`; values of `variables` are escaped as in JSON."""
+    """Write `files` into `home`, with `variables` escaped as in JSON."""
     for name, text in files.items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +129,7 @@ def write_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str
 
 
 def prepare_workdir(task: AgentTask) -> None:
-    """Make the working directory of `task` ready: its files in place, no result of an earlier attempt."""
+    """Write the task's files, and remove an earlier attempt's result."""
     workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
     if task.instruction is not None:
@@ -149,11 +143,11 @@ def prepare_workdir(task: AgentTask) -> None:
 
 
 def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
-    """Where a program finds its prompt; an instruction itself, too, where it fits into a variable."""
     variables: dict[str, str] = {}
     instruction = task.instruction
     if instruction is not None:
         variables["HARNESS_INSTRUCTION_FILE"] = str(workdir / INSTRUCTION_FILE)
+        # Linux refuses longer variables, and no variable can hold a NUL.
         if len(instruction.encode()) <= MAX_VARIABLE_BYTES and "\0" not in instruction:
             variables["HARNESS_INSTRUCTION"] = instruction
     if not isinstance(task.prompt, str):
@@ -162,7 +156,6 @@ def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
 
 
 def _object_variables(name: str, file: Path, value: Json) -> dict[str, str]:
-    """The name of the file where a program finds `value`; the object itself, too, where it fits into a variable."""
     variables = {f"{name}_FILE": str(file)}
     text = json.dumps(value)
     if len(text) <= MAX_VARIABLE_BYTES:

@@ -1,7 +1,6 @@
-"""Runs one agent to its end, program or function, and leaves nothing of it behind.
+"""Runs one agent to its end and leaves nothing of it behind.
 
-Knows the working directory of a rollout (`instruction.md` or `messages.json` in, `result.json` and `agent.log` out) and
-the deadline. Knows nothing of how the session fared; see `manager.py`.
+It does not know how the session fared; see `manager.py`.
 """
 
 import asyncio
@@ -36,21 +35,19 @@ from harness.rollouts.outcome import AgentEnd, Ending
 
 
 class AgentRun(NamedTuple):
-    """An agent that has ended, and what it handed back."""
+    """An ended agent and its result."""
 
     end: AgentEnd
     result: AgentResult = AgentResult()
 
 
 class _Running(NamedTuple):
-    """An agent that runs now."""
-
     task: AgentTask
     ended: asyncio.Future[None]
 
 
 class AgentRunner:
-    """Starts and ends agents; closing it ends whatever is still there."""
+    """Starter of agents."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -60,14 +57,14 @@ class AgentRunner:
         self._processes: dict[str, AgentProcess] = {}
 
     async def close(self) -> None:
-        """End every agent that is left, and the watchdog."""
+        """End every remaining agent, and the watchdog."""
         try:
             await self._functions.close()
         finally:
             await self._watchdog.close()
 
     async def run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
-        """Run `task.agent` on `session` until it ends, its deadline has passed, or `signal` is enforced."""
+        """Run `task.agent` until it ends, its deadline passes, or `signal` is enforced."""
         ended = asyncio.get_running_loop().create_future()
         self._running[session.session_id] = _Running(task, ended)
         try:
@@ -77,14 +74,14 @@ class AgentRunner:
             del self._running[session.session_id]
 
     def signal(self, session_id: str, number: int) -> bool:
-        """Send a signal to the program that runs on a session, its whole group; whether there was one."""
+        """Signal the process group of a session's program. Return whether there was one."""
         process = self._processes.get(session_id)
         return process is not None and process.signal(number)
 
     async def ask_to_end(self, sessions: Collection[str] | None = None) -> None:
-        """Call the abort function of every running agent that has one, or of those that run on `sessions`.
+        """Call the abort functions of all running agents, or of those on `sessions`.
 
-        Raises `AgentError` when some of them failed, after all have been called.
+        Raises `AgentError` afterwards if any failed.
         """
 
         async def ask(session_id: str, task: AgentTask) -> None:
@@ -98,7 +95,7 @@ class AgentRunner:
             raise AgentError(f"{len(failures)} of {len(answers)} agents could not be asked to end: {failures[0]!r}")
 
     async def wait_for_all(self, sessions: Collection[str] | None = None, *, timeout_s: float) -> list[str]:
-        """Wait until no agent runs, or none on `sessions`; the sessions of those that do even then."""
+        """Wait until no agent runs, or none on `sessions`. Return the sessions still in use."""
         waited_for = self._running_on(sessions)
         if waited_for:
             await asyncio.wait([running.ended for running in waited_for.values()], timeout=timeout_s)
@@ -147,12 +144,12 @@ class AgentRunner:
             return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
         finally:
             self._processes.pop(session.session_id, None)
-            if agent.home is not None:  # holds the key of a session, and the agent's memory of it
+            # The directory holds the session's key and the agent's memory of it. Removed even under cancellation.
+            if agent.home is not None:
                 await to_the_end(asyncio.to_thread(shutil.rmtree, home_of(task), ignore_errors=True))
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
     async def _start(self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog) -> AgentProcess:
-        """The process of `agent`. Raises `OSError` or `ValueError` when there cannot be one."""
         env, command = agent_environment(agent, task, session, os.environ), agent.command
         if agent.home is not None:
             prepare_home(agent.home, task, env)
@@ -165,7 +162,6 @@ class AgentRunner:
         )
 
     async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
-        """How the process ended; nothing of its group is left when this returns or raises."""
         exit_code = asyncio.create_task(process.wait())
         try:
             if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
@@ -175,12 +171,13 @@ class AgentRunner:
                 return AgentEnd(Ending.STOPPED)
             return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
         finally:
+            # Also under cancellation: nothing of the process group may outlive this call.
             await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
 
 
 def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:
-    """`command` with its program as an absolute path; raises `FileNotFoundError` when there is no such program."""
+    """Return `command` with an absolute program path. Raises `FileNotFoundError`."""
     program = shutil.which(command[0], path=search_path)
     if program is None:
         raise FileNotFoundError(f"no program {command[0]!r}")

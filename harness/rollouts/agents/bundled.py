@@ -1,7 +1,4 @@
-"""Where the agents and scenarios that ship with the harness are.
-
-The wheel carries them in `harness/_bundled/`; in an editable install they stay in the repository, beside the package.
-"""
+"""Folders of the bundled agents and scenarios."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,7 +9,8 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def bundled_directory(name: Literal["agents", "scenarios"], *, package: Path = _PACKAGE) -> Path:
-    """The folder of the bundled `name`; `package` is the folder of the `harness` package."""
+    """Return the folder of the bundled `name`."""
+    # In the wheel they are in `harness/_bundled/`, in an editable install beside the package.
     candidates = (package / "_bundled" / name, package.parent / name)
     for candidate in candidates:
         if candidate.is_dir():

@@ -1,7 +1,4 @@
-"""Whether an agent that has a profile can play on this machine, found out by starting it once without a session.
-
-It plays nothing: that it is token-exact is what the tests of this project say of the version that its lock file pins.
-"""
+"""Check of an installed agent: start it once, without a session or a model call."""
 
 import os
 import tempfile
@@ -20,21 +17,21 @@ from harness.rollouts.agents.profile import AgentProfile, expand
 from harness.rollouts.agents.programs import variables_of, with_own_program
 
 _START_S = 60.0
+# Variables of a profile may reference those of a session.
 _NO_SESSION = SessionHandle("none", "http://127.0.0.1:9/sessions/none", "none")
-"""Variables of a profile use those of a session."""
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """One checked property."""
 
     check: str
     is_well: bool
     found: str
-    """With the next step where it is not well."""
+    """With the next step if it is not well."""
 
 
 async def examine_agent(profile: AgentProfile) -> list[Finding]:
-    """What was found, in the order in which things have to be put right."""
+    """Return the findings in the order of fixing."""
     served = ", ".join(dialect.name for dialect in DIALECTS)
     findings = [
         Finding(
@@ -51,7 +48,6 @@ async def examine_agent(profile: AgentProfile) -> list[Finding]:
 
 
 async def _examine_version(profile: AgentProfile) -> Finding:
-    """Whether the agent starts, and calls itself what its lock file says."""
     inherited = {name: value for name, value in for_programs(os.environ).items() if name not in USER_FOLDERS}
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as home:
         told = client_variables(_NO_SESSION, "none")

@@ -1,9 +1,6 @@
 """Agents that are async functions of this process.
 
-A function cannot be killed, only cancelled. One that ignores its cancellation is left behind after a bounded wait, so
-that its rollout can be reported. When the manager closes, it is cancelled once more, and one that ignores that too is
-closed where it stands: otherwise the loop could not end before it. A function that blocks the event loop, or catches
-even `GeneratorExit`, cannot be helped.
+A function can only be cancelled. One that blocks the event loop or catches `GeneratorExit` cannot be ended.
 """
 
 import asyncio
@@ -26,17 +23,15 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FunctionEnd:
-    """How a call of a function agent ended."""
+    """End of a function agent's call."""
 
     end: AgentEnd
     value: object = None
-    """Its return value, unchecked."""
     trace: str = ""
-    """The traceback when it raised."""
 
 
 class FunctionAgents:
-    """Runs function agents and keeps hold of those that ignore their cancellation."""
+    """Runner of function agents."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -45,7 +40,7 @@ class FunctionAgents:
     async def run(
         self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float, signal: AbortSignal
     ) -> FunctionEnd:
-        """Call `agent` with `arguments`; returns at most `deadline_s` plus the grace period later."""
+        """Call `agent`. Returns at most the grace period after `deadline_s`."""
         call = asyncio.create_task(_call(agent, arguments), name=f"agent {agent.name}")
         try:
             has_ended = await ends_before(call, signal.enforced, timeout_s=deadline_s)
@@ -56,6 +51,7 @@ class FunctionAgents:
                 call.cancel()
                 await asyncio.wait({call}, timeout=min(self._grace_s, signal.grace_s))
                 if not call.done():
+                    # It is left behind, so that its rollout can be reported.
                     _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
                     call.add_done_callback(read_end)
         if has_ended:
@@ -65,7 +61,8 @@ class FunctionAgents:
         return FunctionEnd(AgentEnd(ending, detail="" if call.done() else "ignores its cancellation"))
 
     async def close(self) -> None:
-        """End what was left behind, in bounded time."""
+        """End left-behind functions, in bounded time."""
+        # A second cancellation, then a closed coroutine: otherwise the loop could not end before the function.
         for close in (False, True):
             for call in tuple(self._cancelled):
                 coroutine = call.get_coro()
@@ -78,7 +75,6 @@ class FunctionAgents:
 
 
 async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:
-    """An exception of an agent is data about the agent; its cancellation is not."""
     try:
         value = await agent.run(**arguments, **agent.kwargs)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome

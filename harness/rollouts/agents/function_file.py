@@ -1,13 +1,8 @@
-"""An agent function that stands in a Python file: `play.py:run`.
+"""An agent function in a Python file: `play.py:run`.
 
     async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None: ...
 
-`check` reads the file and runs nothing of it: a function that is missing, or does not take what it will be given, is
-noticed before anything begins. `load` runs the file in this process, as a module of a package of its own whose path is
-the file's folder: `from .game import Game` finds the neighbor, two folders with a `game.py` each never meet, and
-`sys.path` stays as it is.
-
-The function is trusted code: it runs in the harness, with all that the harness has in memory (docs/security.md).
+`check` parses the file without running it. `load` runs it in this process with all of its rights (docs/security.md).
 """
 
 import ast
@@ -24,7 +19,7 @@ from harness.errors import ScenarioError
 from harness.rollouts.agents.task import FunctionAgent
 
 GIVEN = ("base_url", "prompt", "request_kwargs", "metadata", "session_id", "api_key")
-"""The keyword arguments of every call."""
+"""Keyword arguments of every call."""
 
 _loaded = itertools.count()
 
@@ -35,10 +30,10 @@ class FunctionFile:
 
     path: Path
     name: str
-    """Of an `async def` at the top level of the file."""
+    """Name of a top-level `async def`."""
 
     def check(self) -> None:
-        """Raise `ScenarioError` unless the file has such a function and it can be called as agents are."""
+        """Raise `ScenarioError` unless the file has the function and it accepts `GIVEN`."""
         try:
             tree = ast.parse(self.path.read_bytes(), filename=self.path.name)
         except FileNotFoundError:
@@ -58,15 +53,14 @@ class FunctionFile:
         _check_arguments(named[-1].args, f"{self.path.name}:{self.name}")
 
     def load(self) -> FunctionAgent:
-        """The function as an agent; its file is run anew, whatever was loaded before.
-
-        Raises `ScenarioError` when the file cannot be run, or has no such function then.
-        """
+        """Run the file anew and return its function. Raises `ScenarioError`."""
         return FunctionAgent(f"{self.path.name}:{self.name}", load_named(self.path, self.name))
 
 
 def load_named(path: Path, name: str) -> Any:
-    """What the Python file at `path` calls `name`; the file is run anew. Raises `ScenarioError`."""
+    """Run the file anew and return its `name`. Raises `ScenarioError`."""
+    # In a package of its own `from .game import Game` finds the neighbor, equal names in two folders never meet, and
+    # `sys.path` is unchanged.
     package = ModuleType(f"harness_scenario_{next(_loaded)}")
     package.__path__ = [str(path.parent)]
     sys.modules[package.__name__] = package
@@ -80,7 +74,6 @@ def load_named(path: Path, name: str) -> Any:
 
 
 def _check_arguments(arguments: ast.arguments, where: str) -> None:
-    """Raise `ScenarioError` unless a call with the keywords `GIVEN` fits `arguments`."""
     positional = arguments.posonlyargs + arguments.args
     required = {argument.arg for argument in positional[: len(positional) - len(arguments.defaults)]}
     required |= {

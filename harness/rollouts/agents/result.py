@@ -1,7 +1,7 @@
-"""The result that an agent hands back: a JSON object, nothing, or garbage.
+"""An agent's result: a JSON object, nothing, or garbage.
 
-Programs write it to the file named by `HARNESS_RESULT_FILE`, functions return it; both are held to the same rules
-(UTF-8, strict JSON, an object, bounded size). Anything that an agent leaves behind is judged here and never raises.
+Files (`HARNESS_RESULT_FILE`) and functions' values obey the same rules: UTF-8, strict JSON, an object, bounded size.
+Reading a result never raises.
 """
 
 import json
@@ -16,19 +16,16 @@ MAX_RESULT_BYTES = 1 << 20
 
 
 class ResultState(StrEnum):
-    """The result that an agent left."""
+    """Kind of result."""
 
     ABSENT = "absent"
-    """Nothing, which is allowed."""
     OBJECT = "object"
-    """A JSON object."""
     GARBAGE = "garbage"
-    """Anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """An agent's result; `value` is set only when `state` is OBJECT, `detail` only when it is GARBAGE."""
+    """An agent's result. `value` is set only for OBJECT, `detail` only for GARBAGE."""
 
     state: ResultState = ResultState.ABSENT
     value: Json | None = None
@@ -36,7 +33,7 @@ class AgentResult:
 
 
 def read_result(path: Path) -> AgentResult:
-    """The result in `path`, read without following links and without waiting for a writer."""
+    """Read a result without following links or waiting for a writer."""
     try:
         with open_left_behind(path) as file:
             data = file.read(MAX_RESULT_BYTES + 1)
@@ -48,7 +45,7 @@ def read_result(path: Path) -> AgentResult:
 
 
 def parse_result(data: bytes) -> AgentResult:
-    """The result that `data` holds."""
+    """Parse the bytes of a result."""
     if len(data) > MAX_RESULT_BYTES:
         return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
     try:
@@ -64,7 +61,7 @@ def parse_result(data: bytes) -> AgentResult:
 
 
 def result_of_value(value: object) -> AgentResult:
-    """The result of a function agent that returned `value`, as if it had been written to a file."""
+    """Return the result of a function agent, checked like a file."""
     if value is None:
         return AgentResult()
     try:

@@ -1,18 +1,10 @@
-"""Ending a rollout early: nothing invalid is trained, nobody waits for ever, and every gate is open afterwards (I8).
+"""End a rollout early. Nothing invalid is trained, no wait is unbounded, and every gate reopens (I8).
 
-    report = await manager.abort(pending)  # of `SessionManager(server_url, engines=["sglang=http://127.0.0.1:30000"])`
+    report = await manager.abort(pending)  # a `SessionManager` that knows its engines
 
-`abort_rollout` is the full form, for several session servers, or agents that nobody's manager runs. With `sessions` it
-ends these alone, in the same order, and nobody else on the servers or in the engines notices (`abort_scope.py`).
-
-The order matters. Sessions are drained before the engines are told, so that a turn which the engine cuts short finds
-its session closed: it is stored ABORTED and answered 404, and no agent goes on from half an answer. Agents are told
-before they are ended, ended before their results are collected, and the abort's holds leave the gates only when
-nothing of the rollout is left to come through them; a gate that somebody else holds as well stays shut.
-
-A server, an engine, a hook, an agent or a pending task that misbehaves costs the time of its step and nothing else;
-the report says what went wrong. `abort_report.py` decides what counts as wrong, and who has how much time. This module
-does not know what the pending tasks are: it returns what they return.
+Sessions drain before engines abort, so a turn that an engine cuts short is stored ABORTED and answered 404, and no
+agent continues from half an answer. Agents are killed before results are collected, and the holds leave the gates last.
+A failure costs the time of its step only. `abort_scope.py` limits the reach, `abort_report.py` the time.
 """
 
 import asyncio
@@ -65,26 +57,25 @@ async def abort_rollout(
     continue_engines: bool = False,
     sessions: Collection[str] | None = None,
 ) -> AbortReport:
-    """End everything that `pending` waits for, and collect what it has come to.
+    """End everything that `pending` waits for, and collect the results.
 
     Args:
-        pending: Tasks of the rollout; what they return comes back in `AbortReport.results`.
-        session_servers: All that the rollout's agents talk to.
-        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, a provider, an
-            `EngineWorker`, or `router=http://...` for every worker of a `harness router`.
-        agent_hooks: Of whoever runs the agents; `SessionManager.abort_hooks()` makes one.
-        budget: How long each step may take.
-        keep: The fate of rollouts that are cut short.
-        rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
-        continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
-            them so. Otherwise, and while a session server does not answer for its gate, they are reported.
-        sessions: Ids of the sessions to end, wherever among the servers they are; None ends all that there are. With
-            ids, `pending` is what waits for them, `agent_hooks` concern their agents alone, `engine_workers` are not
-            told anything (each session's own requests end there), and the gates do not move.
+        pending: Tasks of the rollout; `AbortReport.results` holds what they return.
+        session_servers: Every server that the rollout's agents use.
+        engine_workers: Every engine of these agents: `sglang=http://...`, `vllm=http://...`, an address, a provider, an
+            `EngineWorker`, or `router=http://...` for the workers of a `harness router`.
+        agent_hooks: Callbacks of the agents' runners.
+        budget: Time limits.
+        keep: What to keep of rollouts that are cut short.
+        rollout_id: Default `start_rollout_id` of partial samples.
+        continue_engines: Continue workers that are paused under no hold, if every session server reports its gate.
+            Otherwise report them.
+        sessions: Ids of the sessions to end; None ends all. With ids, `pending` and `agent_hooks` must concern these
+            only,
+            and gates and `engine_workers` stay untouched.
 
-    Never raises for anything that goes wrong on the way. Cancelled, it cancels `pending`, opens the gates, and goes.
-    Before anything has changed it raises for a router that is none, or whose workers cannot be reached from here
-    (`learn_workers`); `pending` goes on then.
+    Reports failures instead of raising, except for `learn_workers`, before anything has changed. On cancellation it
+    cancels `pending` and opens the gates.
     """
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:
@@ -118,8 +109,6 @@ async def abort_rollout(
 
 
 class _Abort:
-    """One abort under way: its steps, and what each has found."""
-
     def __init__(
         self,
         tasks: Sequence[asyncio.Future[object]],
@@ -128,13 +117,12 @@ class _Abort:
         budget: AbortBudget,
         began: float,
     ) -> None:
-        """`began` on the monotonic clock: since then the workers have been learned, which is time of the engines."""
         self._tasks = tasks
         self._scope = scope
         self._hooks = hooks
         self._budget = budget
         self._began = began
-        self._learned_s = time.monotonic() - began
+        self._learned_s = time.monotonic() - began  # learning the workers counts as time of the engines step
         self._seconds: dict[AbortStep, float] = {}
         self._drained: list[ServerAnswer] = []
         self._quiet = Quiet()
@@ -146,29 +134,24 @@ class _Abort:
         self._resumed: list[ServerAnswer] = []
 
     async def mark(self, keep: Keep) -> None:
-        """Step 1: nothing begins any more."""
         with self._step(AbortStep.MARK, self._budget.hooks_s) as seconds:
             await self._tell([(hooks.name, partial(hooks.mark, keep)) for hooks in self._hooks], seconds)
 
     async def drain(self) -> None:
-        """Step 2: every open session of the abort ends, for good."""
         with self._step(AbortStep.DRAIN, self._budget.drain_s) as seconds:
             self._drained = await self._scope.drain(seconds)
 
     async def abort_engines(self) -> None:
-        """Step 3: the engines end what they have of these sessions."""
         with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:
             self._quiet = await self._scope.quieten(self._drained, seconds)
         self._seconds[AbortStep.ENGINES] += self._learned_s
 
     async def call_hooks(self) -> None:
-        """Step 4: the agents are asked to stop."""
         with self._step(AbortStep.HOOKS, self._budget.hooks_s) as seconds:
             calls = (_call(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
             self._called += await asyncio.gather(*calls)
 
     async def stop_agents(self) -> None:
-        """Step 5: agents have time to end by themselves, and the pending tasks with them; then they are ended."""
         with self._step(AbortStep.STOP, self._budget.agents_s + self._budget.kill_s) as seconds:
             kill_s = min(self._budget.kill_s, seconds)
             if self._tasks:
@@ -176,11 +159,8 @@ class _Abort:
             await asyncio.gather(*(self._stop(hooks, kill_s) for hooks in self._hooks))
 
     async def collect(self) -> None:
-        """Step 6: every pending task returns or is cancelled; what failed is logged and skipped.
-
-        `asyncio.gather(*pending)` alone would wait for ever on a task that ignores its cancellation. So the wait comes
-        first and is bounded; gathered is what has ended by then, and what has not is left alone and reported.
-        """
+        # `gather(*pending)` alone would hang on a task that ignores its cancellation. So a bounded wait comes first, and
+        # only tasks that have ended are gathered.
         with self._step(AbortStep.COLLECT, self._budget.collect_s) as seconds:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=seconds)
@@ -197,7 +177,7 @@ class _Abort:
                 _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
 
     async def leave_open(self) -> None:
-        """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
+        # Runs after errors and cancellation too: first nothing of the rollout is left, then the gates open.
         try:
             async with self._scope.hold():
                 await self._cancel_late()
@@ -211,7 +191,6 @@ class _Abort:
                     await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], clear_s)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
-        """Everything done so far, and everything collected."""
         report = AbortReport(
             drained=tuple(self._drained),
             engines=tuple(self._quiet.engines),
@@ -244,12 +223,12 @@ class _Abort:
             self._called.append(answer)
 
     async def _tell(self, calls: Iterable[tuple[str, Callable[[], Awaitable[object] | None]]], seconds: float) -> None:
-        """Make these calls at once, then await what they return; what they raise is reported."""
+        # All hooks start before any is awaited, so that one slow hook does not delay the others.
         waits = []
         for name, call in calls:
             try:
                 told = call()
-            except Exception as error:  # noqa: BLE001  # a hook is somebody else's code; the abort goes on
+            except Exception as error:  # noqa: BLE001  # a hook is foreign code; the abort goes on
                 self._called.append(CallReport(name, f"{type(error).__name__}: {error}"))
                 continue
             if told is not None:
@@ -257,18 +236,16 @@ class _Abort:
         self._called += [answer for answer in await asyncio.gather(*waits) if answer.error]
 
     async def _cancel_late(self) -> None:
-        """Cancel what still runs; what ignores that is left alone, and its end will not go unread."""
         late = [task for task in self._tasks if not task.done() and task not in self._late]
         for task in late:
             self._late.add(task)
-            task.add_done_callback(read_end)
+            task.add_done_callback(read_end)  # a task that ignores this still has its exception retrieved
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=self._budget.cancel_s)
 
     @contextmanager
     def _step(self, step: AbortStep, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:
-        """Times a step; yields how many seconds it may take."""
         began = time.monotonic()
         try:
             yield wanted_s if is_last else self._budget.left_s(wanted_s, began - self._began)

@@ -1,11 +1,7 @@
-"""How far an abort reaches: everything on some session servers, or some of their sessions and nobody else.
+"""Scope of an abort.
 
-`WholeServers` holds the gates, drains every session and has every engine end every request: the end of a rollout step
-that has the servers to itself. `NamedSessions` drains these sessions alone and has the servers end their requests in
-the engines one by one: stragglers and surplus groups end so, while the sessions of others (the next step's, an
-evaluation's, another trainer's) see neither a shut gate nor an aborted request.
-
-The steps and their order are the same (`abort.py`); this module does not know agents or pending tasks.
+`WholeServers` ends a rollout step that owns its servers: it shuts gates and ends every request. `NamedSessions` ends
+stragglers and surplus groups; other sessions see no shut gate and no aborted request.
 """
 
 import asyncio
@@ -29,27 +25,27 @@ _ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is
 
 
 class AbortScope(Protocol):
-    """The part of an abort that depends on how far it reaches."""
+    """Part of an abort that depends on its scope."""
 
     def hold(self) -> AbstractAsyncContextManager[object]:
-        """Gates that have to be kept shut stay so while the block runs, and beyond it."""
+        """Keep gates shut during the block, and until `release`."""
         ...
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """Have the sessions accept no further turn, for good; the answer of every server."""
+        """Drain the sessions for good."""
         ...
 
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """Have the engines end what they generate for the sessions of the servers that `drained` them."""
+        """End their requests in the engines of the servers that `drained` them."""
         ...
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        """Open what `hold` kept shut; the answer of every server that was shut."""
+        """Open what `hold` shut."""
         ...
 
 
 class WholeServers:
-    """Every session behind `gates`, every request of `workers`; `continues` those that nobody's hold keeps paused."""
+    """Every session behind `gates` and every request of `workers`."""
 
     def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
         self._gates = gates
@@ -61,11 +57,11 @@ class WholeServers:
         return renew_holds(self._gates)
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; the gates are shut too."""
+        """See `AbortScope`; also shuts the gates."""
         return await at_every_gate(self._gates, GateClient.drain, seconds)
 
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """See `AbortScope`; a worker that is found paused under no hold is reported, or continued."""
+        """See `AbortScope`; also looks for paused workers."""
         reached = [gate for gate, answer in zip(self._gates, drained, strict=True) if answer.error is None]
         look_s = min(_LOOK_S, _LOOK_SHARE * seconds)
         quiet = await quieten(self._workers, reached, seconds - look_s)
@@ -75,12 +71,12 @@ class WholeServers:
         return quiet
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; a gate that somebody else holds as well stays shut."""
+        """See `AbortScope`; other holders' holds stay."""
         return await resume_every_gate(self._gates, seconds)
 
 
 class NamedSessions:
-    """The sessions with these `ids`, each on whichever of `servers` has it."""
+    """Sessions with these `ids`, on any of `servers`."""
 
     def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
         if isinstance(ids, str):  # a collection of strings too: one per character
@@ -89,16 +85,16 @@ class NamedSessions:
         self._ids = tuple(dict.fromkeys(ids))
 
     def hold(self) -> AbstractAsyncContextManager[object]:
-        """See `AbortScope`; nothing is shut."""
+        """See `AbortScope`; shuts nothing."""
         return nullcontext()
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; a server that does not know a session has nothing to drain."""
+        """See `AbortScope`."""
         answers = await asyncio.gather(*(self._ask(server, server.drain, seconds) for server in self._servers))
         return [answer for answer, _ in answers]
 
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """See `AbortScope`; no engine is told to abort everything, so none is in the report."""
+        """See `AbortScope`; reports no engine."""
         reached = [server for server, answer in zip(self._servers, drained, strict=True) if answer.error is None]
         within_s = max(0.0, seconds - _ANSWER_S)
         ends = [self._ask(server, partial(server.end, within_s=within_s), seconds) for server in reached]
@@ -106,15 +102,13 @@ class NamedSessions:
         return Quiet(turns_left=sum(known) if known else None)
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; nothing was shut."""
+        """See `AbortScope`."""
         del seconds
         return []
 
     async def _ask(
         self, server: SessionServerClient, verb: Callable[[str], Awaitable[SessionFacts]], seconds: float
     ) -> tuple[ServerAnswer, list[SessionFacts]]:
-        """The answer of `server` to `verb` for all sessions, the first error if there was one; and their facts."""
-
         async def ask(session_id: str) -> SessionFacts | str:
             try:
                 async with asyncio.timeout(seconds):

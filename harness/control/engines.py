@@ -1,12 +1,10 @@
-"""Ending every request of an engine: the control verb that an abort needs, and whether the engine is paused.
+"""Control of an engine: end all requests, check for a pause, continue.
 
     SGLang   POST /abort_request  {"abort_all": true}
     vLLM     POST /abort_requests {}                     in dev mode only
 
-Both answer at once and do not say what they ended; whether anything still runs is for the session servers to tell.
-Every worker is told directly, those of a router too (`routed_engines.py`). The verbs are those of `engines.kinds`. A
-worker whose kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing
-happens.
+Neither reports what it ended; session servers know what still runs. A worker of unknown kind is tried as each
+(`engines.kinds`): a missing route answers 404 and does nothing.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -21,30 +19,30 @@ from harness.engines.remote.http_errors import error_for_status, server_message
 from harness.errors import EngineRejected, ScenarioError
 
 _MISSING = frozenset({403, 404, 405})
-"""Statuses of a route that a server does not have, or has switched off."""
+"""Status codes of a missing or disabled route."""
 
 
 @runtime_checkable
 class EngineWorker(Protocol):
-    """An engine whose requests can be ended, all at once."""
+    """An engine whose requests can all be ended."""
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name in reports."""
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        """Tell the engine to end every request it has. Raises `EngineError` or `TimeoutError`."""
+        """End every request. Raises `EngineError` or `TimeoutError`."""
 
 
 @runtime_checkable
 class Pausable(Protocol):
-    """A worker that says whether it is paused, and can be continued."""
+    """A worker that can be continued."""
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """Whether requests wait in it; False when it does not say. Raises `EngineError` or `TimeoutError`."""
+        """Return True if paused, False if not or unknown. Raises `EngineError` or `TimeoutError`."""
 
     async def resume(self, *, deadline_s: float) -> None:
-        """Sample again. Raises `EngineError` or `TimeoutError`."""
+        """Continue sampling. Raises `EngineError` or `TimeoutError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,9 @@ class EngineServer:
 
     url: str
     kind: str | None = None
-    """A server's name in `engines.kinds`; None: found out by asking."""
+    """Name in `engines.kinds`; None tries each."""
     api_key: str = field(default="", repr=False)
-    """For a server whose address names no key of its own; empty takes that of the environment."""
+    """Key if the address names none; empty: from the environment."""
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in server_kinds():
@@ -63,7 +61,6 @@ class EngineServer:
 
     @property
     def name(self) -> str:
-        """Its address."""
         return self.url
 
     async def abort_all(self, *, deadline_s: float) -> None:
@@ -92,14 +89,13 @@ class EngineServer:
                 raise EngineRejected(f"{client.name} has no route that continues it")
 
     async def require_answer(self, *, deadline_s: float) -> None:
-        """Raises `EngineError` unless the server answers, as one of its kind, and takes the key."""
+        """Raise `EngineError` unless such a server answers and accepts the key."""
         async with self._connect() as client:
             for examined in [kind.examined for kind in self._kinds if kind.examined is not None]:
                 await client.get_text(examined.path, deadline_s=deadline_s)
 
     @property
     def _kinds(self) -> Sequence[ServerKind]:
-        """Those that the server may be of."""
         kinds = server_kinds()
         return list(kinds.values()) if self.kind is None else [kinds[self.kind]]
 
@@ -113,7 +109,6 @@ class EngineServer:
             await client.close()
 
     async def _is_done(self, client: EngineClient, verbs: Iterable[ControlVerb], deadline_s: float) -> bool:
-        """Whether the server has one of `verbs`."""
         for path, body in verbs:
             answer = await client.ask(HttpCall("POST", path, deadline_s, dict(body)))
             if 200 <= answer.status < 300:
@@ -126,7 +121,7 @@ class EngineServer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInProcess:
-    """An engine of this process, or one that is reached through a provider of its own."""
+    """An engine behind a provider of this process."""
 
     provider: TokenProvider
     name: str = "in process"
@@ -148,11 +143,7 @@ class EngineInProcess:
 
 
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
-    """`engines` as workers.
-
-    An address stands for a server whose kind is not known, `kind=address` for one that is, a provider for the engine
-    behind it.
-    """
+    """Convert `engines` to workers; an address without a kind is tried as each."""
 
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:

@@ -1,12 +1,8 @@
-"""Engines that are paused although nobody who is known works on them: said, and continued when that is asked for.
+"""Find engines that were left paused under no hold, and continue them on request.
 
-Only the gates can say whose a pause is, and all of them have to: a controller holds every gate before it pauses an
-engine. One that is covered by a hold is somebody's, and is left alone. While a gate does not answer nobody knows, so
-the engine stays paused and is said. Those that are nobody's are continued under a claim on every gate, which one holder
-at a time can have, so nobody pauses them between the look and the continuing, and given back as soon as they go on.
-
-Where no session server is named nobody can be asked, and the caller is believed. A worker that does not say counts as
-running.
+A controller holds every gate before it pauses an engine, so only the gates together know whose pause it is. While one
+is silent, the engine stays paused and is reported. Without session servers the caller is believed. A worker that cannot
+report counts as running.
 """
 
 import asyncio
@@ -20,15 +16,15 @@ from harness.control.quiesce import at_every_gate, resume_every_gate
 from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt, to_the_end
 
-_PARTS = 2  # looked at, asked about
-_PARTS_OF_CONTINUING = 4  # looked at, claimed, continued, given back
-_CLAIM_TTL_S = 10.0  # of who dies with it; longer than all of that takes
+_PARTS = 2  # look at workers, ask gates
+_PARTS_OF_CONTINUING = 4  # look, claim, continue, release
+_CLAIM_TTL_S = 10.0  # frees the claim if this process dies; longer than all four parts take
 
 
 async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[CallReport]:
-    """The workers that were left paused: with an error, unless they were continued. All of it takes `seconds`."""
+    """Return the workers left paused, with an error unless continued, within `seconds`."""
     seconds /= _PARTS_OF_CONTINUING if continues else _PARTS
     found: list[EngineWorker] = []
 
@@ -49,7 +45,6 @@ async def look_for_paused(
 
 
 async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> list[CallReport]:
-    """Have `found` go on, unless some gate does not give them."""
     holder = new_holder("continue")
     claims = [gate.under(holder, _CLAIM_TTL_S) for gate in gates]
     taken: list[GateClient] = []
@@ -67,6 +62,7 @@ async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], 
         call = partial(worker.resume, deadline_s=seconds)
         return CallReport(worker.name, await attempt(call, seconds, name=f"continue {worker.name}"))
 
+    # Only one holder can claim the engines at every gate, so no other controller pauses them in between.
     try:
         calls = (attempt(partial(claim, gate), seconds, name=f"claim at {gate.url}") for gate in claims)
         errors = zip(claims, await asyncio.gather(*calls), strict=True)
@@ -77,12 +73,11 @@ async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], 
             return _say(found, _unknown(silent))
         return await asyncio.gather(*map(go_on, found))
     finally:
-        # Nothing was paused under the claim, so no server has to continue what somebody else may have paused.
+        # Nothing was paused under the claim, so no server has to continue what another controller may have paused.
         await to_the_end(resume_every_gate(claims, seconds, engines_continued=True))
 
 
 def _unknown(silent: Sequence[tuple[str, str]]) -> str:
-    """Why nobody knows whose a pause is: the gates at these addresses gave no answer; empty when there is none."""
     if not silent:
         return ""
     said = "; ".join(f"{url} cannot say whose pause it is ({error})" for url, error in silent)

@@ -1,17 +1,11 @@
-"""A rollout that stands still and goes on later, its agents alive all the time.
+"""Pause a rollout and continue it later, while its agents stay alive.
 
     async with manager.paused() as report:  # a `SessionManager` that knows its engines
-        ...  # train on what is there; the engines are idle, the agents wait at the gate
+        ...  # train; the engines are idle, the agents wait at the gate
 
-`paused_rollout` is the full form, for several session servers.
-
-Pending tasks stay pending. Turns in flight end inside the engines and are continued from their partial output when
-the gate opens, as the same turns; the agents notice nothing but time. The hold of this pause leaves the gate at the end
-of the block, whatever happens in it (I8); a weight update inside the block has a hold of its own and does not open it.
-The block must let the loop run: a hold that is not renewed runs out, so train in a thread.
-
-Bounded by others: a server holds a request for its `pause_timeout_s`, a client waits as long as it is built to, an
-agent has its deadline. A rollout that has to wait longer is aborted, and resumed from its session (`Keep.SESSIONS`).
+Turns in flight end inside the engines, and continue from their partial output afterwards. The hold is released in any
+case (I8). The block must let the event loop run, or the hold expires: train in a thread. The server's `pause_timeout_s`
+and the timeouts of clients and agents still apply. For a longer wait, abort with `Keep.SESSIONS`.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -36,16 +30,14 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PauseReport:
-    """How far the rollout came to a stand."""
-
     paused: tuple[ServerAnswer, ...]
     engines: tuple[CallReport, ...]
     turns_left: int | None
-    """Turns that were still being generated when the block began; None when no session server could say."""
+    """Turns still generating at the start; None if unknown."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line for everything that did not go as it should."""
+        """One line per problem."""
         return (
             *(f"pause {answer.url}: {problem}" for answer in self.paused for problem in answer.problems),
             *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
@@ -59,10 +51,9 @@ async def paused_rollout(
     engine_workers: Sequence[TokenProvider | EngineWorker | str] = (),
     budget: AbortBudget | None = None,
 ) -> AsyncIterator[PauseReport]:
-    """For the time of the block no agent gets an answer and no engine is busy with them.
+    """Keep agents waiting and engines idle while the block runs.
 
-    Engines are named as for `abort_rollout`, which also says what is raised before anything has changed. Of `budget`
-    the seconds of draining, engines and resuming count. Never raises for what goes wrong on the way.
+    Takes engines and raises as `abort_rollout` does; uses its drain, engines and resume seconds.
     """
     budget, holder = budget or AbortBudget(), new_holder("pause")
     workers = as_workers(await learn_workers(engine_workers, session_servers, budget.engines_s))

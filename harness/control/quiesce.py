@@ -1,8 +1,7 @@
-"""Making engines stop, and knowing that they have: told until no turn is being generated any more.
+"""Make engines stop, and verify it.
 
-An abort ends what an engine has at that moment. A request that was on its way is not seen by it, so every worker is
-told again while a session server still has a turn that is being generated. Only the session servers can say that; an
-engine's own figures lag, and count the requests of others. Gates are expected to be shut: an open one would send more.
+An engine's abort misses a request still on its way, so workers are asked again until no turn generates. Session servers
+know that; engines' own counters lag and include other clients. The gates must be shut.
 """
 
 import asyncio
@@ -27,18 +26,16 @@ _LONGEST_LOOK_S = 0.5
 
 @dataclass(slots=True)
 class Quiet:
-    """The result of it."""
-
     engines: list[CallReport] = field(default_factory=list)
-    """The last answer of each worker."""
+    """Last answer of each worker."""
     turns_left: int | None = None
-    """Turns that are still being generated; None when no session server could say."""
+    """Turns still generating; None if unknown."""
     left_paused: list[CallReport] = field(default_factory=list)
-    """Workers that are paused under nobody's hold; without an error those that were continued."""
+    """Workers paused under no hold; without an error they were continued."""
 
 
 async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> Quiet:
-    """Have `workers` end their requests, each at least once, until `gates` have no turn that is being generated."""
+    """End the requests of `workers` until no turn behind `gates` generates."""
     quiet = Quiet([CallReport(worker.name, not_in_time(seconds)) for worker in workers])
     is_quiet = asyncio.Event()
     telling = (_tell(worker, index, quiet, is_quiet, seconds) for index, worker in enumerate(workers))
@@ -49,10 +46,7 @@ async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], 
 async def at_every_gate(
     gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
 ) -> list[ServerAnswer]:
-    """The answer of every server to `verb`, a method of `GateClient`, or why it gave none.
-
-    An error of any kind is that of its gate alone: the others are told all the same.
-    """
+    """Call a method of `GateClient` at every gate. Return each answer or error."""
 
     async def ask(gate: GateClient) -> ServerAnswer:
         reports: list[GateReport] = []
@@ -69,7 +63,7 @@ async def at_every_gate(
 async def resume_every_gate(
     gates: Sequence[GateClient], seconds: float, *, engines_continued: bool = False
 ) -> list[ServerAnswer]:
-    """Release the hold on every gate (`GateClient.resume`); one that could not be told is logged, too."""
+    """Release the hold on every gate; log failures."""
     answers = await at_every_gate(gates, partial(GateClient.resume, engines_continued=engines_continued), seconds)
     for answer in answers:
         if answer.error:

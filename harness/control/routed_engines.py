@@ -1,15 +1,10 @@
-"""The engines behind a `harness router`: one address, from which a controller learns every worker.
+"""Engines behind a `harness router`: one address for every worker.
 
     SessionManager("http://router:8080", admin_token=token, engines=["router=http://router:8080"])
 
-The router says which workers it has and of which kind each is (`GET /router`), at the moment they are needed: workers
-come and go. They are then told directly, as if each had been named. The router's own control verbs are for trainers
-that know no sessions: they shut the gate under a hold of their own, so under the hold of an update or a pause of ours
-the router would refuse them.
-
-A router that lists workers which this process cannot reach, or whose key it lacks, is a mistake in the setup, and is
-said before anything has changed. A worker that has died is none: the router notices it too, and is asked again until
-it has or the time is over. A router that does not answer is an engine that does not answer.
+Workers are listed when needed and then reached directly. The router's own control verbs shut the gate under its own
+hold, so they would conflict with ours. Unreachable workers are a setup error, raised before anything changes. A router
+that does not answer counts as a silent engine.
 """
 
 import asyncio
@@ -27,14 +22,14 @@ from harness.errors import EngineError, EngineRejected, EngineUnavailable, Scena
 _E = TypeVar("_E")
 
 _PREFIX = "router="
-_LOOKS = 4  # at workers that do not answer, in the time there is
+_LOOKS = 4  # tries to reach workers that do not answer
 _LOOK_AGAIN_S = 0.5
 _NEVER_HEARD = "it has never answered the router, so nobody knows which engine it runs"
 
 
 @dataclass(frozen=True, slots=True)
 class SilentEngine:
-    """Stands for an engine that nobody can control now, because nobody knows enough of it."""
+    """Stand-in for an engine that cannot be controlled now."""
 
     name: str
     error: str
@@ -48,13 +43,11 @@ class SilentEngine:
 async def learn_workers(
     engines: Iterable[_E], servers: Sequence[SessionServerAddress | str], seconds: float
 ) -> list[_E | EngineServer | SilentEngine]:
-    """`engines`, with the workers of each `router=URL` in its place.
+    """Replace each `router=URL` in `engines` by its workers.
 
-    A router wants its admin token: that in the variable which its address names (`router=URL#key=VARIABLE`), else that
-    of the one among `servers` with the same address. Its workers get the key of `HARNESS_ENGINE_KEY`.
-
-    Raises `ScenarioError` for a server that is no router or refuses the token, and `EngineUnavailable` when no worker
-    that a router serves sessions with can be reached from here within `seconds`.
+    The admin token comes from the variable in the address (`router=URL#key=VARIABLE`), else from the one of `servers`
+    with that address. Workers get the key in `HARNESS_ENGINE_KEY`. Raises `ScenarioError` for a server that is not a
+    router or refuses the token, `EngineUnavailable` if no serving worker can be reached within `seconds`.
     """
 
     async def learn(engine: _E) -> Sequence[_E | EngineServer | SilentEngine]:
@@ -91,6 +84,7 @@ async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence
                     SilentEngine(each.url, _NEVER_HEARD) if each.engine is None else EngineServer(each.url, each.engine)
                     for each in listed
                 ]
+            # The router drops a dead worker soon, so list again while one may be dead.
             have_answered = all(isinstance(error, EngineRejected) for error in errors)  # so none of them has died
             if have_answered or loop.time() + 2 * _LOOK_AGAIN_S >= until:
                 raise EngineUnavailable(
@@ -102,8 +96,6 @@ async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence
 
 
 async def _unreachable(workers: Sequence[RoutedWorker], seconds: float) -> list[EngineError]:
-    """Why none of `workers` can be reached; empty when one can, or when there is none."""
-
     async def ask(worker: RoutedWorker) -> EngineError | None:
         try:
             await EngineServer(worker.url, worker.engine).require_answer(deadline_s=seconds)
@@ -113,11 +105,10 @@ async def _unreachable(workers: Sequence[RoutedWorker], seconds: float) -> list[
 
     found = await asyncio.gather(*map(ask, workers))
     errors = [error for error in found if error is not None]
-    return errors if len(errors) == len(found) else []
+    return errors if len(errors) == len(found) else []  # one that answers is enough
 
 
 def _silent(address: SessionServerAddress, error: SessionServerError) -> SilentEngine:
-    """A router that does not answer. Raises `ScenarioError` for one that does, and is none or refuses."""
     name = f"{_PREFIX}{address.url}"
     if error.retryable or error.status >= 500:
         return SilentEngine(name, error.message)

@@ -1,8 +1,7 @@
-"""The sweep for samples that have left their sessions: rollouts that wait for a trainer meet their next version too.
+"""Recompute logprobs of samples that left their sessions and wait for a trainer.
 
-The trainer keeps its queue and goes on taking from it; a sample that is gone by the time its scores arrive was consumed
-as it was. Only engines whose sampled logprobs are raw can score: a sample does not say at which temperature its tokens
-were sampled. It does say when a grammar or a least length held a turn of it; such a sample is counted and left alone.
+The trainer keeps consuming its queue meanwhile. A sample does not record its temperature, so only engines with raw
+logprobs can score it.
 """
 
 import time
@@ -20,10 +19,9 @@ from harness.types import Sample
 async def sweep_samples(
     engines: Sequence[TokenProvider], samples: MutableSequence[Sample], request: SweepRequest
 ) -> SweepReport:
-    """Score what waits for the live version `request.version` in `samples`, replacing them in place.
+    """Score what waits for `request.version`, replacing samples in place, and count failures.
 
-    The engines share the work. Raises `EngineRejected` when none of them can score samples; what fails for one sample
-    is counted.
+    Raises `EngineRejected` if no engine can score samples.
     """
     able = [engine for engine in engines if engine.capabilities.logprob_scale is LogprobScale.RAW]
     if not able:
@@ -35,7 +33,7 @@ async def sweep_samples(
     report.tokens_waiting = report.tokens_left = sum(_waiting(sample, request.version) for sample in waiting)
     report.tokens_incomparable = sum(_waiting(each, request.version) for each in every if not _is_comparable(each))
     at_once = min(request.concurrency, len(waiting))
-    # Each engine has a share of the requests at once: one that never answers keeps its share, and no other's samples.
+    # Each engine has a share of the concurrency: one that never answers blocks its own share only.
     idle = [able[number % len(able)] for number in range(at_once)]
 
     async def score(sample: Sample) -> None:
@@ -71,7 +69,7 @@ async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence
 
 
 def _is_comparable(sample: Sample) -> bool:
-    return not sample.metadata.get("constrained_turns")
+    return not sample.metadata.get("constrained_turns")  # sampled under a grammar or a minimum length
 
 
 def _waiting(sample: Sample, version: int) -> int:

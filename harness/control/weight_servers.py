@@ -1,6 +1,6 @@
-"""The session servers of a weight update: their gates, held under one name, their sweeps, their view of the workers.
+"""Session servers of a weight update, held under one name.
 
-All are asked at once, each for a bounded time; a failure of one is in the report and keeps no other waiting.
+Requests go to all at once. A failure goes into the report and delays no other server.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from harness.sessions.weights.weight_update import SweepRequest
 
 
 class ServersInUpdate:
-    """The servers behind `clients`; what they say goes into `report`."""
+    """Session servers behind `clients`."""
 
     def __init__(self, clients: Sequence[SessionServerClient], report: UpdateReport, budget: UpdateBudget) -> None:
         report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
@@ -29,11 +29,11 @@ class ServersInUpdate:
         self._budget = budget
 
     def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        """The holds last as long as the block."""
+        """Keep the holds while the block runs."""
         return renew_holds(self._gates)
 
     async def sweep(self, request: SweepRequest) -> None:
-        """Every server scores what waits for the live version."""
+        """Score what waits for the live version."""
 
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.sweep = await client.sweep(request)
@@ -42,7 +42,7 @@ class ServersInUpdate:
         await self._at_every_server(UpdateStep.SWEEP, [partial(ask, *each) for each in self._servers], longest_s)
 
     async def pause(self) -> str | None:
-        """Shut every gate and claim the engines; why these are somebody else's, None when they are not."""
+        """Close every gate and claim the engines. Return the reason if another controller holds them, else None."""
         taken: list[str] = []
 
         async def claim(gate: GateClient) -> GateReport | None:
@@ -58,7 +58,7 @@ class ServersInUpdate:
         return taken[0] if taken else None
 
     async def resume(self, *, engines_continued: bool) -> None:
-        """Release the holds; engines that were not continued are the servers' to continue."""
+        """Release the holds. Servers continue the engines unless `engines_continued`."""
 
         async def release(gate: GateClient) -> GateReport:
             return await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
@@ -66,7 +66,7 @@ class ServersInUpdate:
         await self._at_every_gate(UpdateStep.RESUME_GATES, release)
 
     async def find_lost(self) -> list[str]:
-        """Where the hold of this update ran out before it was renewed, as the servers say now, or as its time says."""
+        """Renew the holds. Return the addresses where one has expired."""
         seconds = self._budget.gate_s
         held = (gate for gate in self._gates if gate.is_held)
         await asyncio.gather(
@@ -75,11 +75,9 @@ class ServersInUpdate:
         return [gate.url for gate in self._gates if gate.has_run_out]
 
     async def take_back(self) -> bool:
-        """Ask the servers where the hold was lost for the engines again; whether this update has them.
-
-        Where it ran out they continue them, where another update has them they are its own. A server that was started
-        without its store knows of neither, and would leave them paused for ever.
-        """
+        """Claim the engines again where a hold expired. Return True on success."""
+        # A server continues the engines when a hold expires, or leaves them to another update that has them. One restarted
+        # without its store knows of neither and would leave them paused forever.
         seconds = self._budget.gate_s
         lost = (gate for gate in self._gates if gate.has_run_out)
         calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
@@ -87,7 +85,7 @@ class ServersInUpdate:
         return not any(errors)
 
     async def expect(self) -> None:
-        """Servers with providers of their own see for themselves, and fence what was left behind."""
+        """Have servers check their own providers and fence workers left behind."""
 
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.weights = await client.expect(self._report.version)
@@ -109,7 +107,6 @@ class ServersInUpdate:
     async def _at_every_server(
         self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float
     ) -> None:
-        """Make one of `calls` at each server, in their order."""
         attempts = (
             attempt(call, seconds, name=f"{step} {server.url}")
             for (server, _), call in zip(self._servers, calls, strict=True)

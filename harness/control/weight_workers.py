@@ -1,8 +1,7 @@
-"""The workers of a weight update: providers of this process, and engine servers that are only controlled from here.
+"""Workers of a weight update: providers of this process, and servers controlled by address.
 
-A server that is named by its address is not asked to generate anything, so nothing is assumed of its vocabulary or its
-logprobs, and no repeat guard is proven. One that cannot be reached when the update begins is left out and reported: the
-session servers will see that it missed the update, and fence it.
+A server by address generates nothing here, so its vocabulary and logprobs do not matter. One that cannot be reached is
+reported, and session servers fence it.
 """
 
 import asyncio
@@ -28,32 +27,29 @@ from harness.types import Sample
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 Transfer = Callable[[Mapping[str, TokenProvider], str], Awaitable[None]]
-"""Brings new weights to all workers, by name, and labels them with the version: an in-cluster transfer.
+"""Bring new weights to all workers, by name, under this version label, while they are paused.
 
-Engines are paused while it runs. It must leave no KV cache of the old weights: SGLang's update verbs flush by default,
-vLLM's `/finish_weight_update` does not, `/reset_prefix_cache` does.
+It must leave no KV cache of the old weights. SGLang's update verbs flush by default; vLLM's `/finish_weight_update`
+does not, `/reset_prefix_cache` does.
 """
 
 _VOCAB_SIZE = 2**31 - 1  # no ids are sent
-_NO_GUARD = RepeatTerminateConfig()  # whatever the environment says: proving one generates tokens
+_NO_GUARD = RepeatTerminateConfig()  # ignores the environment, because proving a guard would generate tokens
 
 
 class Engines(NamedTuple):
-    """Engines that can be told what to do."""
-
     reached: dict[str, TokenProvider]
-    """By name: the address, or the position among those that were given."""
+    """Engines by address, or by index in the input."""
     errors: list[str]
-    """Why the others cannot."""
+    """Errors of the others."""
 
 
 async def reach(
     engines: Sequence[TokenProvider | EngineServer | SilentEngine | str], stack: AsyncExitStack, seconds: float
 ) -> Engines:
-    """`engines`, where an address such as `sglang=http://10.0.0.1:30000` is connected until `stack` is left.
+    """Connect `engines`, such as `sglang=http://10.0.0.1:30000`, until `stack` exits.
 
-    All at once, each for `seconds` at most. Raises `ScenarioError` for an address of no known kind, and
-    `EngineUnavailable` when nobody can control any of them now.
+    Raises `ScenarioError` for an unknown kind, `EngineUnavailable` if all are silent.
     """
     silent = [engine for engine in engines if isinstance(engine, SilentEngine)]
     if silent and len(silent) == len(engines):
@@ -70,7 +66,7 @@ async def reach(
             found[str(index)] = engine
 
     async def connect(address: str, provider: TokenProvider) -> str | None:
-        stack.push_async_exit(provider)  # also of one that could not be entered: nothing of it is left then
+        stack.push_async_exit(provider)  # before entering, so that a failed entry is cleaned up too
         return await attempt(provider.__aenter__, seconds, name=f"connect to {address}")
 
     problems = await asyncio.gather(*(connect(*each) for each in addressed.items()))
@@ -81,7 +77,6 @@ async def reach(
 
 
 def _control(engine: EngineServer | str) -> TokenProvider:
-    """A provider that controls `engine` and generates nothing."""
     kinds = server_kinds()
     if isinstance(engine, str):
         named = parse_kind(engine)
@@ -106,16 +101,14 @@ async def _expect(provider: TokenProvider, label: str) -> None:
 
 class _Worker(NamedTuple):
     name: str
-    """As the report calls it."""
     provider: TokenProvider
     among: EngineWorkers
-    """Of the provider that places requests on it, in this process."""
+    """Workers of the pool that places requests on it."""
     place: str
-    """Its name among those."""
 
 
 class EnginesInUpdate:
-    """The engines of one update; what they say goes into `report`."""
+    """Engines of one update."""
 
     def __init__(self, engines: Engines, report: UpdateReport, budget: UpdateBudget) -> None:
         self._engines = engines.reached
@@ -125,7 +118,7 @@ class EnginesInUpdate:
             report.note(UpdateStep.SWEEP, error)
 
     async def read_live_version(self) -> int | None:
-        """The version that is about to be replaced; None when the engines cannot say."""
+        """Return the version to replace, or None if unknown."""
         await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.read_version(), self._budget.verify_s)
         try:
             return max(policy_version(engine.weight_version) for engine in self._engines.values())
@@ -134,7 +127,8 @@ class EnginesInUpdate:
             return None
 
     def require_upwards(self) -> None:
-        """Of two workers the one with the lower version counts as left behind, so going back would fence the others."""
+        """Raise `ScenarioError` if a worker serves a later version."""
+        # The lower of two versions counts as left behind, so going back would fence the other workers.
         found = (known_version(worker.provider.weight_version) for worker in self._workers())
         newest = max((version for version in found if version is not None), default=0)
         if self._report.version < newest:
@@ -144,7 +138,7 @@ class EnginesInUpdate:
             )
 
     async def sweep_samples(self, unconsumed: MutableSequence[Sample] | None, request: SweepRequest) -> None:
-        """Score what has left its session, with the engines of this process."""
+        """Score samples that have left their sessions."""
         if not unconsumed:
             return
         try:
@@ -153,15 +147,15 @@ class EnginesInUpdate:
             self._report.note(UpdateStep.SWEEP, error.message)
 
     async def pause(self) -> None:
-        """Every engine ends or freezes what it works on."""
+        """End or freeze every request."""
         mode = self._report.mode
         await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
 
     async def load(self, source: Path | Transfer) -> Mapping[str, str | None]:
-        """Bring the weights to every worker; why each worker could not load, where that is known."""
+        """Load the weights on every worker. Return errors by worker."""
         workers, label = list(self._workers()), str(self._report.version)
         if not isinstance(source, Path):
-            # One that breaks off must not leave its weights under the label of the old ones.
+            # A transfer that breaks off must not leave its weights under the old label.
             unlabeled = await self._at_every_worker(lambda provider: _expect(provider, label), self._budget.pause_s)
             for name, error in unlabeled.items():
                 if error is not None:
@@ -174,7 +168,7 @@ class EnginesInUpdate:
         )
 
     async def verify(self, load_errors: Mapping[str, str | None]) -> None:
-        """Every worker says what it serves; when some serve the version, the others are fenced."""
+        """Read every version. If any worker serves the new one, fence the others."""
         silent = await self._at_every_worker(lambda provider: provider.read_version(), self._budget.verify_s)
         workers, found = {worker.name: worker for worker in self._workers()}, {}
         for name, worker in workers.items():
@@ -184,7 +178,7 @@ class EnginesInUpdate:
                 error = "; ".join(filter(None, (silent.get(name) or load_errors.get(name), said)))
             found[name] = WorkerUpdate(name, label, error)
         if any(each.error is None for each in found.values()):
-            # Of this process; other workers are fenced by the servers that place requests on them.
+            # Only workers of this process: servers fence the ones that they place requests on.
             for engine in self._engines.values():
                 fence_left_behind(engine.workers, self._report.version)
             for name, each in found.items():
@@ -194,9 +188,10 @@ class EnginesInUpdate:
         self._report.workers = tuple(found.values())
 
     async def resume(self) -> None:
-        """Ask every engine until it goes on or the budget ends; one whose weights nobody knows is asked once."""
+        """Continue every engine."""
 
         async def ask(engine: TokenProvider) -> str | None:
+            # Retrying cannot help an engine whose weights are unknown.
             go_on = attempt if is_unsettled(engine.weight_version) else persist
             return await go_on(engine.resume, self._budget.continue_s, name="continue engine")
 
@@ -213,7 +208,6 @@ class EnginesInUpdate:
     async def _at_every_worker(
         self, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
     ) -> dict[str, str | None]:
-        """By worker, why it did not do `verb`."""
         workers = list(self._workers())
         errors = await asyncio.gather(
             *(attempt(partial(verb, each.provider), seconds, name=f"worker {each.name}") for each in workers)

@@ -1,19 +1,11 @@
-"""Changing the weights under running sessions: swept, paused, applied, verified, and always open again (I8).
+"""Change weights under running sessions: sweep, pause, apply, verify, and always reopen (I8).
 
     async with manager.updating_weights(3) as update:  # a `SessionManager` that knows its engines
         await update.apply(checkpoint)
 
-`WeightUpdater` is the full form, for several session servers.
-
-The sweep comes first, while turns go on: it scores what waits for the version that is about to disappear. Then gates
-and engines pause, the block applies the weights, every worker says what it serves now, and everything opens again,
-whatever happened in between, also when the caller is cancelled. A worker that missed the update serves nobody until a
-later update has reached it. An update that no worker took is an error, and the old weights go on serving. Versions only
-go up, because a worker with a lower one than another has missed an update.
-
-This is the order of an update, and what it may not forget. The questions to the workers are in `weight_workers.py`,
-those to the session servers in `weight_servers.py`, the report is in `weights_report.py`. Does not transfer weights by
-itself: `apply` takes a checkpoint that the engines can read, or a function that knows how.
+The sweep recomputes logprobs of tokens that wait for the old version while turns go on. A worker that missed the update
+serves no session until a later one reaches it. If no worker took the update, it fails and the old weights go on
+serving. Versions only go up. This module keeps the order; it does not transfer weights.
 """
 
 import asyncio
@@ -43,25 +35,23 @@ from harness.types import Sample
 
 WEIGHT_UPDATE_ENDED = "weight_update_ended"
 
-_ASK_AGAIN_S = (0.2, 1.0)  # uneven, so that two updates which stand in each other's way do not go on doing so
+_ASK_AGAIN_S = (0.2, 1.0)  # random, so that two updates do not block each other in lockstep
 
 log = get_logger(__name__)
 
 
 class WeightUpdater:
-    """Updates the weights of `engines` under the sessions of `session_servers`.
+    """Update the weights of `engines` under the sessions of `session_servers`.
 
     Args:
-        engines: Workers, all of them: `sglang=http://...` and `vllm=http://...` for engine servers, an `EngineServer`
-            of a known kind, `router=http://...` for every worker of a `harness router`, or entered providers; the
-            workers of a pool are updated one by one.
+        engines: All workers, as `sglang=http://...`, `vllm=http://...`, `router=http://...`, an `EngineServer`
+            of known kind, or an entered provider. Workers of a pool are updated one by one.
         session_servers: All servers whose sessions these engines serve.
-        mode: The fate of generations in flight. ABORT: they end, go on after the update with a prefill under the
-            new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
-            scored; tokens of one request then have several versions, and their proximal values come from sweeps only.
-        budget: How long each step may take.
-        unconsumed: Samples that have left their sessions and are not trained yet: the trainer's queue. The sweep
-            replaces those that it can score, by the engines given as providers.
+        mode: ABORT ends generations and continues them with a prefill under the new weights, which scores what waits
+            for them. KEEP freezes them: tokens of a request then have several versions, scored by sweeps only.
+        budget: Time limits.
+        unconsumed: The trainer's queue. The sweep scores its samples with engines given as providers, and replaces
+            them.
     """
 
     def __init__(
@@ -81,11 +71,10 @@ class WeightUpdater:
 
     @asynccontextmanager
     async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
-        """From the sweep to open gates; the block in between applies the weights of `version`.
+        """Sweep, pause, yield an update to weights `version`, and reopen.
 
-        Raises `ScenarioError` for a version below the live one, and for a router that is none, or `EngineUnavailable`
-        for one that does not answer or whose workers cannot be reached from here, before anything is touched; and what
-        the block raises, after everything has been opened again.
+        Before anything changes, raises `ScenarioError` for a version below the live one or a bad router,
+        `EngineUnavailable` for a silent one. Errors of the block are raised after reopening.
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(SessionServerClient(each)) for each in self._addresses]
@@ -103,8 +92,6 @@ class WeightUpdater:
 
 
 class WeightUpdate:
-    """One update under way."""
-
     def __init__(
         self,
         report: UpdateReport,
@@ -118,15 +105,12 @@ class WeightUpdate:
         self._budget = budget
         self._has_begun = False
         self._has_engines = False
-        """No other update that the session servers know of has paused them."""
+        """True if no other known update has paused the engines."""
         self._has_paused = False
-        """Some engines may stand still because of this update."""
+        """True if this update may have paused engines."""
 
     async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
-        """Every session server scores what waits for the live version, and this process what it holds itself.
-
-        Raises `ScenarioError` when a worker serves a later version than the one to come.
-        """
+        """Score what waits for the live version. Raises `ScenarioError` if a worker serves a later one."""
         with self._step(UpdateStep.SWEEP):
             version = await self._engines.read_live_version()
             self._engines.require_upwards()
@@ -136,15 +120,14 @@ class WeightUpdate:
             await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
 
     def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        """The holds of this update last as long as the block."""
+        """Keep the holds of this update while the block runs."""
         return self._servers.renew_holds()
 
     async def pause(self) -> None:
-        """Hold new turns first, so that whatever the engines end finds its gate closed and waits there.
+        """Shut the gates, then pause the engines, so that turns that these end wait at a closed gate.
 
-        Every gate is shut and the engines are this update's, or nothing is: two updates never hold a part of them each.
-        Raises `EngineUnavailable` when another update has the engines for longer than the budget allows to wait, and
-        `ScenarioError` when the one that was waited for has brought a later version.
+        Raises `EngineUnavailable` if another update keeps the engines past the budget, `ScenarioError` if it brought a
+        later version.
         """
         with self._step(UpdateStep.PAUSE_GATES):
             repeated = AsyncRetrying(
@@ -153,6 +136,7 @@ class WeightUpdate:
                 stop=stop_after_delay(self._budget.turn_s),
                 retry_error_callback=last_result,
             )
+            # Every gate and the engines, or nothing: two updates never hold a part each.
             taken: str | None = await repeated(self._shut_gates)
             if taken is not None:
                 raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
@@ -165,17 +149,15 @@ class WeightUpdate:
             await self._engines.pause()
 
     async def _shut_gates(self) -> str | None:
-        """Why the gates are another update's, in whose way this one does not stand; None when they are shut."""
         taken = await self._servers.pause()
         if taken is not None:
-            await self._open_gates()
+            await self._open_gates()  # do not block the update that has the engines
         return taken
 
     async def apply(self, source: Path | Transfer) -> None:
-        """Have every worker serve the new weights: a checkpoint in a folder that it can read, or a transfer.
+        """Have every worker serve new weights, from a checkpoint folder that it can read or by a transfer.
 
-        Raises `EngineError` when no worker serves them afterwards, and what a transfer raises; `EngineUnavailable`,
-        before anything is touched, when the hold of this update has run out.
+        Raises `EngineError` if none does, and `EngineUnavailable` first if the hold has expired.
         """
         lost = await self._servers.find_lost()
         if lost:
@@ -195,7 +177,7 @@ class WeightUpdate:
             )
 
     async def reopen(self) -> None:
-        """Everything works again, without the workers that the update missed or broke off in."""
+        """Reopen everything but workers that missed the update."""
         async with self.renew_holds():
             if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
                 with self._step(UpdateStep.VERIFY):
@@ -212,7 +194,7 @@ class WeightUpdate:
             await self._open_gates()
 
     async def _open_gates(self) -> None:
-        """Release the holds; engines that were not continued by this update are the servers' to continue."""
+        # The servers continue engines that this update did not continue.
         are_continued = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
         await self._servers.resume(engines_continued=are_continued or not self._has_paused)
 

@@ -1,4 +1,4 @@
-"""The input and the report of a weight update: steps, budget, outcomes. Pure."""
+"""Steps, budget and report of a weight update. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,105 +10,100 @@ from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 
 
 class UpdateStep(StrEnum):
-    """The steps of an update, in their order."""
+    """Steps, in order."""
 
     SWEEP = "sweep"
-    """Session servers score what waits for the version that is about to go; turns go on."""
+    """Score what waits for the old version, while turns go on."""
     PAUSE_GATES = "pause_gates"
-    """Session servers hold new turns."""
+    """Hold new turns."""
     PAUSE_ENGINES = "pause_engines"
-    """Engines end or freeze what they work on."""
+    """End or freeze requests."""
     APPLY = "apply"
-    """Workers load the weights."""
+    """Load the weights."""
     VERIFY = "verify"
-    """Every worker says what it serves; those left behind are fenced."""
+    """Read versions; fence workers left behind."""
     CONTINUE = "continue"
-    """Engines work again."""
+    """Continue sampling."""
     RESUME_GATES = "resume_gates"
-    """Session servers let the held turns go, and the interrupted ones go on."""
+    """Release held turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateBudget:
-    """Seconds that each step may take."""
+    """Maximum seconds of each step."""
 
     connect_s: float = 30.0
-    """To reach the engines that are named by their addresses, all at once."""
+    """To connect to engines by address."""
     sweep_s: float = 60.0
-    """0 leaves the sweep out."""
+    """0 skips the sweep."""
     sweep_concurrency: int = 8
-    """Sessions of a server that are scored at the same time."""
+    """Sessions per server that are scored at once."""
     gate_s: float = 10.0
     pause_s: float = 60.0
     apply_s: float = 600.0
     verify_s: float = 10.0
     continue_s: float = 60.0
-    """An engine that fails to go on is asked again for so long; after that its session servers go on asking."""
+    """For retries; then session servers keep retrying."""
     turn_s: float = 150.0
-    """For another update that has the engines to end; longer than the hold of one that has died."""
+    """To wait for another update; longer than a dead one's hold."""
     hold_ttl_s: float = 60.0
-    """How long gates and engines stay as they are when this process dies; holds are renewed every third of it."""
+    """Seconds that everything stays paused if this process dies; renewed every third of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUpdate:
-    """One engine worker after an update."""
-
     name: str
     weight_version: str
-    """As it reports itself."""
     error: str | None = None
-    """Why it does not serve the version; None when it does."""
+    """Reason why it does not serve the version."""
     is_fenced: bool = False
-    """It serves no session until it has caught up."""
+    """True if it serves no session until it catches up."""
 
 
 @dataclass(slots=True)
 class ServerUpdate:
-    """One session server during an update."""
-
     url: str
     sweep: SweepReport | None = None
     weights: LiveWeights | None = None
-    """Its own view of the workers afterwards."""
+    """Its view of the workers afterwards."""
     errors: dict[UpdateStep, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class UpdateReport:
-    """The course of an update, worker by worker and server by server."""
+    """Course of an update."""
 
     version: int
     mode: PauseMode
     workers: tuple[WorkerUpdate, ...] = ()
     servers: tuple[ServerUpdate, ...] = ()
     samples: SweepReport | None = None
-    """The sweep of samples that had left their sessions."""
+    """Sweep of samples that left their sessions."""
     engine_errors: dict[UpdateStep, list[str]] = field(default_factory=dict)
     seconds: dict[UpdateStep, float] = field(default_factory=dict)
 
     def note(self, step: UpdateStep, error: str) -> None:
-        """Keep what went wrong with the engines at `step`."""
+        """Record an engine error."""
         self.engine_errors.setdefault(step, []).append(error)
 
     @property
     def pause_s(self) -> float:
-        """For how long agents waited: everything but the sweep."""
+        """Seconds that agents waited."""
         return sum(seconds for step, seconds in self.seconds.items() if step is not UpdateStep.SWEEP)
 
     @property
     def updated(self) -> tuple[WorkerUpdate, ...]:
-        """The workers that serve the version."""
+        """Workers that serve the version."""
         return tuple(worker for worker in self.workers if worker.error is None)
 
     @property
     def unsettled(self) -> tuple[WorkerUpdate, ...]:
-        """The workers in which the update broke off: they stay paused, and serve nobody until another one succeeds."""
+        """Workers in which the update broke off; paused until one succeeds."""
         return tuple(worker for worker in self.workers if is_unsettled(worker.weight_version))
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line for everything that did not go as it should; empty after a clean update."""
+        """One line per problem."""
         return (
             *(f"worker {each.name}: {each.error}" for each in self.workers if each.error),
             *(f"{step}: {error}" for step, errors in self.engine_errors.items() for error in errors),
@@ -119,7 +114,7 @@ class UpdateReport:
         )
 
     def telemetry(self) -> Mapping[str, float]:
-        """Fixed keys for whoever logs numbers per step."""
+        """Return metrics with fixed keys."""
         sweeps = [sweep for sweep in (*(each.sweep for each in self.servers), self.samples) if sweep]
         return {
             "weights/version": self.version,
@@ -133,9 +128,6 @@ class UpdateReport:
 
 
 def _find_outdated(weights: LiveWeights) -> Iterator[str]:
-    """Workers that serve sessions with other weights, where none has taken their place; a server that has nobody, or
-    whose shards did not all say.
-    """
     yield from weights.problems
     if not weights.serving:
         kept = ", ".join(f"{name} has {label!r}" for name, label in weights.fenced.items()) or "there is no worker"

@@ -1,7 +1,4 @@
-"""An ASGI application on a socket of its own, in the running loop, for the time of a block.
-
-The caller's configuration of uvicorn says what is served and how connections are treated.
-"""
+"""An ASGI application on its own socket, in the running loop, while a block runs."""
 
 import asyncio
 import socket
@@ -24,10 +21,9 @@ _POLL_S = 0.005  # uvicorn offers nothing to wait for, neither at its start nor 
 
 
 class EmbeddedServer(uvicorn.Server):
-    """uvicorn without its signal handlers, since signals belong to the program around it, and without its ticks.
+    """uvicorn without signal handlers, which belong to the program around it, and without polling.
 
-    uvicorn looks ten times a second whether it has to end, and again whether its connections have. Here the end is
-    heard at once, and a server that answers nobody is gone in milliseconds.
+    uvicorn checks ten times a second whether to end. This ends at once.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -35,7 +31,7 @@ class EmbeddedServer(uvicorn.Server):
         self._ends = asyncio.Event()
 
     def end(self) -> None:
-        """Stop listening, and end once everything that is being answered has been."""
+        """Stop listening, and end after the requests in progress."""
         self.should_exit = True
         self._ends.set()
 
@@ -44,19 +40,19 @@ class EmbeddedServer(uvicorn.Server):
         return nullcontext()
 
     async def main_loop(self) -> None:
-        """Keep the date of the answers, which has no parts of a second, until the end."""
+        """Update the date header every second, until the end."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
                     await self._ends.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, let connections end for as long as the configuration says, and cancel the others' tasks."""
+        """Stop listening, give connections their grace period, then cancel their tasks."""
         state, loop = self.server_state, asyncio.get_running_loop()
         for server in self.servers:
             for listener in server.sockets:
                 loop.remove_reader(listener.fileno())
-        # asyncio loses a connection that is accepted and not begun when its listener closes. It begins a round later.
+        # asyncio loses a connection that is accepted but not begun when its listener closes. It begins a round later.
         for _ in range(2):
             await asyncio.sleep(0)
         for listener in (*self.servers, *(sockets or ())):
@@ -74,7 +70,7 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class HangingUpServer(EmbeddedServer):
-    """Can end as if its process had been killed."""
+    """Server that can end as if its process had been killed."""
 
     def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:
         super().__init__(
@@ -86,14 +82,14 @@ class HangingUpServer(EmbeddedServer):
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
                 http=ResetAwareProtocol,
-                proxy_headers=False,  # anybody may send them; an operator sets `ServerSettings.public_url`
-                ws="none",  # which other protocols a program has installed, opens no door here
+                proxy_headers=False,  # any client may send them; an operator sets `ServerSettings.public_url`
+                ws="none",  # else uvicorn enables whichever WebSocket library is installed
             )
         )
         self.server_state = self._connections = connections
 
     def hang_up(self) -> None:
-        """Stop listening and reset every connection; what is being answered goes on, for nobody."""
+        """Stop listening and reset every connection. Requests in progress go on."""
         self.force_exit = True
         self.end()
         self._connections.reset_all()
@@ -104,7 +100,7 @@ _Server = TypeVar("_Server", bound=EmbeddedServer)
 
 @asynccontextmanager
 async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_Server]:
-    """`server` while it answers at `listener`; it ends with the block, what it is answering included."""
+    """Serve at `listener` while the block runs; requests in progress end with it."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(_START_S):
@@ -117,9 +113,9 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to that address; port 0 takes a free one. Raises `CannotListen`."""
+    """Bind a socket; port 0 picks a free one. Raises `CannotListen`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named: asyncio switches Nagle's algorithm off (40 ms for an answer) only where a socket says that it is TCP.
+    # Explicit protocol: asyncio disables Nagle's algorithm (40 ms per answer) only on sockets that declare TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

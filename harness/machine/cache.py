@@ -1,8 +1,7 @@
-"""The directory that keeps converted models, safe against crashes, bit rot and a second process.
+"""Cache of converted models, safe against crashes, bit rot and concurrent builds.
 
-A model is a folder with a manifest: the size and SHA-256 of every file in it and the recipe that made it. Folders are
-built beside their final place and renamed into it when complete, so one that exists under its name was finished once;
-the manifest tells whether it still is what was written. One lock file per model lets one process at a time build.
+A model is a folder with a manifest: its recipe, and the size and SHA-256 of every file. Folders are built beside their
+place and renamed when complete. A lock file per model admits one builder.
 """
 
 import errno
@@ -25,7 +24,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def cache_directory() -> Path:
-    """Where models are kept: `$HARNESS_CACHE`, else `session-harness` in the user's cache directory."""
+    """Return `$HARNESS_CACHE`, else `session-harness` in the user's cache directory."""
     explicit = os.environ.get("HARNESS_CACHE")
     if explicit:
         return Path(explicit).expanduser()
@@ -35,13 +34,11 @@ def cache_directory() -> Path:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """An empty directory on the file system of `target`, removed afterwards; the caller holds the lock of `target`.
-
-    Also removes what a killed builder of the same target left behind.
-    """
+    """Yield an empty directory on `target`'s file system, then remove it. The caller holds the lock of `target`."""
+    # A killed builder of the same target may have left its directory behind.
     prefix = f".{target.name}.staging-"
     for leftover in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # its installer may be ending only now
+        shutil.rmtree(leftover, ignore_errors=True)  # its installer may still be ending
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         yield directory
@@ -50,7 +47,7 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def install(built: Path, target: Path, scratch: Path) -> None:
-    """Make the complete folder `built` appear as `target`, durably; what was there before ends in `scratch`."""
+    """Move `built` to `target` durably; an old `target` goes to `scratch`."""
     for path in built.iterdir():
         sync(path)
     sync(built)
@@ -61,14 +58,14 @@ def install(built: Path, target: Path, scratch: Path) -> None:
 
 
 def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Record `recipe` and every file of `folder` in its manifest."""
+    """Write the manifest of `folder`."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     content = json.dumps({"recipe": dict(recipe), "files": files}, indent=2)
     (folder / MANIFEST).write_text(content + "\n", encoding="utf-8")
 
 
 def is_intact(folder: Path, recipe: Mapping[str, Any], progress: FetchProgress) -> bool:
-    """Whether `folder` was made by `recipe` and every file in it still has its checksum."""
+    """Return True if `folder` matches `recipe` and its checksums."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -91,13 +88,13 @@ def is_intact(folder: Path, recipe: Mapping[str, Any], progress: FetchProgress) 
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """Return the SHA-256 of a file, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_space(directory: Path, needed: int) -> None:
-    """Raise `ModelError` when the file system of `directory` has less than `needed` bytes left."""
+    """Raise `ModelError` if less than `needed` bytes are free."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ModelError(
@@ -107,7 +104,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def storage_error(directory: Path, error: OSError) -> ModelError:
-    """A failed write into the cache, in the words of a user."""
+    """Convert a failed write to a `ModelError`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")

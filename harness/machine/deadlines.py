@@ -1,9 +1,8 @@
-"""Awaiting what others wrote, for a bounded time.
+"""Await foreign code for a bounded time.
 
-`within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
-not go unread; `persist` makes it again until it works; `work_through` does many things, some at a time. `to_the_end` is
-for the few things that must happen although the caller is cancelled. `beside` has something go on as long as a block
-runs. `await_any` leaves the bound to its caller.
+`within` trusts work to obey its cancellation. `attempt` does not: it leaves stubborn work running, and retrieves its
+exception later. `persist` retries, `work_through` limits concurrency, `to_the_end` shields from cancellation, `beside`
+runs work during a block.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from harness.errors import HarnessError
 _T = TypeVar("_T")
 
 OBEY_S = 0.2
-"""Time for a call to obey its cancellation, at most as long as the call itself had; a well-behaved one ends at once."""
+"""Time for a call to obey its cancellation, at most its own limit."""
 
 _ATTEMPTS = 4  # of calls that hang
 _SHORTEST_ATTEMPT_S = 1.0
@@ -27,7 +26,7 @@ _LONGEST_PAUSE_S = 2.0
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
-    """Await `work` for `seconds` at most and cancel it then; whether it came to its end."""
+    """Await `work`, and cancel it after `seconds`. Return True if it ended in time."""
     try:
         async with asyncio.timeout(seconds):
             await work
@@ -48,12 +47,12 @@ async def await_any(*events: asyncio.Event) -> None:
 
 
 def bound_of_call(left_s: float) -> float:
-    """The seconds to give to an `attempt` that has to be over in `left_s`, the time to obey included."""
+    """Return the limit of an `attempt` that must end in `left_s`, its cancellation included."""
     return max(0.0, left_s - OBEY_S, left_s / 2)
 
 
 async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
-    """Why `call` did not do its work, None when it did; known at most `seconds` plus time to obey later."""
+    """Return the reason why `call` failed, or None, after `seconds` plus `OBEY_S` at most."""
 
     async def await_call() -> None:  # a task takes a coroutine, and `call` may return any awaitable
         await call()
@@ -75,11 +74,9 @@ async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name
 
 
 async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
-    """Like `attempt`, made again and again until `call` does its work; the reason is that of the last attempt.
-
-    One attempt does not use up the time of the others: a call that hangs is made again.
-    """
+    """Retry `attempt` until `call` succeeds. Return the last reason, or None."""
     loop = asyncio.get_running_loop()
+    # A call that hangs does not use up the time of the retries.
     until, most_s = loop.time() + seconds, max(seconds / _ATTEMPTS, _SHORTEST_ATTEMPT_S)
 
     async def attempt_once() -> str | None:
@@ -95,7 +92,7 @@ async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name
 
 
 def last_result(state: RetryCallState) -> Any:
-    """Return what the last attempt returned: tenacity's `retry_error_callback` for work that returns its failures."""
+    """Return the last attempt's result: a `retry_error_callback` of tenacity."""
     assert state.outcome is not None
     return state.outcome.result()
 
@@ -103,9 +100,9 @@ def last_result(state: RetryCallState) -> Any:
 async def work_through(
     items: Iterator[_T], work: Callable[[_T], Awaitable[object]], *, at_once: int, seconds: float
 ) -> bool:
-    """Do `work` for each of `items`, so many at once; whether all of it was done within `seconds`.
+    """Do `work` for each of `items`, `at_once` at a time. Return True if all is done within `seconds`.
 
-    An item is taken when there is time for it, so `items` may grow meanwhile. Raises what `work` raises.
+    `items` may grow meanwhile. Raises what `work` raises.
     """
 
     async def go_on() -> None:
@@ -122,10 +119,8 @@ async def work_through(
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
-    """Return when `task` is over, however it ended; a cancellation of the caller is none of `task`.
-
-    `asyncio.wait` comes to the same and takes longer; each turn waits so for two tasks.
-    """
+    """Return when `task` is over, in any way. Cancelling the caller does not cancel `task`."""
+    # Faster than `asyncio.wait`; each turn waits for two tasks.
     if task.done():
         return
     waiter: asyncio.Future[None] = task.get_loop().create_future()
@@ -142,7 +137,7 @@ async def ended(task: asyncio.Future[Any]) -> None:
 
 
 async def to_the_end(work: Awaitable[_T]) -> _T:
-    """Await `work`, which bounds itself, to its end even when the caller is cancelled; the cancellation comes then."""
+    """Await `work`, which must bound itself, even if the caller is cancelled. Raise the cancellation afterwards."""
     task = asyncio.ensure_future(work)
     cancellation: asyncio.CancelledError | None = None
     while not task.done():
@@ -157,9 +152,9 @@ async def to_the_end(work: Awaitable[_T]) -> _T:
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, object], *, name: str) -> AsyncIterator[None]:
-    """Have `work` go on while the block runs; it is cancelled with the block, and has ended when this returns.
+    """Run `work` during the block, then cancel it and await its end.
 
-    Raises what `work` raises. A cancellation of the caller comes through instead, when `work` has ended.
+    Raises what `work` raises, unless the caller is cancelled.
     """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(read_end)  # it may have failed while the caller is cancelled
@@ -177,11 +172,11 @@ async def beside(work: Coroutine[Any, Any, object], *, name: str) -> AsyncIterat
 
 
 def not_in_time(seconds: float) -> str:
-    """The report on somebody who had `seconds` to answer."""
+    """Describe a missed deadline."""
     return f"did not answer within {seconds:.3g} s"
 
 
 def read_end(task: asyncio.Future[Any]) -> None:
-    """For a task that nobody awaits any more: what it raises at last is no surprise."""
+    """Retrieve the exception of an abandoned task, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Connecting to a server by its name, whichever of its addresses answers.
+"""Connect to a server by name, trying each of its addresses.
 
-One that is silent (an IPv6 that some firewall drops) costs its share of the time and not all of it. The last address
-that answered is tried first.
+A silent address, such as an IPv6 behind a firewall, costs only its share of the time. The last one that answered comes
+first.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
-"""For a connection, all addresses of its server together."""
+"""Time to connect, for all addresses together."""
 
-_KEPT_S = 10.0  # a name stands for other addresses after some time
+_KEPT_S = 10.0  # a name may resolve to other addresses later
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
 class DialedAddress:
-    """The scheme, name and port of `url`, and the addresses that the name stands for."""
+    """Scheme, name and port of `url`, and the addresses of the name."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
@@ -32,9 +32,9 @@ class DialedAddress:
         self._resolving = asyncio.Lock()
 
     async def connect(self, make: Callable[[], _P]) -> _P:
-        """A protocol by `make`, connected.
+        """Connect a protocol from `make`.
 
-        Raises `OSError` of the last address, or `TimeoutError`, and `ValueError` for a port that is none.
+        Raises the last `OSError` or `TimeoutError`, and `ValueError` for a bad port.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + CONNECT_S
@@ -57,7 +57,6 @@ class DialedAddress:
         raise failure
 
     async def _resolve(self, port: int) -> list[str]:
-        """The addresses, asked for once by all who want to know."""
         loop = asyncio.get_running_loop()
         async with self._resolving:
             if loop.time() >= self._known_until:

@@ -1,6 +1,4 @@
-"""The disk: its failures have names, a full one apart from a broken one, what was written survives a power cut, and
-what an agent has left is read as what it is.
-"""
+"""Files that survive power cuts, typed disk errors, and safe reads of agents' files."""
 
 import errno
 import os
@@ -19,7 +17,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def disk_failures(path: Path) -> Iterator[None]:
-    """Errors of the operating system or SQLite about `path` become a `StoreError`, or a `StoreFull`."""
+    """Convert `OSError` and SQLite errors to `StoreError` or `StoreFull`."""
     try:
         yield
     except OSError as error:
@@ -33,12 +31,11 @@ def disk_failures(path: Path) -> Iterator[None]:
 
 
 def disk_full(path: Path) -> StoreFull:
-    """The error of a full disk under `path`."""
     return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
 
 
 def sync(path: Path) -> None:
-    """Have the content of the file at `path`, or the names in the folder, survive a power cut. Raises `OSError`."""
+    """Flush a file's content, or a folder's names, to disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,10 +45,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A file of UTF-8 that takes the place of `path` when the block ends well, and is gone otherwise.
+    """Yield a UTF-8 file that replaces `path` if the block succeeds. Raises `OSError`.
 
-    Whoever else writes there at that time has a file of his own, and the last one to end is what stays. Raises
-    `OSError`.
+    Concurrent writers have separate files; the last one wins.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -63,11 +59,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def open_left_behind(path: Path) -> BinaryIO:
-    """The regular file that an agent may have left at `path`, to read.
-
-    No link is followed, which would lead to what the agent may not read, and no writer of a pipe is waited for. Raises
-    `OSError`.
-    """
+    """Open a regular file left by an agent. Raises `OSError`."""
+    # A link may lead to files that the agent cannot read, and a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,9 +1,8 @@
 """The program behind `Watchdog`: kills process groups whose owner is gone.
 
-Run as `python -I -S group_reaper.py PARENT_PID`; never imported by the harness, uses the standard library only, so that
-it starts in milliseconds and stays small. Reads `+PGID` and `-PGID` lines from standard input. At the end of the input,
-or when its parent is no longer its parent (a forked child of it may hold the pipe open), every group still registered
-gets SIGTERM, a short grace period, and SIGKILL.
+Runs as `python -I -S group_reaper.py PARENT_PID`. Standard library only, so that it starts in milliseconds. Reads
+`+PGID` and `-PGID` lines from standard input. At its end, or when the parent is gone (a fork may keep the pipe open),
+every registered group gets SIGTERM, a grace period, and SIGKILL.
 """
 
 import os
@@ -18,14 +17,14 @@ PARENT_CHECK_S = 1.0
 
 
 def main(parent: int) -> None:
-    """Follow the registrations of `parent` to their end, then end what is left."""
+    """Follow the registrations of `parent`, then end what is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_groups(follow(parent))
 
 
 def follow(parent: int) -> set[int]:
-    """The groups that are registered when the input ends or `parent` is gone."""
+    """Return the groups registered when the input ends or `parent` is gone."""
     groups: set[int] = set()
     pending = b""
     while os.getppid() == parent:
@@ -41,13 +40,12 @@ def follow(parent: int) -> set[int]:
 
 
 def register(groups: set[int], line: bytes) -> None:
-    """Apply one `+PGID` or `-PGID` line to `groups`."""
     change = groups.add if line.startswith(b"+") else groups.discard
     change(int(line[1:]))
 
 
 def end_groups(groups: set[int]) -> None:
-    """SIGTERM to every group, SIGKILL to those still there after the grace period."""
+    """Send SIGTERM, and after the grace period SIGKILL."""
     deadline = time.monotonic() + GRACE_S
     alive = {group for group in groups if send(group, signal.SIGTERM)}
     while alive and time.monotonic() < deadline:
@@ -58,7 +56,7 @@ def end_groups(groups: set[int]) -> None:
 
 
 def send(group: int, number: int) -> bool:
-    """Whether `group` still had a process to receive the signal."""
+    """Signal `group`. Return False if it has no process left."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

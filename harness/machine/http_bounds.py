@@ -1,23 +1,19 @@
-"""HTTP connections that take so much at most, for so long at most.
+"""HTTP connections with bounded cost and duration.
 
-Whoever reaches the port costs a connection, before anybody has asked for a credential. uvicorn and its parser take any
-number of header lines, of any length, at any pace, and hold an answer for ever that is not read. Here
+Any client that reaches the port costs a connection before it shows a credential. uvicorn accepts any number of header
+lines, at any pace, and holds an unread answer forever. Here
 
-- connections are counted, so that descriptors are left for engines and the store; where there are too many, those that
-  are kept and idle make room;
-- header lines, and what frames the chunks of a body, are counted and bounded;
-- the head of a request has to arrive in time, and its body too: its reader waits for it no longer, and afterwards it
-  is discarded for a moment only;
-- an answer has to be read: whoever takes nothing of it in time is let go, as if it had closed the connection;
-- requests do not overlap. One that comes before the answer to the last is not read, nor is anything behind it, and the
-  connection ends with that answer; an agent that leaves is noticed in any case. (uvicorn queues such requests, stops
-  reading, and tells only the last one that its client has left.)
-- an offer to speak another protocol is declined, and the request served. (Java's client offers HTTP/2 with its first
-  request; uvicorn's parser then takes the body for that protocol.)
+- connections are counted, to leave descriptors for engines and the store; idle ones make room first;
+- header lines and chunk framing are counted and bounded;
+- the head and body of a request must arrive in time; afterwards the rest is discarded for a moment only;
+- an answer must be read in time, or the connection is reset;
+- requests do not overlap: one that comes before the last answer is not read, and the connection ends with that
+  answer (uvicorn queues it, stops reading, and only notifies the last one when the client leaves);
+- an offer of another protocol is declined and the request served (Java's client offers HTTP/2 with its first request;
+  uvicorn's parser would take the body for that protocol).
 
-Times are looked at for all connections of a server together, four times in the shortest bound and once in a second at
-least, which costs a request nothing. The bound of
-a whole body is its reader's (`server.wire.read_body`): here one ends that stands still.
+One periodic check covers all connections of a server. The reader bounds a whole body (`server.wire.read_body`); here
+only a stalled one ends.
 """
 
 import asyncio
@@ -36,38 +32,38 @@ from uvicorn.server import ServerState
 from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooMany, TooSlow
 
 FRAMING_BYTES = 1 << 20
-"""Of a request: its head, and what frames the chunks of its body."""
+"""Limit of a request's head, and of its chunk framing."""
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.ERROR)  # uvicorn warns of each request that is none, which its answer counts
+_log.setLevel(logging.ERROR)  # uvicorn warns of each malformed request, which its answer already counts
 
 _LOOK_EVERY_S = 1.0
-_LINGER_S = 2.0  # in which what is still on its way is discarded: a close at once would take the answer along
-_STEP_BYTES = 1 << 16  # that a client has to take of an answer, or all that is left, to count as one that reads
+_LINGER_S = 2.0  # time to discard input after an answer: an immediate close would destroy the answer
+_STEP_BYTES = 1 << 16  # bytes of an answer, or all that is left, that a client must take to count as reading
 
-_REFUSED = (None, b"websocket")  # no offers: CONNECT, and what has no meaning but as another protocol
-_NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
+_REFUSED = (None, b"websocket")  # CONNECT, and requests that make sense only in the other protocol
+_NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, discarding unsent and unread bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The most that a connection may cost, and how many there may be."""
+    """Limits of connections, each and together."""
 
     connections: int
-    """At one time; one that is too much is reset, unless an idle one can be closed for it."""
+    """Open at once. The next one is reset, unless an idle one can be closed."""
     header_bytes: int
-    """Of the first line of a request and its header lines together."""
+    """First line and header lines of a request together."""
     header_lines: int
     header_s: float
-    """For all of them to arrive, from the first byte on."""
+    """For the head to arrive, from its first byte."""
     body_s: float
-    """Without a byte of the body behind them, though it would be taken."""
+    """Without progress of a body that is being read."""
     write_s: float
-    """Without a client taking anything of what it was sent."""
+    """Without progress of a client that reads."""
 
 
 class ServerConnections(ServerState):
-    """The connections of one server, within bounds. Once they have been reset, so is one that comes."""
+    """Connections of one server, within bounds."""
 
     are_reset = False
 
@@ -75,12 +71,12 @@ class ServerConnections(ServerState):
         super().__init__()
         self.bounds = bounds
         self.answer = answer
-        """To what no application has seen, and counts it."""
+        """Answers, and counts, requests that no application sees."""
         self.idle: dict[BoundedProtocol, None] = {}
-        """Those that were answered and wait for another request; the one that has waited longest comes first."""
+        """Connections waiting for another request, longest idle first."""
 
     async def watch_for_ever(self) -> None:
-        """End every connection whose time is over."""
+        """End connections whose time is over."""
         loop = asyncio.get_running_loop()
         shortest_s = min(self.bounds.header_s, self.bounds.body_s, self.bounds.write_s)
         while True:
@@ -90,7 +86,7 @@ class ServerConnections(ServerState):
                     connection.look(loop.time())
 
     def close_idle(self) -> bool:
-        """Close the connection that has been idle longest, and has its whole answer; whether there is one."""
+        """Close the longest idle connection that has its whole answer. Return False if there is none."""
         for connection in self.idle:
             if not connection.transport.get_write_buffer_size():
                 del self.idle[connection]
@@ -99,7 +95,7 @@ class ServerConnections(ServerState):
         return False
 
     def reset_all(self) -> None:
-        """Reset every connection, and every one that comes."""
+        """Reset every connection, and every later one."""
         self.are_reset = True
         for connection in list(self.connections):
             _reset(connection.transport)
@@ -113,26 +109,25 @@ def _reset(transport: asyncio.Transport) -> None:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol within the bounds of its `ServerConnections`.
 
-    The parser does not say how many bytes it has taken: all that arrive are counted, and those that it hands out as
-    body are taken off again. It hands them out inside of `super().data_received`, so what is left after that call lies
-    around the body. The counts begin anew with the next request.
+    The parser does not report how many bytes it consumed. So all arriving bytes are counted, and body bytes, which it
+    hands out during `super().data_received`, are subtracted. The rest is framing. Counts restart with each request.
     """
 
     was_let_go = False
-    """Reset because its client did not read what it was sent."""
+    """True if reset because the client did not read its answer."""
     _server: ServerConnections
     _error: RequestError | None = None
-    _is_deaf = False  # nothing more is read
+    _is_deaf = False  # no more input is read
     _is_in_head = True
-    _arrives_since: float | None = None  # what arrives now: a head from its beginning, of a body more; or None
-    _has_moved = False  # the body, since somebody looked
+    _arrives_since: float | None = None  # start of the head, or last progress of the body; None between requests
+    _has_moved = False  # the body has made progress since the last look
     _ends_at: float | None = None
     _head_bytes = _header_lines = _beside_body_bytes = 0
     _unread_bytes = 0
     _unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
-        """A connection begins, unless those of the server have been reset."""
+        """Admit the connection, or reset it."""
         super().connection_made(transport)
         self.logger = _log
         assert isinstance(self.server_state, ServerConnections)
@@ -148,12 +143,11 @@ class BoundedProtocol(HttpToolsProtocol):
             _reset(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
         self._server.idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in `data`; the connection ends when there is too much around the body of a request."""
+        """Parse `data`, and end the connection if its framing is too large."""
         if self._arrives_since is None and not self._is_deaf:
             data = data.lstrip(b"\r\n")  # some clients put a line end behind a body: it begins nothing
             if not data:
@@ -167,13 +161,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bound_rest()
 
     def _parse(self, data: bytes) -> None:
-        """As upstream, but for a request that offers another protocol: its head is parsed again without the offer."""
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as offer:
             if self._get_upgrade() in _REFUSED:
                 return
+            # Parse the head again, without the offer.
             head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
             self.parser = HttpRequestParser(self)
@@ -188,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.parser.should_upgrade() and self._get_upgrade() not in _REFUSED
 
     def on_message_begin(self) -> None:
-        """A request begins; one that does so before the answer to the last is not read."""
+        """Begin a request. One before the last answer is an error."""
         if self._is_answering():
             raise MalformedRequest("expected no request before the answer to the last one")
         super().on_message_begin()
@@ -197,22 +191,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the first line."""
+        """Count a piece of the first line."""
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header line. Those behind a body are dropped: the application has read its headers."""
+        """Count a header line."""
         self._head_bytes += len(name) + len(value) + len(": \r\n")
         self._header_lines += 1
         self._bound_head(self._head_bytes)
         if self._error is not None:
             raise self._error
-        if self._is_in_head:
+        if self._is_in_head:  # trailers are dropped: the application has read its headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body begins, if there is one."""
+        """Begin the body, if any."""
         if self._offers_other_protocol:
             return
         self._is_in_head = False
@@ -220,13 +214,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body, whose length its reader bounds."""
+        """Pass on a piece of the body; its reader bounds the length."""
         self._has_moved = True
         self._beside_body_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete; another one may begin."""
+        """End the request."""
         if self._offers_other_protocol:
             return
         self._arrives_since = self._ends_at = None
@@ -236,14 +230,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._note_idle()
 
     def on_response_complete(self) -> None:
-        """The answer is complete, which may be before its request is."""
+        """End the answer, possibly before its request has ended."""
         super().on_response_complete()
         if self._arrives_since is not None and not self._is_deaf:
             self._ends_at = self.loop.time() + _LINGER_S
         self._note_idle()
 
     def send_400_response(self, msg: str) -> None:
-        """Read nothing more; answer, unless a complete request still waits for its own answer, with which it ends."""
+        """Stop reading. Answer, unless a complete request still waits for its own answer."""
         self._is_deaf = True
         if self._is_answering() and not self.cycle.more_body:
             self.cycle.keep_alive = False
@@ -253,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-            self.cycle.disconnected = True  # it has its answer; its reader waits for the rest of a body no longer
+            self.cycle.disconnected = True  # answered here; its reader must not wait for the rest of a body
             self.cycle.message_event.set()
         answer = self._server.answer(self._error or MalformedRequest(f"expected an HTTP request: {msg}"))
         lines = [f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}".encode()]
@@ -262,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
 
     def look(self, now: float) -> None:
-        """End the connection when its time is over."""
+        """End the connection if its time is over."""
         if self._has_stopped_reading(now):
             self.was_let_go = True
             self._server.answer(TooSlow("an answer was not read in time", limit="write_timeout"))
@@ -283,7 +277,7 @@ class BoundedProtocol(HttpToolsProtocol):
                         limit="header_seconds",
                     )
                     self.send_400_response("")
-                else:  # it has not said a word
+                else:  # the client has sent no byte
                     self.transport.close()
 
     def _has_stopped_reading(self, now: float) -> bool:
@@ -306,7 +300,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._server.idle[self] = None
 
     def _bound_rest(self) -> None:
-        """Bound what the parser has taken and handed to nobody."""
         if self._is_deaf:
             return
         if self._is_in_head:

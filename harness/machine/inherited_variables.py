@@ -1,7 +1,6 @@
-"""Which of our environment variables another program gets: a short list, because the others are API keys and tokens.
+"""Environment variables that other programs inherit: a short allowlist, since the rest may be API keys and tokens.
 
-Programs learn where programs, certificates, caches and proxies are. Installers (uv, pip, npm) learn besides where
-packages and compilers are; they download from the operator's own indexes, so the credentials for these go along.
+Installers (uv, pip, npm) also get the settings of their package indexes, credentials included, and of compilers.
 """
 
 from collections.abc import Mapping
@@ -25,12 +24,12 @@ _INSTALLER_PREFIXES = ("UV_", "PIP_", "npm_config_", "NPM_CONFIG_", "GIT_", "CAR
 
 
 def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of `environ` that any program gets; values are as they are, credentials in URLs included."""
+    """Select the variables for any program; credentials in URLs stay."""
     return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
 
 
 def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of `environ` for uv, pip and npm; no `VIRTUAL_ENV`: ours is not the one that they work on."""
+    """Select the variables for installers, without our own `VIRTUAL_ENV`."""
     return for_programs(environ) | {
         name: value
         for name, value in environ.items()

@@ -1,7 +1,4 @@
-"""Locks on files: one process at a time.
-
-The operating system releases the lock of a process that dies, so a stale one cannot exist.
-"""
+"""File locks. The operating system releases a dead process's lock, so none is ever stale."""
 
 import asyncio
 import fcntl
@@ -14,7 +11,7 @@ _POLL_S = 0.2
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Whether the lock on the open `file` is ours now, until it is closed; False when somebody else has it."""
+    """Lock the open `file` until it is closed. Return False if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -24,10 +21,7 @@ def try_lock(file: IO[bytes]) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold the lock file at `path`, which is made when it is missing; blocks.
-
-    `on_wait` is called once when somebody else has it.
-    """
+    """Hold the lock file at `path`; blocks. Calls `on_wait` once if it has to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):
@@ -38,11 +32,11 @@ def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Itera
 
 @asynccontextmanager
 async def hold_lock_async(path: Path, on_wait: Callable[[], object]) -> AsyncIterator[None]:
-    """Like `hold_lock`, while the loop goes on. A wait for a lock cannot be cancelled: this looks repeatedly."""
+    """Do as `hold_lock`, while the loop goes on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):
             on_wait()
-            while not try_lock(file):  # noqa: ASYNC110  # another process has it, and tells nobody
+            while not try_lock(file):  # noqa: ASYNC110  # a blocking wait could not be cancelled
                 await asyncio.sleep(_POLL_S)
         yield

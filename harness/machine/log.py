@@ -1,10 +1,7 @@
 """Structured events: structlog in front of `logging`, below the name `harness`.
 
-A program that embeds the harness configures handlers, as for every library's log: nothing is written unless one
-listens. As text an event is one line, `turn_ended end=drained turn=3`; our own commands listen with
-`harness.telemetry.logging`, which renders name and values apart. Values bound to the context are in every event.
-
-Our loggers do not use `structlog.configure`: that configuration is the embedding program's.
+The embedding program configures handlers; without one nothing is written. As text an event is one line, `turn_ended
+end=drained turn=3`. `structlog.configure` is not used: it belongs to the embedding program.
 """
 
 import logging
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _without(package: str) -> Iterator[None]:
-    """Hide `package` from imports in the block, unless it is loaded already."""
     hidden = {} if package in sys.modules else {package: None}
     sys.modules.update(hidden)  # type: ignore[arg-type]  # None is what hides one
     try:
@@ -41,7 +37,7 @@ _bound: ContextVar[Mapping[str, Any]] = ContextVar("harness_log_values")  # one 
 
 
 class LoggedEvent:
-    """The message of a record: `values` with the name under `event`, and the text where one is wanted."""
+    """Message of a record: `values` with the event's name, rendered lazily."""
 
     __slots__ = ("values",)
 
@@ -56,7 +52,7 @@ class LoggedEvent:
 
 
 def get_logger(name: str) -> "FilteringBoundLogger":
-    """Return the logger of the module `name`; its `debug` does nothing."""
+    """Return the logger of a module; its `debug` does nothing."""
     logger: FilteringBoundLogger = structlog.wrap_logger(
         logging.getLogger(name), _PROCESSORS, structlog.make_filtering_bound_logger(logging.INFO)
     ).bind()
@@ -64,7 +60,7 @@ def get_logger(name: str) -> "FilteringBoundLogger":
 
 
 def bind(**values: Any) -> None:
-    """Add `values` to every event of this context, and of those that are copied from it from now on."""
+    """Add `values` to every event of this context and its later copies."""
     _bound.set({**_bound.get({}), **values})
 
 
@@ -84,7 +80,7 @@ def _add_bound(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mut
 
 
 def _to_record(logger: logging.Logger, method: str, event: MutableMapping[str, Any]) -> str:
-    """Hand the event to `logging` without its search for the caller, which takes half as long again."""
+    # `logging`'s search for the caller would take half as long again.
     level: int = getattr(logging, method.upper())
     logger.handle(logger.makeRecord(logger.name, level, "", 0, LoggedEvent(event), (), None))
     raise structlog.DropEvent

@@ -1,18 +1,14 @@
-"""The memory of this process, once it has started: what it has made by then stays."""
+"""Garbage collection of a process that has started."""
 
 import ctypes
 import gc
 
+# Objects left by some dozen turns. Python's own 700 are fewer than one turn has in use, so each collection would be in vain.
 _YOUNG_OBJECTS = 10_000
-"""After so many the garbage collector looks: as many as some dozen turns leave behind, where Python's own 700 are less
-than one turn has in use, all of which it then looks at for nothing."""
 
 
 def settle() -> None:
-    """Keep what there is: the garbage collector, stopped or not, runs from now on and never looks at that again.
-
-    Memory that was freed on the way goes back to the system, where the C library is one that keeps it for later.
-    """
+    """Exclude existing objects from garbage collection, return freed memory, and start the collector."""
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     gc.enable()

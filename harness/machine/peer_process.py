@@ -1,17 +1,14 @@
-"""The process behind a TCP connection whose two ends are on this machine, from what the kernel says in `/proc`.
+"""The process behind a TCP connection between two sockets of this machine, from `/proc`.
 
-Addresses and ports name the client's socket (`/proc/net/tcp`, `tcp6`), and that its owner (`/proc/PID/fd`): of forks
-that share it, the eldest. A *program* is the file that runs and, where that is an interpreter, the script: two scripts
-of one Python are two programs. A fork, or a child of Python's `multiprocessing`, is its parent's program. Arguments are
-no part of it, and code among them (`-c`) only as a digest.
+Ports identify the client's socket (`/proc/net/tcp`, `tcp6`), and that its owner (`/proc/PID/fd`), the eldest of forks
+that share it. A *program* is the running file and, for an interpreter, the script, without arguments; inline code
+(`-c`) as a digest. A fork or `multiprocessing` child counts as its parent's program.
 
-Nothing is seen of a client on another machine, in another network or process namespace (a container), of another user
-unless this one is root, of one that forbids it (`PR_SET_DUMPABLE`), or that has gone. A process can forge what it says
-of its script, but not the file that runs, its start and its ancestors.
+Invisible are clients on other machines, in other namespaces, of other users unless we are root, or with
+`PR_SET_DUMPABLE` off. A process can forge its script, but not its file, start and ancestors.
 
-Run as `python -I -S peer_process.py PARENT_PID` by `PeerProcesses`, for which it uses the standard library only: a look
-at thousands of descriptors is as many system calls, after each of which a thread of the server would wait for the
-interpreter that the event loop holds.
+Runs as `python -I -S peer_process.py PARENT_PID`, standard library only: in the server, each of thousands of system
+calls would wait for the interpreter lock.
 """
 
 import json
@@ -49,25 +46,25 @@ class Ends(NamedTuple):
     server: str
     server_port: int
     likely: int = 0
-    """A process to look at first; 0 for none."""
+    """Process to check first; 0 for none."""
 
     @property
     def is_local(self) -> bool:
-        """Whether both ends are on this machine: on its loopback interface, or at one address."""
+        """True if both ends are on this machine: loopback, or one address."""
         client = _packed(self.client)
         return client == _packed(self.server) or client[:1] == b"\x7f"
 
 
 class PeerProcess(NamedTuple):
-    """One process, for ever."""
+    """Identity of a process."""
 
     id: str
-    """Process id, and clock ticks between the boot and its start."""
+    """Process id, and clock ticks from boot to start."""
     program: str
     began_at: float
     """Unix seconds, at the end of the tick."""
     ancestors: list[str]
-    """Their ids, its parent's first. The leader of its session is one of them, whoever its parent is by now."""
+    """Ids, parent first, including the session leader."""
 
 
 class _Stat(NamedTuple):
@@ -78,14 +75,13 @@ class _Stat(NamedTuple):
 
 
 def find_processes(connections: Sequence[Ends]) -> list[PeerProcess | None]:
-    """The processes of the clients; None of each that cannot be seen."""
+    """Find the clients' processes; None for invisible ones."""
     sockets = [f"socket:[{inode}]" if inode else "" for inode in _find_inodes(connections)]
     owners = _find_owners(set(filter(None, sockets)), {each.likely for each in connections} - {0})
     return [_describe(owners[link]) if link in owners else None for link in sockets]
 
 
 def _find_inodes(connections: Sequence[Ends]) -> list[str]:
-    """The inode of each client's socket; empty where there is none."""
     inodes = [""] * len(connections)
     for size, path in _TABLES.items():
         if not all(inodes):
@@ -105,20 +101,18 @@ def _find_inode(table: bytes, size: int, ends: Ends) -> str:
 
 
 def _packed(address: str) -> bytes:
-    """The bytes of an address; four of one that IPv6 maps."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address.partition("%")[0])
     return packed.removeprefix(_MAPPED)
 
 
 def _words(address: str, size: int) -> str:
-    """The address as a table with addresses of `size` bytes has it: words in the byte order of the machine."""
+    # The tables print 32-bit words in the machine's byte order.
     packed = _packed(address)
     packed = packed if len(packed) == size else _MAPPED + packed
     return "".join(f"{int.from_bytes(packed[at : at + 4], sys.byteorder):08X}" for at in range(0, len(packed), 4))
 
 
 def _find_owners(links: set[str], likely: set[int]) -> dict[str, int]:
-    """The first process of each of the sockets `links`, where it can be seen; young processes are looked at first."""
     found: dict[str, int] = {}
     for pid in chain(likely, _young_first()):
         if len(found) == len(links):
@@ -137,7 +131,7 @@ def _young_first() -> Iterator[int]:
 
 
 def _eldest(pid: int, descriptor: str, link: str) -> int:
-    """The first of the forks down to `pid` that share the socket: each has it under the same number."""
+    # Forks that share the socket have it under the same number.
     with suppress(OSError):
         while str(Path(f"/proc/{_stat(pid).parent}/fd/{descriptor}").readlink()) == link:
             pid = _stat(pid).parent
@@ -192,7 +186,7 @@ def _command(pid: int) -> list[str]:
 
 
 def _find_script(words: Sequence[str]) -> tuple[str, str]:
-    """What an interpreter runs, and the option in front of that; a wrong guess is the same for the same command."""
+    # Guesses option and script; a wrong guess is at least the same for the same command.
     rest = iter(words[1:])
     for word in rest:
         if _WITH_CODE.fullmatch(word):
@@ -209,7 +203,7 @@ def _digest(text: str) -> str:
 
 
 def main(parent: int) -> None:
-    """Answer lines of `Ends` with lines of processes until the input ends; a fork of `parent` may keep it open."""
+    """Answer lines of `Ends` until the input ends or `parent` is gone."""
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], PARENT_CHECK_S)[0]:
             line = sys.stdin.readline()  # the only one: the next one comes after its answer

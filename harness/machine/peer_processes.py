@@ -1,7 +1,6 @@
-"""Looks up the processes behind connections beside the event loop: many at a time, in a process that does only that.
+"""Look up processes behind connections in a helper process (`peer_process.py`), beside the event loop.
 
-Its program is `peer_process.py`; `open` starts it, and the next question does so again when it was killed. While it
-looks, further questions gather, and are answered by its next look.
+Questions that arrive during a lookup are batched into the next. A killed helper is restarted.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from harness.machine import peer_process
 from harness.machine.peer_process import Ends, PeerProcess
 
 LOOK_S = 5.0
-"""For a look at everything; one that takes longer (a process that the kernel holds) finds nothing."""
+"""Time limit of a lookup; a process stuck in the kernel finds nothing."""
 
 _SOCKETS = Path("/proc/net/tcp")
 _answers = msgspec.json.Decoder(list[PeerProcess | None])
@@ -28,15 +27,13 @@ _answers = msgspec.json.Decoder(list[PeerProcess | None])
 
 @dataclass(slots=True)
 class Peer:
-    """The other end of a connection."""
-
     ends: Ends
     process: asyncio.Future[PeerProcess | None] | None = None
-    """What was found, or will be; None as long as nobody has asked."""
+    """Result of the lookup; None before the first request."""
 
 
 class PeerProcesses:
-    """The processes behind the connections of one server."""
+    """Processes behind one server's connections."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="peer-processes")
@@ -45,12 +42,12 @@ class PeerProcesses:
         self._program: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
-        """Start the program beside the event loop, so that the first client does not wait for it."""
+        """Start the helper early, so that the first client does not wait."""
         if _SOCKETS.exists():
             self._executor.submit(self._ask, [])
 
     def find(self, ends: Ends) -> asyncio.Future[PeerProcess | None]:
-        """Begin to look up a client's process, which is None where it cannot be seen."""
+        """Begin to look up a client's process; the result is None if invisible."""
         found: asyncio.Future[PeerProcess | None] = asyncio.get_running_loop().create_future()
         if self._is_closed or not ends.is_local or not _SOCKETS.exists():
             found.set_result(None)
@@ -61,7 +58,7 @@ class PeerProcesses:
         return found
 
     async def close(self) -> None:
-        """Answer nothing more, and end the program."""
+        """Answer nothing more, and end the helper."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._executor, self._stop)
         self._executor.shutdown(wait=False)

@@ -1,9 +1,8 @@
-"""A process group as the kernel knows it: who of it still runs, and what of it waits to be waited for.
+"""Process groups: members that still run, and zombies.
 
-A process that has ended stays in its group, as a zombie, until its parent waits for it, and a signal to the group goes
-on to reach it. Orphans get a new parent: the first process of a container, or the nearest subreaper. When that is us,
-nobody else waits for them, so `reap` does; when it is a process that waits for nobody (`sleep`, a program that is no
-init), zombies stay for good. A group of zombies therefore counts as gone; where there is no `/proc`, as there.
+An ended process stays in its group as a zombie until its parent waits for it, and signals to the group still reach it.
+Orphans get a new parent, such as a container's first process. If that is us, `reap` waits for them; if it never waits
+(`sleep`), zombies stay forever. So a group of zombies counts as gone, if there is a `/proc`.
 """
 
 import os
@@ -20,22 +19,22 @@ _KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """The state of a process, from `/proc/PID/stat`."""
+    """State of a process, from `/proc/PID/stat`."""
 
     state: str
     group: int
     threads: int
     started: int
-    """Clock ticks between the boot and its start."""
+    """Clock ticks from boot to start."""
 
     @property
     def has_ended(self) -> bool:
-        """It only waits to be waited for. While other threads of it are on their way out it still holds its port."""
+        """True for a zombie without threads; one whose threads still exit holds its port."""
         return self.state == "Z" and self.threads <= 1
 
 
 def stat_of(pid: int) -> ProcessStat:
-    """The state of process `pid`. Raises `ProcessLookupError`."""
+    """Read a process's state. Raises `ProcessLookupError`."""
     try:
         content = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -45,7 +44,7 @@ def stat_of(pid: int) -> ProcessStat:
 
 
 def running_members(group: int) -> dict[int, ProcessStat]:
-    """The processes of `group` that have not ended, by process id. Looks at every process of the machine."""
+    """Return running processes of `group` by id; scans every process."""
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -57,7 +56,7 @@ def running_members(group: int) -> dict[int, ProcessStat]:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to all of `group`; whether it still had a process that may be signaled, zombies included."""
+    """Signal a group. Return False if it has no process left, zombies included."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -66,10 +65,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def end_group(group: int, *, grace_s: float) -> None:
-    """SIGTERM to every process of `group`, SIGKILL to what is left after `grace_s`; returns when nothing is. Blocks.
-
-    The caller knows whose group it is.
-    """
+    """Send SIGTERM to `group`, SIGKILL after `grace_s`, and block until it is gone."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
         signal_group(group, number)
         deadline = time.monotonic() + wait_s
@@ -80,16 +76,16 @@ def end_group(group: int, *, grace_s: float) -> None:
 
 
 def is_gone(group: int) -> bool:
-    """Whether nothing of `group` runs any more; orphans of it that have ended are reaped.
+    """Return True if no process of `group` runs, and reap its orphans.
 
-    Its leader must have been waited for already: this would take its exit code away from who waits for it.
+    The caller must have awaited the leader, or this takes its exit code.
     """
     reap(group)
     return not signal_group(group, 0) or (_PROC.is_dir() and not running_members(group))
 
 
 def reap(group: int) -> None:
-    """Wait for every child of this process that belonged to `group` and has ended; for none that runs."""
+    """Reap ended children of this process in `group`."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

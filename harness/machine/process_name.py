@@ -1,7 +1,6 @@
-"""Which process a number means, from what the kernel says in `/proc`, and how one begins that is not lost before.
+"""Process identity, and processes held back until they are recorded.
 
-A process id comes back as somebody else's. A process is therefore named by its id, the tick it was started at and the
-boot that tick counts from, and nothing is signaled that is not still the process of that name.
+Process ids are reused. So a process is identified by id, start tick and boot, and only a matching one is signaled.
 """
 
 import os
@@ -15,25 +14,25 @@ from typing import NamedTuple
 from harness.machine.process_group import running_members, stat_of
 
 WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
-"""A shell's program: becomes the command in its arguments when it reads a line, ends without one; see `spawn_held`."""
+"""Shell program that becomes its arguments' command on a line of input, and exits at end of input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """One process of this machine, for ever."""
+    """Unique name of a process on this machine."""
 
     pid: int
     started: int
-    """Clock ticks between the boot and its start."""
+    """Clock ticks from boot to start."""
     boot: str
 
     @classmethod
     def of(cls, pid: int) -> "ProcessName":
-        """The name of the running process `pid`. Raises `ProcessLookupError`."""
+        """Return the name of a running process. Raises `ProcessLookupError`."""
         return cls(pid, stat_of(pid).started, _boot())
 
     def is_alive(self) -> bool:
-        """Whether this very process still runs; one that has ended and was not waited for does not."""
+        """Return True while this process runs; a zombie does not."""
         try:
             stat = stat_of(self.pid)
         except ProcessLookupError:
@@ -41,25 +40,24 @@ class ProcessName:
         return (stat.started, _boot()) == (self.started, self.boot) and not stat.has_ended
 
     def is_in(self, group: int) -> bool:
-        """Whether this very process runs and belongs to `group`."""
+        """Return True if this process runs and belongs to `group`."""
         with suppress(ProcessLookupError):
             return self.is_alive() and stat_of(self.pid).group == group
         return False
 
 
 class HeldProcess(NamedTuple):
-    """The first process of a group, which has not become the program yet."""
+    """First process of a group, not yet running its program."""
 
     pid: int
     gate: int
-    """A descriptor: a line written to it starts the program, closing it without ends the process."""
+    """Descriptor; a line starts the program, closing it ends the process."""
 
 
 def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path) -> HeldProcess:
-    """A process in a session and a group of its own that will run `command`; what it prints goes to `log`.
+    """Start a process, in its own session and group, that will run `command`, logging to `log`.
 
-    The caller closes the gate, and waits for the process if it stays to see its end. Not a `Popen`, which complains
-    when it is forgotten: a server may outlive the program that started it.
+    The caller closes the gate.
     """
     start_line, gate = os.pipe()
     try:
@@ -69,7 +67,8 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
             (os.POSIX_SPAWN_DUP2, 1, 2),
         )
         shell = ("/bin/sh", "-c", f"cd / && {WAIT_FOR_START}", "sh", *command)
-        ours = (signal.SIGPIPE,)  # Python ignores it, the server does not inherit that
+        ours = (signal.SIGPIPE,)  # Python ignores it; the server must not inherit that
+        # No `Popen`, which warns when it is dropped: a server may outlive this program.
         pid = os.posix_spawn(shell[0], shell, environment, file_actions=actions, setsid=True, setsigdef=ours)
         return HeldProcess(pid, gate)
     except BaseException:
@@ -80,7 +79,7 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
 
 
 def members(group: int) -> list[ProcessName]:
-    """The running processes of `group`."""
+    """Return the running processes of `group`."""
     return [ProcessName(pid, stat.started, _boot()) for pid, stat in running_members(group).items()]
 
 

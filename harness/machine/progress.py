@@ -1,27 +1,27 @@
-"""How fetching a model reports where it is; drawing it is the caller's business."""
+"""Progress reports of fetching a model."""
 
 from enum import StrEnum
 from typing import Protocol
 
 
 class FetchPhase(StrEnum):
-    """The work that is being done, in the order in which it happens."""
+    """Phases, in order."""
 
     WAIT = "wait"
     """Another process is fetching the same model."""
     VERIFY = "verify"
-    """Comparing the files in the cache with their checksums."""
+    """Checking files in the cache."""
     DOWNLOAD = "download"
     EXTRACT = "extract"
     CONVERT = "convert"
 
 
 class FetchProgress(Protocol):
-    """Called from the thread that fetches, often; must return quickly and must not raise."""
+    """Callback of the fetching thread; must return quickly and not raise."""
 
     def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
-        """`done` of `total` bytes of `phase` are behind us; `total` is 0 where no amount is known."""
+        """Report `done` of `total` bytes; `total` is 0 if unknown."""
 
 
 def silent(phase: FetchPhase, done: int, total: int) -> None:
-    """A `FetchProgress` that nobody watches."""
+    """Report nothing."""

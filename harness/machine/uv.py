@@ -1,7 +1,7 @@
-"""Runs uv, which builds the environments of agents, engines and gateways, and other installers.
+"""Run uv and other installers.
 
-Building a package runs its code, so uv gets the part of our environment that installers need, and no token of ours.
-No installer outlives the process that waits for it.
+Building a package runs its code, so installers get only the variables that they need, and no token of ours. No
+installer outlives the process that waits for it.
 """
 
 import asyncio
@@ -29,28 +29,25 @@ class Ended(NamedTuple):
 
     code: int
     output: str
-    """Its standard output."""
+    """Standard output."""
     messages: str
-    """Its standard error."""
+    """Standard error."""
 
 
 def pip_command() -> list[str]:
-    """The beginning of a command of pip, for this interpreter: its own, or uv's where there is none (uv makes such)."""
+    """Return a pip command for this interpreter: its own, or uv's if it has none."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     return [uv.find_uv_bin(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
 
 
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
-    """The output of uv, stripped; raises `failure` with the end of its messages, and when it takes too long.
-
-    A `deadline_s` of None leaves the bound to the caller.
-    """
+    """Return uv's output, stripped. Raises `failure`, with the end of its messages, or `LaneError` for a timeout."""
     return _require_success(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
 
 
 def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
-    """Like `run_uv`, for those who have no event loop."""
+    """Do as `run_uv`, without an event loop."""
     command = [uv.find_uv_bin(), *arguments]
     environment = for_installers(os.environ)
     try:
@@ -61,14 +58,14 @@ def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
 
 
 async def try_uv(*arguments: str, deadline_s: float) -> Ended:
-    """How uv ended."""
+    """Run uv to its end."""
     return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
 
 
 async def run(
     *command: str, deadline_s: float | None, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
-    """How an installer ended, `LaneError` when it does not within `deadline_s`; `env` in the place of its variables."""
+    """Run an installer. `env` replaces its variables. Raises `LaneError` after `deadline_s`."""
     async with AsyncExitStack() as stack:
         watchdog = Watchdog()
         stack.push_async_callback(watchdog.close)
@@ -81,14 +78,14 @@ async def run(
             cwd=cwd,
             start_new_session=True,
         )
-        watchdog.watch(process.pid)  # an installer that nobody waits for goes on writing where the next one works
+        watchdog.watch(process.pid)  # an orphaned installer would go on writing where the next one works
         try:
             async with asyncio.timeout(deadline_s):
                 output, messages = await process.communicate()
         except TimeoutError:
             raise _late(command, deadline_s) from None
         finally:
-            if process.returncode is None:  # nothing of it is left, what it started included
+            if process.returncode is None:  # leave nothing of it, its children included
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.communicate()

@@ -1,10 +1,8 @@
-"""Agents do not survive the harness, not even its `kill -9`.
+"""Kill agents when the harness dies, even by `kill -9`.
 
-One small process per manager (`group_reaper.py`) is told of every agent's process group through a pipe. The kernel
-closes the pipe when the harness dies, however it dies, and the watchdog then ends the groups that are still
-registered. Bytes in the pipe outlive their writer, so a registration needs no answer. A watchdog that nobody closes or
-holds any more, as those of a loop that was closed, ends in the same way.
-A process that left its group by itself (`setsid`) is out of reach.
+A small process per manager (`group_reaper.py`) learns every agent's process group through a pipe. The kernel closes the
+pipe when the harness dies, and the watchdog kills the groups still registered. Bytes in the pipe outlive their writer,
+so a registration needs no answer. A process that leaves its group (`setsid`) escapes.
 """
 
 import asyncio
@@ -28,7 +26,7 @@ _log = get_logger(__name__)
 
 
 class Watchdog:
-    """Keeps the watchdog process and the set of groups it answers for."""
+    """The watchdog process and the groups that it watches."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -36,21 +34,21 @@ class Watchdog:
 
     @property
     def pid(self) -> int:
-        """Process id of the watchdog itself."""
+        """Process id of the watchdog."""
         return self._process.pid
 
     def watch(self, group: int) -> None:
-        """From now on `group` dies with this process."""
+        """Kill `group` when this process dies."""
         self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """`group` is gone; its number may come back as somebody else's."""
+        """Forget `group`, which is gone: its number may be reused."""
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
     async def close(self) -> None:
-        """End every group that is still registered and the watchdog with them."""
+        """End the watchdog and every group still registered."""
         self._at_loss.detach()
         _close_input(self._process)
         try:
@@ -69,7 +67,7 @@ class Watchdog:
     def _tell(self, line: str) -> None:
         try:
             self._write(line)
-        except BrokenPipeError:  # somebody killed the watchdog: another one is told everything
+        except BrokenPipeError:  # the watchdog was killed: register everything with a new one
             _log.warning(WATCHDOG_REPLACED, pid=self.pid, groups=len(self._groups))
             _close_input(self._process)
             self._process.wait()

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, Phase, settings
 from harness.machine.log import ROOT
 
 pytest_plugins = (
+    "tests.shallow_model",  # first, for others import from it
     "tests.installed_harness",
     "tests.local_model",
     "tests.processes.fixtures",
     "tests.real_engines",
     "tests.real_gateways",
-    "tests.shallow_model",
     "tests.workers",
 )
 

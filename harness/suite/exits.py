@@ -1,8 +1,4 @@
-"""How a command ends, as a process exit code: the one place where these numbers are written down.
-
-The numbers follow pytest where it has one. A failed check, a broken tool and a wrong command line are different
-things to whoever reads the code, a script that retries infrastructure failures first of all.
-"""
+"""Exit codes of every command, following pytest where it has one."""
 
 from enum import IntEnum
 
@@ -27,26 +23,23 @@ from harness.errors import (
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command."""
-
+    # A script can retry infrastructure failures alone.
     PASSED = 0
-    """It did what was asked, and every check held."""
     CHECKS_FAILED = 1
-    """The run is complete, a check of a scenario does not hold."""
+    """The run is complete, but a check failed."""
     INTERRUPTED = 2
-    """Stopped by Ctrl+C or SIGTERM; a run can be resumed."""
+    """Ctrl+C or SIGTERM; a run can be resumed."""
     INTERNAL = 3
-    """A bug of the harness, an unbalanced ledger included."""
+    """A bug of the harness, such as an unbalanced ledger."""
     USAGE = 4
-    """The command line or a file it names is wrong; nothing was run."""
+    """Wrong command line or file; nothing ran."""
     NOTHING_SELECTED = 5
-    """There is no scenario where one was looked for."""
     INFRASTRUCTURE = 6
-    """An engine, a model, the disk or an agent's environment failed; the same command may pass later."""
+    """An engine, model, disk or environment failed; a retry may pass."""
 
 
 class NothingSelected(ScenarioError):
-    """A suite holds no scenario."""
+    """No scenario was found."""
 
 
 _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
@@ -70,5 +63,6 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
 
 
 def exit_code_of(error: HarnessError) -> ExitCode:
-    """The exit code of a command that ended with `error`; the first class that fits decides."""
+    """Return the exit code for `error`."""
+    # First match wins: `NothingSelected` is a `ScenarioError`, so it stands above it.
     return next((code for kind, code in _EXITS if isinstance(error, kind)), ExitCode.INTERNAL)

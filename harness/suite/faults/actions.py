@@ -1,12 +1,8 @@
-"""The actions of faults: each has an immediate effect and, for some, a rest that takes time and an undoing.
+"""Actions of faults: an immediate effect and, for some, a rest that takes time and an undo.
 
-The turn that triggered a fault waits for the immediate effect, so that it does not outrun its fault. The rest (a gate
-that stays shut, an engine that is gone, the end of an abort) runs beside the sessions. The undoing comes after it, also
-when it is cut short.
-
-An undoing acts on the targets that the effect found, not on those of the moment: a stopped agent is continued also
-while the server is gone. An action that finds nothing left to act on, and an undoing that no longer reaches its
-targets, raise: the run reports both as problems of the fault.
+The triggering turn waits for the immediate effect, so it cannot outrun its fault. The rest (a closed gate, a dead
+engine, the end of an abort) runs beside the sessions. The undo always follows and acts on the effect's targets: a
+stopped agent continues even if the server is gone. Actions and undos without targets raise, as problems of the fault.
 """
 
 import asyncio
@@ -31,18 +27,18 @@ from harness.suite.scenarios.fault import ON_THE_NETWORK, Action, Fault
 
 _GATE_S = 60.0
 _AGENTS_S = 2.0
-"""Time that agents get to end by themselves when a rollout is ended."""
-# A slow machine is no fault that a scenario has asked for: only what hangs comes to the end of these.
+"""Seconds for agents to end by themselves."""
+# Long enough for a slow machine, which is not a fault of the scenario. Only hangs exhaust these.
 _BUDGET = AbortBudget(drain_s=_GATE_S, engines_s=60.0, collect_s=120.0, resume_s=_GATE_S, total_s=400.0)
 _UNDO_S = START_S + _GATE_S
-"""Enough for an engine server to be started again."""
+"""Enough to restart an engine server."""
 
 Later = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The immediate effect of an action, in words, and the parts of the action that are left to do."""
+    """An action's immediate effect, in words, and what is left to do."""
 
     did: str
     rest: Later | None = None
@@ -50,7 +46,7 @@ class Effect:
     """Runs after `rest`, however that ends."""
 
     async def finish(self) -> None:
-        """Do the rest and the undoing."""
+        """Run the rest and the undo."""
         try:
             if self.rest is not None:
                 await self.rest()
@@ -61,24 +57,21 @@ class Effect:
 
 
 class Moment(NamedTuple):
-    """A fault that is due, and its trigger."""
+    """A due fault and its trigger."""
 
     fault: Fault
     session: int | None
-    """The session whose turn triggered it; None when the clock did."""
+    """None for the clock."""
     call: EngineCall | None
-    """The request of that turn."""
+    """Request of that turn."""
 
     async def last(self) -> None:
-        """Wait as long as the fault lasts."""
+        """Wait for the fault's duration."""
         await asyncio.sleep(self.fault.seconds or 0)
 
 
 class Roster:
-    """The sessions of `scenario`, by id and by position.
-
-    Their rollouts are numbered from `first` on; `seeds` are theirs, by position.
-    """
+    """A scenario's sessions by id and position. Its rollouts are numbered from `first`."""
 
     def __init__(self, scenario: str, server: KillableServer, first: int, seeds: Mapping[int, int]) -> None:
         self.scenario = scenario
@@ -88,35 +81,35 @@ class Roster:
         self._seen: dict[str, int] = {}
 
     def present(self) -> dict[str, int]:
-        """The sessions that are open now; none while the server is gone."""
+        """Return open sessions and their positions; none while the server is gone."""
         there = {each: self.position_of(number) for each, number in self._server.open_sessions.items()}
         mine = {session_id: position for session_id, position in there.items() if position in self.seeds}
         self._seen |= mine
         return mine
 
     def position_of(self, number: int) -> int:
-        """The position of rollout `number` of the run."""
+        """Convert a rollout's number to its position."""
         return number - self._first
 
     def position(self, session_id: str) -> int | None:
-        """The position of a session, also when it has ended; None when it belongs to no rollout of the scenario."""
+        """Return a session's position, even if ended; None for other sessions."""
         if session_id not in self._seen:
             self.present()
         return self._seen.get(session_id)
 
 
 class Rollouts:
-    """The rollouts that run, so that an action can end them all; none begins while that goes on."""
+    """Running rollouts, which an action can end while blocking new ones."""
 
     def __init__(self) -> None:
         self.running: dict[asyncio.Task[Rollout], int] = {}
-        """Each with the position of its session."""
+        """Positions of their sessions."""
         self.may_begin = asyncio.Event()
         self.may_begin.set()
 
 
 class Actions:
-    """The actions on one scenario."""
+    """Actions on one scenario."""
 
     def __init__(self, seams: Seams, manager: SessionManager, roster: Roster, rollouts: Rollouts) -> None:
         self._seams = seams
@@ -138,11 +131,11 @@ class Actions:
         }
 
     async def apply(self, moment: Moment) -> Effect:
-        """Do the immediate part of the fault's action. Raises `HarnessError` when it cannot be done."""
+        """Apply an action's immediate part. Raises `HarnessError`."""
         return await self._table[moment.fault.action](moment)
 
     def take_armed(self, session: int) -> Sequence[NetworkFault]:
-        """Remove and return the faults that wait for the next request of `session`."""
+        """Return, once, the faults armed for the session's next request."""
         return self._armed.pop(session, ())
 
     # On everything
@@ -249,11 +242,11 @@ class Actions:
         return Effect(f"the next request of {_count(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
-        """Send a signal to the agents of `session_ids`; returns the sessions whose agents it reached."""
+        """Signal agents. Returns the sessions reached."""
         return [session_id for session_id in session_ids if self._manager.signal_agent(session_id, number)]
 
     def _targets(self, moment: Moment) -> dict[str, int]:
-        """The session that triggered the fault or, when the clock did, all that it names; ids and positions."""
+        """Return the triggering session or, for the clock, all open sessions that the fault names."""
         if moment.call is not None and moment.session is not None:
             return {moment.call.session_id: moment.session}
         present = self._roster.present().items()

@@ -1,8 +1,6 @@
-"""The side of a session server that agents see: the errors they are told, and requests that arrive more than once.
+"""Agents' side of a session server: an ASGI wrapper that records errors, repeats requests and drops calls.
 
-An ASGI application around that of the server. It keeps every answer that is no success, so that a report can say what
-an agent was told, repeats a request byte for byte, and can give up everything that is being answered, as a process does
-that is killed. Requests and answers pass through unchanged.
+Repeats are byte for byte; dropped calls end as in a killed process. Everything else passes unchanged.
 """
 
 import asyncio
@@ -23,13 +21,13 @@ _CALL_PATHS = tuple(dialect.path for dialect in DIALECTS)
 
 
 class ErrorAnswer(NamedTuple):
-    """An answer to a model call that is no success."""
+    """An error answer to a model call."""
 
     at: float
-    """On the monotonic clock."""
+    """Monotonic time."""
     session_id: str
     words: str
-    """Status and code, `404 session_closed`."""
+    """Status and code: `404 session_closed`."""
 
 
 class _Code(msgspec.Struct, frozen=True):
@@ -42,7 +40,7 @@ class _RefusalBody(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class _Arrival:
-    """One arrival of a model call, over a `Connection` of its own as the application sees it."""
+    """One arrival of a model call, with its own `Connection`."""
 
     arrived_in: Scope
     body: bytes
@@ -58,8 +56,9 @@ class _Arrival:
         self.scope = {**self.arrived_in, "state": {**self.arrived_in.get("state", {}), CONNECTION: self}}
 
     def leave(self) -> None:
-        """The client closes the connection. The application hears of that a round later; a retry may be quicker."""
+        """Close the client's side."""
         self._has_left.set()
+        # The application notices a lost connection one loop iteration later; a retry may be faster.
         asyncio.get_running_loop().call_soon(self._tell_lost)
 
     def _tell_lost(self) -> None:
@@ -67,7 +66,7 @@ class _Arrival:
             self.on_lost()
 
     async def receive(self) -> Message:
-        """The body, once; then the end of the connection."""
+        """Return the body, then a disconnect when the client leaves."""
         if not self._was_read:
             self._was_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
@@ -75,7 +74,7 @@ class _Arrival:
         return {"type": "http.disconnect"}
 
     async def answer(self, message: Message) -> None:
-        """Hand on a part of the answer, unless nobody reads it."""
+        """Forward a part of the answer unless the client left."""
         if not self.is_lost:
             self.has_answered = True
             await self.send(message)
@@ -87,7 +86,7 @@ class _Arrival:
 
     @property
     def on_reset(self) -> Callable[[], None] | None:
-        """See `Connection`; the agent's own connection is the one that can be reset."""
+        """See `Connection`. Only the agent's connection can be reset."""
         return None if self._carrier is None else self._carrier.on_reset
 
     @on_reset.setter
@@ -105,17 +104,17 @@ class _Arrival:
 
 
 class AgentSeam:
-    """Stands between agents and the session server of a scenario with faults."""
+    """Wrapper of the session server."""
 
     def __init__(self) -> None:
         self.error_answers: list[ErrorAnswer] = []
         self._repetitions: defaultdict[str, list[asyncio.Event]] = defaultdict(list)
-        """For each model call of a session that is under way, the event that makes it arrive again."""
+        """Repeat events of model calls under way, by session."""
         self._answering: set[asyncio.Task[None]] = set()
         self._dropped: set[asyncio.Task[None]] = set()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """`app` with this seam in front of it."""
+        """Wrap `app`."""
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             task = asyncio.current_task()
@@ -126,7 +125,8 @@ class AgentSeam:
             except asyncio.CancelledError:
                 if task not in self._dropped:
                     raise
-                task.uncancel()  # the process would be gone: there is nobody to be told of a cancellation
+                # A killed process reports nothing, so the cancellation must not propagate.
+                task.uncancel()
             finally:
                 self._answering.discard(task)
                 self._dropped.discard(task)
@@ -134,14 +134,14 @@ class AgentSeam:
         return handle
 
     def repeat(self, session_id: str) -> int:
-        """Make the model calls of the session that are under way arrive again; returns how many there are."""
+        """Repeat a session's calls under way. Returns their number."""
         repetitions = self._repetitions[session_id]
         for repetition in repetitions:
             repetition.set()
         return len(repetitions)
 
     def drop(self) -> None:
-        """Give up every request that is being answered; nobody is told."""
+        """Cancel every call under way without an answer."""
         for task in list(self._answering):
             self._dropped.add(task)
             task.cancel()
@@ -168,7 +168,7 @@ class AgentSeam:
             self._repetitions[session_id].remove(repetition)
 
     def _keep_errors(self, session_id: str, send: Send) -> Send:
-        """`send`, which also keeps the answers that are no success."""
+        """Wrap `send` to record error answers."""
         status = HTTPStatus.OK.value
 
         async def keep_and_send(message: Message) -> None:
@@ -188,7 +188,7 @@ class AgentSeam:
 
 
 async def _answer(app: ASGIApp, first: _Arrival, repetition: asyncio.Event, receive: Receive) -> None:
-    """Have `app` answer `first`; when the call is repeated before that, the agent gets the repetition's answer."""
+    """Answer a call; if repeated before its answer begins, by the repetition's answer."""
     arrivals = [first]
 
     async def watch() -> None:
@@ -207,7 +207,7 @@ async def _answer(app: ASGIApp, first: _Arrival, repetition: asyncio.Event, rece
             await asyncio.wait({answered, repeated}, return_when=asyncio.FIRST_COMPLETED)
             if not answered.done() and not first.has_answered:
                 arrivals.append(_Arrival(first.arrived_in, first.body, first.send))
-                first.leave()  # as a client does that timed out
+                first.leave()  # like a client that timed out
                 await answer(arrivals[-1])
             await asyncio.wait({answered})
         finally:

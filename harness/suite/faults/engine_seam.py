@@ -1,12 +1,9 @@
-"""A `TokenProvider` that sees every request of a scenario with faults, and applies the faults of the network.
+"""A `TokenProvider` that shows requests to a `Watcher` and applies network faults.
 
-A request meets the errors that a provider makes of a broken server, at the same places. Where a real proxy stands
-between the provider and its server (`network.py`), the proxy breaks the request and the provider draws its own
-conclusions. This module decides nothing: a `Watcher` is told of every request and every token, and adds faults to the
-request.
+Faults raise what a real provider raises for a broken server, at the same places. With a proxy (`network.py`), the proxy
+breaks the request, and the provider raises.
 
-The ids tell which turn a request belongs to: a request whose prompt is that of a turn which has no whole answer yet
-goes on with that turn, whatever its request id.
+Prompt ids identify turns: a request with the prompt of an unfinished turn continues it, whatever its request id.
 """
 
 import asyncio
@@ -31,37 +28,37 @@ from harness.types import (
 )
 
 DEADLINE_S = 600.0
-"""How long a provider waits for a server that says nothing."""
+"""A provider's patience with a silent server."""
 _IN_THE_ANSWER: frozenset[Action] = frozenset({"cut_connection", "malformed_reply"})
 _KILLED = "the engine was killed, a fault of the scenario"
 
 
 class NetworkFault(NamedTuple):
-    """A fault of one request on its way to the engine or back."""
+    """A fault of a request or its answer."""
 
     action: Action
     seconds: float | None = None
 
 
 class Network(Protocol):
-    """Stands between a provider and its server, and can break a request by its id."""
+    """A breakable network in front of an engine server."""
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
-        """Apply `fault` to the request: at once when it is on its way, else as soon as it comes."""
+        """Apply `fault` to the request, now or on arrival."""
 
     def disarm(self, request_id: str) -> None:
-        """The request is over."""
+        """Forget a finished request."""
 
 
 class TurnCount:
-    """The turns of one session, told apart by their prompts."""
+    """Turns of a session, identified by prompt."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, int] = {}
         self.begun = 0
 
     def begin(self, prompt: bytes) -> tuple[int, bool]:
-        """The turn that a request with `prompt` belongs to, and whether it is its first one."""
+        """Return the turn of a request, and True for its first request."""
         is_new = prompt not in self._open
         if is_new:
             self.begun += 1
@@ -69,36 +66,37 @@ class TurnCount:
         return self._open[prompt], is_new
 
     def end(self, prompt: bytes) -> None:
-        """The turn has its whole answer: the same prompt begins another one."""
+        """End the turn; the same prompt begins a new one."""
         self._open.pop(prompt, None)
 
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """One request under way."""
+    """A request under way."""
 
     request_id: str
     session_id: str
     turn: int
-    """Of its session, from 1."""
+    """From 1."""
     is_first: bool
-    """It is the first request of its turn."""
+    """True for a turn's first request."""
     tokens: int
-    """Sampled so far for the turn's output."""
+    """Tokens of the turn's output so far."""
     faults: list[NetworkFault] = field(default_factory=list)
-    """Faults that are yet to be applied to it, in order."""
+    """To be applied, in order."""
     ends_early: bool = False
-    """The engine ends it as soon as it has begun."""
+    """True if the engine is to end it at once."""
     error: EngineError | None = None
     _scope: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def breakable(self) -> AsyncIterator[None]:
-        """A block that `fail` ends where it waits."""
+        """Run a block that `fail` can interrupt."""
         try:
             async with asyncio.timeout(None) as self._scope:
                 yield
         except TimeoutError:
+            # Only `fail` uses this scope. Another timeout is not ours.
             if self.error is None:
                 raise
             raise self.error from None
@@ -111,24 +109,22 @@ class EngineCall:
 
 
 class Watcher(Protocol):
-    """Decides which faults the requests of a scenario get."""
+    """Decides the faults of a scenario's requests."""
 
     async def on_request(self, call: EngineCall) -> None:
-        """A request is about to go to the engine; returns after the immediate effects of the faults that are due."""
+        """Handle a request before the engine. Returns after the immediate effects of due faults."""
 
     async def on_tokens(self, call: EngineCall) -> None:
-        """A request has come to `call.tokens`; returns like `on_request`."""
+        """Handle `call.tokens`. Returns like `on_request`."""
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        """Whether `on_tokens` has to be called."""
+        """Return True if `on_tokens` must be called."""
 
 
 class FaultyProvider:
-    """`inner` as a scenario with faults meets it. Entering it enters nothing: the engine outlives its session servers.
+    """Wrapper of `inner`, which the caller enters and which outlives session servers.
 
-    Args:
-        inner: The engine, entered by somebody else.
-        network: A real network that applies the faults; without one, the errors of a provider are raised here.
+    Without a `network`, it raises a provider's errors itself.
     """
 
     def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
@@ -137,22 +133,20 @@ class FaultyProvider:
         self._turns: dict[str, TurnCount] = {}
         self.watcher: Watcher | None = None
         self.live: dict[str, EngineCall] = {}
-        """Requests under way, by their id."""
+        """Requests under way, by id."""
         self._is_dead = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the engine."""
         return self._inner.capabilities
 
     @property
     def weight_version(self) -> str:
-        """That of the engine."""
         return self._inner.weight_version
 
     @property
     def workers(self) -> OneWorker:
-        """The engine as one worker, whatever is behind it: its faults are those of the whole."""
+        """One worker: faults hit the engine as a whole."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -164,25 +158,25 @@ class FaultyProvider:
         return None
 
     def turns_begun(self, session_id: str) -> int:
-        """Model calls that the session has made."""
+        """Return the session's number of model calls."""
         return self._turns[session_id].begun if session_id in self._turns else 0
 
     async def abort_early(self, call: EngineCall) -> None:
-        """Have the engine end a request unasked; one that has not reached it ends as soon as it has begun."""
+        """Abort a request in the engine, now or once it has begun."""
         call.ends_early = not await self.abort(call.request_id)
 
     def kill(self) -> None:
-        """The engine dies: what is under way is lost, and nothing is served until `revive`."""
+        """Fail all requests under way, and serve none until `revive`."""
         self._is_dead = True
         for call in list(self.live.values()):
             call.fail(EngineConnectionLost(_KILLED))
 
     def revive(self) -> None:
-        """The engine serves again."""
+        """Serve again."""
         self._is_dead = False
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See `TokenProvider`; faults of the request are raised."""
+        """See `TokenProvider`. Raises the request's faults."""
         if self.watcher is None or request.session_id is None:
             self._require_alive()
             return await self._inner.generate(request)
@@ -194,7 +188,7 @@ class FaultyProvider:
             async with call.breakable():
                 await self.watcher.on_request(call)
                 self._require_alive()
-                # Without a network, a connection breaks, and an answer is malformed, once the tokens have been sampled.
+                # Without a network, raise a broken connection or a malformed answer after the tokens are sampled.
                 later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
                 call.faults = [each for each in call.faults if each not in later]
                 await self._apply_faults(call)
@@ -210,7 +204,7 @@ class FaultyProvider:
         return result
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """That of the engine; a session server asks for whole results, so no fault is looked for here."""
+        """See `TokenProvider`. Without faults: session servers request whole results."""
         return self._inner.stream(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -219,7 +213,7 @@ class FaultyProvider:
         return await self._inner.score(input_ids, start=start, session_id=session_id)
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider`; a request that hangs on the network is not reached."""
+        """See `TokenProvider`; cannot reach requests hanging on the network."""
         self._require_alive()
         return await self._inner.abort(request_id)
 
@@ -250,10 +244,10 @@ class FaultyProvider:
         return await self._inner.health()
 
     async def _sample(self, call: EngineCall, watcher: Watcher, request: GenerationRequest) -> GenerationResult:
-        """The engine's answer; token by token where a fault waits for one."""
+        """Return the engine's result; stream if a fault waits for a token."""
         if not (watcher.counts_tokens(call) or call.ends_early):
             return await self._inner.generate(request)
-        plain = replace(request, on_delta=None, on_ids=None)  # or it would come in pieces of many tokens
+        plain = replace(request, on_delta=None, on_ids=None)  # these make the engine send larger pieces
         pieces = self._inner.stream(plain)
         async with aclosing(pieces):  # type: ignore[type-var]  # every provider's stream is a generator
             async for piece in pieces:
@@ -268,7 +262,7 @@ class FaultyProvider:
         raise EngineConnectionLost("the engine ended a stream without a result")
 
     async def _apply_faults(self, call: EngineCall) -> None:
-        """Have the network break the request; without one, wait for and raise what a provider makes of each fault."""
+        """Arm the network, or raise a provider's error."""
         while call.faults:
             fault = call.faults.pop(0)
             if self._network is not None:

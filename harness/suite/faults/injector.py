@@ -1,12 +1,9 @@
-"""Injects the faults of one scenario: reports events to the timeline, and applies the faults that are due.
+"""Inject a scenario's faults: report events to the timeline, and apply faults that are due.
 
-Two sources report events: model calls (`on_request`, `on_tokens`) and the clock. Each event may make faults due. A
-fault is applied in a task of its own, in two parts: the event's source waits for the immediate effect, so a turn never
-runs ahead of the fault it has triggered, and the rest of the fault takes its time beside the sessions. Faults that one
-event makes due are applied one after the other, in the order of the file.
+Model calls and the clock report events. Their source waits for the fault's immediate effect, so a turn never outruns
+the fault it triggered; the rest runs in a task beside the sessions. Faults due by one event apply in file order.
 
-When the scenario ends, the injector cuts short the rest of every fault and leaves the gate open, the server up and the
-engine as the faults left it; every time that a fault came is then a line of the log.
+The scenario's end cuts the rest short, leaves gate open, server up and engine as it is, and completes the log.
 """
 
 import asyncio
@@ -31,7 +28,7 @@ from harness.suite.scenarios.fault import Fault
 
 
 class FaultInjector:
-    """The faults of one scenario while it runs; the `Watcher` of its engine requests."""
+    """Faults of a running scenario; the `Watcher` of its requests."""
 
     def __init__(
         self,
@@ -57,7 +54,7 @@ class FaultInjector:
 
     @asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
-        """Faults come inside the block; nothing of them is left behind it but their lines in the log."""
+        """Inject faults during the block, then complete the log."""
         self._began = time.monotonic()
         before = self._log.read()
         self._seams.engine.watcher = self
@@ -75,19 +72,20 @@ class FaultInjector:
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
             for task in self._applying:
-                task.cancel()  # the rest of a fault; its undoing runs
+                task.cancel()  # the undo still runs
             try:
                 ended = await asyncio.gather(*self._applying, return_exceptions=True)
             finally:
+                # Even if cancelled while undos run.
                 self._log.replace([*before, *map(self._complete, self._firings)])
             bugs = [each for each in ended if isinstance(each, Exception)]
-            if bugs:  # `_apply` keeps every exception that a fault may raise
+            if bugs:  # `_apply` records the errors that a fault may raise
                 raise bugs[0]
 
     # Rollouts
 
     async def run(self, task: AgentTask, number: int) -> Rollout | None:
-        """The rollout of `task`, within reach of `end_rollout`; None when that had to cancel it."""
+        """Run `task` within reach of `end_rollout`. Returns None if that cancelled it."""
         await self._rollouts.may_begin.wait()
         session = self._roster.position_of(number)
         running = asyncio.create_task(self._manager.run(task), name=f"rollout {number}")
@@ -96,6 +94,7 @@ class FaultInjector:
             await asyncio.wait([running])
         finally:
             del self._rollouts.running[running]
+            # True only if this call was cancelled: the rollout must not outlive it.
             if running.cancel():
                 await asyncio.wait([running])
         if running.cancelled():
@@ -104,7 +103,7 @@ class FaultInjector:
         return running.result()
 
     def has_met(self, number: int) -> bool:
-        """Whether a fault came while the rollout ran."""
+        """Return True if a fault fired during the rollout."""
         return self._roster.position_of(number) in self._met
 
     # Events
@@ -131,7 +130,7 @@ class FaultInjector:
     # Faults that are due
 
     async def _fire(self, event: Event, call: EngineCall | None) -> None:
-        """Apply every fault that `event` makes due, one after the other; returns with their immediate effects."""
+        """Apply the faults that `event` makes due. Returns after their immediate effects."""
         for due in self._timeline.after(event):
             fault = self._faults[due.position]
             firing = Firing(
@@ -155,18 +154,16 @@ class FaultInjector:
             await has_applied.wait()
 
     async def _apply(self, position: int, call: EngineCall | None, has_applied: asyncio.Event) -> None:
-        """Carry out the firing at `position`: its immediate effect, then the rest.
-
-        A session may have come while the effect took place: it, and every rollout without a session when the fault is
-        on everything, has met the fault too.
-        """
         firing = self._firings[position]
         fault = self._faults[firing.fault]
         try:
             try:
                 effect = await self._actions.apply(Moment(fault, firing.session, call))
             finally:
+                # Even if the action fails: the triggering turn waits for this.
                 has_applied.set()
+            # Sessions that appeared during the effect met the fault too. If it is on everything, so did rollouts
+            # without a session.
             seen = {bystander.session for bystander in firing.sessions}
             sessions = (*firing.sessions, *(each for each in self._bystanders() if each.session not in seen))
             self._met |= {bystander.session for bystander in sessions}
@@ -189,7 +186,7 @@ class FaultInjector:
         ]
 
     def _complete(self, firing: Firing) -> Firing:
-        """`firing` with the error answers and the end of each of its sessions, and the ledger of all of them."""
+        """Add the sessions' error answers, outcomes and ledgers."""
         later = [each for each in self._seams.agents.error_answers if each.at >= self._began + firing.at_s]
         rollouts: list[Rollout] = []
         completed: list[Bystander] = []

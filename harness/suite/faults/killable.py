@@ -1,7 +1,7 @@
-"""A session server and an engine server that can be killed and started again at the same address.
+"""A session server and an engine server that can be killed and restarted at the same address.
 
-Killed, they are gone with everything in flight: the port refuses, connections are reset, nobody gets an answer. The
-store of a session server is on the disk as a killed process would have left it; the engine outlives the server.
+Killed, the port refuses and connections reset, without answers. The store is as a killed process leaves it; the engine
+outlives the session server.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.tokens.chat_tokenizer import ChatTokenizer
 
-_HANG_UP_S = 0.005  # the loop takes some rounds to lose a connection; until then an answer would find it
+_HANG_UP_S = 0.005  # the loop needs some iterations to drop a connection; until then an answer could reach it
 
 
 class Restartable(ABC):
-    """A context manager: entering starts it, leaving ends it, and its resources are released however it ended."""
+    """Context manager of a restartable server."""
 
     def __init__(self) -> None:
         self._holds = AsyncExitStack()
-        """Its resources while it runs."""
+        """Resources of the running server."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -52,20 +52,20 @@ class Restartable(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Run, after `kill` at the same address."""
+        """Start; after `kill`, at the same address."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """Be gone, without a word to anybody. Idempotent."""
+        """End abruptly. Idempotent."""
 
     async def _release(self) -> None:
-        """Release the resources that the operating system would take back from a dead process."""
+        """Release what the kernel reclaims from a dead process."""
         holds, self._holds = self._holds, AsyncExitStack()
         await holds.aclose()
 
 
 class KillableServer(Restartable):
-    """A session server. The caller enters `engine`; `database` holds the sessions."""
+    """A session server. The caller enters `engine`."""
 
     def __init__(
         self,
@@ -86,28 +86,26 @@ class KillableServer(Restartable):
         self._around = around
         self._running: RunningServer | None = None
         self.url = ""
-        """Valid once it has been entered, whatever happens to it."""
+        """Valid after entry, even while killed."""
 
     @property
     def address(self) -> SessionServerAddress:
-        """Its URL, and the token that opens its admin verbs."""
         return SessionServerAddress(self.url, self._settings.admin_token)
 
     @property
     def is_up(self) -> bool:
-        """Whether it serves now."""
         return self._running is not None
 
     @property
     def open_sessions(self) -> dict[str, int]:
-        """The sessions that it holds, and the number of the rollout that each belongs to."""
+        """Sessions and their rollouts' numbers."""
         if self._running is None:
             return {}
-        in_memory = [each for each in self._running.server.sessions if isinstance(each, Session)]  # it pages none out
+        in_memory = [each for each in self._running.server.sessions if isinstance(each, Session)]  # it evicts none
         return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
 
     async def start(self) -> None:
-        """Serve; see `Restartable.start`."""
+        """See `Restartable.start`."""
         serving = serve(
             self._engine,
             self._chat_tokenizer,
@@ -120,7 +118,7 @@ class KillableServer(Restartable):
         self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
 
     async def kill(self) -> None:
-        """Serve nobody any more, at once."""
+        """See `Restartable.kill`."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -136,7 +134,7 @@ class KillableServer(Restartable):
 
 
 class KillableLane(Restartable):
-    """The engine server of `spec`, started for a run. Raises `LaneError` when it cannot be started."""
+    """An engine server. Raises `LaneError` when it cannot start."""
 
     def __init__(self, spec: LaneSpec, say: Say) -> None:
         super().__init__()
@@ -144,19 +142,20 @@ class KillableLane(Restartable):
         self._say = say
         self._lane: Lane | None = None
         self.provider = ""
-        """The engine's name, once it has been started."""
+        """Engine name, valid after the start."""
         self.url = ""
-        """Where it is, likewise."""
+        """Valid after the start."""
 
     async def start(self) -> None:
-        """Start a server that generates; see `Restartable.start`."""
+        """See `Restartable.start`."""
         self._lane = await self._holds.enter_async_context(open_lane(self._spec, say=self._say))
         self.provider, self.url = self._lane.provider, self._lane.url
         self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)
 
     async def kill(self) -> None:
-        """SIGKILL to all of its processes."""
+        """SIGKILL all processes."""
         if self._lane is not None:
+            # It may have died by itself.
             with suppress(ProcessLookupError):
                 os.killpg(self._lane.group, signal.SIGKILL)
             self._lane = None

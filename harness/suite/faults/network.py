@@ -1,8 +1,7 @@
-"""A network between a provider and its engine servers that can be broken: one proxy on the loopback for each server.
+"""Breakable network before engine servers: a loopback proxy each.
 
-Requests and answers pass unchanged until a fault is armed for the id of a request, which the proxy finds in its body.
-Then the answer is a 500, never comes, breaks off in the middle, is no JSON, or is late; the provider makes of
-that what it can. A network can also die, as a server does: nothing listens, and what was under way is reset.
+A fault is armed for a request id, which the proxy finds in the body. The answer is then a 500, late, broken off, not
+JSON, or never comes. A killed network refuses and resets connections. Otherwise traffic passes unchanged.
 """
 
 import asyncio
@@ -29,12 +28,12 @@ _EVENT = b"data: " + _NO_JSON + b"\n\ndata: [DONE]\n\n"
 
 
 class _Broken(Exception):
-    """The connection has been reset; there is nothing more to do for it."""
+    """The connection was reset."""
 
 
 @dataclass(eq=False, slots=True)
 class _Passage:
-    """One request on its way through."""
+    """A request on its way."""
 
     request: web.Request
     faults: list[NetworkFault] = field(default_factory=list)
@@ -42,20 +41,20 @@ class _Passage:
     _is_cut: bool = False
 
     def is_malformed(self) -> bool:
-        """The rest of the answer is no JSON."""
+        """Return True if the rest must not be JSON."""
         return self._is_malformed
 
     def is_cut(self) -> bool:
-        """The answer breaks off in the middle of the next chunk."""
+        """Return True if the next chunk must break off."""
         return self._is_cut
 
     def reset(self) -> None:
-        """Break the connection to the provider, now."""
+        """Reset the connection to the provider."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
     async def apply_faults(self, *, has_begun: bool) -> web.Response | None:
-        """Apply the faults of the request, in order; returns the answer when a fault is one. Raises `_Broken`."""
+        """Apply faults in order. Returns an answer if a fault is one. Raises `_Broken`."""
         while self.faults:
             fault = self.faults.pop(0)
             match fault.action:
@@ -76,7 +75,7 @@ class _Passage:
 
 
 class FaultProxy:
-    """The proxy in front of `upstream`; a context manager."""
+    """Proxy in front of `upstream`; a context manager."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream.rstrip("/")
@@ -90,7 +89,7 @@ class FaultProxy:
         self._http = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 timeout=timeout,
-                skip_auto_headers=("accept-encoding",),  # whoever asks decides, and what comes is passed on as it is
+                skip_auto_headers=("accept-encoding",),  # pass the client's choice and the answer unchanged
                 auto_decompress=False,
                 trust_env=False,
             )
@@ -110,7 +109,6 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        """Where the provider finds the server."""
         return f"http://{_LOOPBACK}:{self._port}"
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
@@ -128,7 +126,7 @@ class FaultProxy:
         self._armed.pop(request_id, None)
 
     async def kill(self) -> None:
-        """Nothing listens any more, and every connection is reset."""
+        """Stop listening, and reset every connection."""
         assert self._runner.server is not None
         for connection in self._runner.server.connections:
             if connection.transport is not None:
@@ -136,7 +134,7 @@ class FaultProxy:
         await self._site.stop()
 
     async def revive(self) -> None:
-        """Listen, after `kill` at the same address."""
+        """Listen again, at the same address."""
         self._site = web.TCPSite(self._runner, _LOOPBACK, self._port, reuse_address=True)
         await self._site.start()
         self._port = self._runner.addresses[-1][1]
@@ -153,8 +151,9 @@ class FaultProxy:
             return answer or await self._pass_on(request, body, passage)
         except (_Broken, aiohttp.ClientError):
             passage.reset()
-            return web.Response(status=502)  # which nobody gets
+            return web.Response(status=502)  # the connection is gone
         finally:
+            # A retry may have replaced it.
             if self._passages.get(request_id) is passage:
                 del self._passages[request_id]
 
@@ -183,13 +182,13 @@ class FaultProxy:
 
 
 class FaultyNetwork:
-    """The proxies in front of all servers of an engine."""
+    """Proxies in front of an engine's servers."""
 
     def __init__(self, proxies: Sequence[FaultProxy]) -> None:
         self._proxies = proxies
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
-        """See `Network`; the server that gets the request is not known yet."""
+        """See `Network`."""
         for proxy in self._proxies:
             proxy.arm(request_id, fault)
 
@@ -199,17 +198,17 @@ class FaultyNetwork:
             proxy.disarm(request_id)
 
     async def kill(self, first: int | None = None) -> None:
-        """The `first` servers, or all, are out of reach."""
+        """Cut off the `first` servers, or all."""
         await asyncio.gather(*(proxy.kill() for proxy in self._proxies[:first]))
 
     async def revive(self, first: int | None = None) -> None:
-        """They can be reached again."""
+        """Undo `kill`."""
         await asyncio.gather(*(proxy.revive() for proxy in self._proxies[:first]))
 
 
 @asynccontextmanager
 async def open_network(urls: Sequence[str]) -> AsyncIterator[tuple[Sequence[str], FaultyNetwork]]:
-    """The engine servers at `urls` behind proxies: where they are reached then, and the network."""
+    """Yield proxy addresses for `urls`, and their network."""
     async with AsyncExitStack() as stack:
         addresses = [EngineAddress.parse(url) for url in urls]
         proxies = [await stack.enter_async_context(FaultProxy(address.url)) for address in addresses]

@@ -1,7 +1,6 @@
-"""The places of a run where faults can be let in: the engine, its network, the session server, and its agents' side.
+"""Places to inject faults: engine, its network, session server, agents' side.
 
-Open for the time of a block, in front of an engine that is entered and left with it. An engine in this process dies at
-its seam; one behind a network dies as a server does, and its own process with it when the run started it.
+An engine in this process dies at its seam. Behind a network it becomes unreachable, and dies if the run started it.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -21,25 +20,21 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 
 @dataclass(frozen=True, slots=True)
 class EngineServers:
-    """The parts of an engine outside this process.
-
-    Lanes of the run die, and the servers beside them go on; a run without lanes has only the way to its servers, which
-    dies instead.
-    """
+    """Engine servers outside this process."""
 
     network: FaultyNetwork
-    """In front of the lanes, in their order, and then of every other server."""
+    """Proxies of the lanes, in order, then of other servers."""
     lanes: Sequence[KillableLane] = ()
-    """The servers that the run started."""
+    """Servers that the run started."""
 
     async def kill(self) -> None:
-        """Let none of those that can die answer any more."""
+        """Kill the lanes or, without lanes, cut off all servers."""
         await self.network.kill(len(self.lanes) or None)
         for lane in self.lanes:
             await lane.kill()
 
     async def start(self) -> None:
-        """Let them answer again."""
+        """Undo `kill`."""
         for lane in self.lanes:
             await lane.start()
         await self.network.revive(len(self.lanes) or None)
@@ -47,7 +42,7 @@ class EngineServers:
 
 @dataclass(slots=True)
 class Seams:
-    """The places where the faults of a scenario are applied."""
+    """Places to inject a scenario's faults."""
 
     engine: FaultyProvider
     server: KillableServer
@@ -57,7 +52,7 @@ class Seams:
     engine_is_up: bool = True
 
     async def kill_engine(self) -> None:
-        """Let the engine be gone, with everything it was doing."""
+        """Kill the engine and all its requests."""
         self.engine_is_up = False
         if self.engine_servers is None:
             self.engine.kill()
@@ -83,10 +78,10 @@ async def open_seams(
     *,
     around: Around = alone,
 ) -> AsyncIterator[Seams]:
-    """A session server on `engine` that faults can reach, its sessions kept in `database`; see `serve` for `around`."""
+    """Serve sessions on `engine`, open to faults. See `serve` for `around`."""
     agents = AgentSeam()
     if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
-        engine.proves_scripts = True  # as `serve` has an engine do that it enters itself
+        engine.proves_scripts = True  # `serve` does this only for engines that it enters itself
     async with engine:
         provider = FaultyProvider(engine, None if engine_servers is None else engine_servers.network)
         async with KillableServer(provider, chat_tokenizer, database, settings, agents, around=around) as server:

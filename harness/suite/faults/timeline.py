@@ -1,12 +1,8 @@
-"""The timeline of a scenario's faults: events in, due faults out. Pure.
+"""Timeline of a scenario's faults: maps events to due faults. Pure.
 
-A session is its position in the scenario; turns are counted from 1. A fault that has been due is not due again: one on
-a single session is due once for each session, one on everything once. `_key` says what "the same fault" is: with it a
-retried request, the later requests of a continued turn, and a clock that looks twice make nothing due a second time, so
-callers may report an event as often as they see it.
-
-Draws are a function of the session's seed, the fault's position and the turn: they depend neither on the order of
-events nor on what else runs, and a resumed run draws the same faults (I10).
+A session is its position; turns count from 1. A fault on one session is due once per session, one on everything once.
+By `_key`, retries, later requests of a turn and repeated looks at the clock make nothing due again, so callers may
+repeat events. Draws depend only on session seed, fault position and turn, so resumed runs repeat them (I10).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +20,7 @@ class TurnBegan(NamedTuple):
 
 
 class TokensSampled(NamedTuple):
-    """A turn has come to so many tokens."""
+    """A turn has sampled `tokens` tokens."""
 
     session: int
     turn: int
@@ -32,7 +28,7 @@ class TokensSampled(NamedTuple):
 
 
 class TimePassed(NamedTuple):
-    """So many seconds since the scenario began."""
+    """Seconds since the scenario began."""
 
     at_s: float
 
@@ -41,18 +37,18 @@ Event = TurnBegan | TokensSampled | TimePassed
 
 
 class Due(NamedTuple):
-    """A fault whose moment is now."""
+    """A fault that is due now."""
 
     position: int
-    """Of the fault among those of the scenario."""
+    """The fault's position in the scenario."""
     session: int | None = None
-    """The session whose turn triggered it; None when the clock did."""
+    """None for the clock."""
     turn: int = 0
     tokens: int = 0
 
 
 class Timeline:
-    """The faults of one scenario; `seeds` are those of its sessions."""
+    """Faults of one scenario, with its sessions' seeds."""
 
     def __init__(self, faults: Sequence[Fault], seeds: Mapping[int, int]) -> None:
         self._faults = faults
@@ -60,18 +56,18 @@ class Timeline:
         self._past: set[tuple[int | None, ...]] = set()
 
     def after(self, event: Event) -> list[Due]:
-        """The faults that `event` makes due, in the order of the file."""
+        """Return the faults that `event` makes due, in file order."""
         due = [each for position in range(len(self._faults)) for each in self._due(position, event)]
         self._past |= {self._key(each) for each in due}
         return due
 
     def next_second(self) -> float | None:
-        """When the clock makes the next fault due; None when it makes none any more."""
+        """Return the next timed fault's second, if any."""
         timed = ((n, fault.at_second) for n, fault in enumerate(self._faults) if fault.at_second is not None)
         return min((at_s for position, at_s in timed if (position, None) not in self._past), default=None)
 
     def counts_tokens(self, session: int, turn: int) -> bool:
-        """Whether a fault waits for a token of that turn."""
+        """Return True if a fault waits for the turn's tokens."""
         return any(
             fault.at_token is not None and fault.at_turn == turn and fault.names(session) for fault in self._faults
         )
@@ -97,7 +93,7 @@ class Timeline:
             yield due
 
     def _key(self, due: Due) -> tuple[int | None, ...]:
-        """The identity under which `due` comes only once: a fault with a probability is drawn for every turn."""
+        """Return the key under which `due` happens once. A probability is drawn for every turn."""
         fault = self._faults[due.position]
         if fault.probability is not None:
             return due.position, due.session, due.turn

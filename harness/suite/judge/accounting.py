@@ -1,9 +1,6 @@
-"""Every token of a run, accounted for (I4): three sources that know nothing of each other must agree.
+"""Account for every token (I4): store, session ledgers and exported samples must agree.
 
-The session store says what was generated, the ledgers of the sessions where it went, and the exported samples what a
-trainer will see. Sessions that no final rollout stands for are dropped: as `replayed` those of rollouts that were
-played again on request, as `interrupted` the others (earlier attempts, a killed run). A difference is a bug and raises
-`LedgerImbalance`. Of what engines did not hand over (`unknown`) the store has the sum; no session may say more.
+Sessions without a final rollout are dropped, as `replayed` or `interrupted`. A difference is a bug: `LedgerImbalance`.
 """
 
 from collections import Counter
@@ -27,7 +24,7 @@ from harness.types import Sample
 
 
 def account_run(database: Path, final: Sequence[RolloutRecord], samples: Iterable[Sample]) -> Ledger:
-    """The ledger of all sessions in `database`. Raises `LedgerImbalance` naming what does not add up."""
+    """Return the run's ledger. Raises `LedgerImbalance`."""
     ledger = ledger_of(database, final)
     delivered = sum(int(sample.loss_mask.sum()) for sample in samples)
     if delivered != ledger.trained:
@@ -36,10 +33,9 @@ def account_run(database: Path, final: Sequence[RolloutRecord], samples: Iterabl
 
 
 def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
-    """Where the tokens in `database` went when `final` are its rollouts, whatever samples were made of them.
+    """Return the run's ledger, regardless of samples. Raises `LedgerImbalance`.
 
-    `final` must be read before: while a run goes on, the sessions of rollouts that end later count as `interrupted`.
-    Raises `LedgerImbalance`.
+    Read `final` first: sessions of rollouts that end later then count as `interrupted`.
     """
     generated = count_tokens(database)
     undelivered = []
@@ -52,7 +48,7 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
                 f"session {record.number}: the store holds {stored} sampled tokens,"
                 f" its ledger {record.ledger.generated}"
             )
-        # They came to the store after the session was read with turns in flight: nobody got them.
+        # Tokens of turns in flight when the session was read reached the store later, and no sample.
         undelivered.append(Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {}))
     counted = {record.session_id for record in final}
     with reading_run(database) as connection:
@@ -65,13 +61,14 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
     ledger = total([*(record.ledger for record in final), *undelivered, abandoned])
     ledger.check("run")
     unknown = count_unheard(database)
+    # The store has the sum of what engines did not report. Sessions may not report more.
     if unknown.requests < ledger.unknown.requests or unknown.tokens < ledger.unknown.tokens:
         raise LedgerImbalance(f"run: the store holds {unknown} as unknown, the sessions {ledger.unknown}")
     return replace(ledger, unknown=unknown)
 
 
 def count_unheard(database: Path) -> Unknown:
-    """Requests that engines did not hand over in any session of the run."""
+    """Sum the requests whose tokens engines did not report."""
     with reading_run(database) as connection:
         attached = read_attached_unknown(connection)
         if not has_table(connection, "sessions"):
@@ -80,9 +77,9 @@ def count_unheard(database: Path) -> Unknown:
 
 
 def count_tokens(database: Path) -> dict[str, int]:
-    """Sampled tokens of every session of the run: of the store in `database`, and of the servers it was attached to."""
+    """Return each session's sampled tokens, from the store and attached servers."""
     with reading_run(database) as connection:
         attached = count_attached(connection)
-        if not has_table(connection, "sessions"):  # the run ended before there was a store, or has none
+        if not has_table(connection, "sessions"):  # ended before the store opened, or attached
             return attached
     return attached | count_generated(database)

@@ -1,8 +1,6 @@
-"""A process that answers for a `check.py`: one line in, one line out.
+"""Run a `check.py` in a process: one question line in, one answer line out.
 
-An answer counts when it is the only line that has come since the question, and carries the question's own id, which
-nobody knew before. So what comes too late, twice or unasked is never the answer for another session. Whoever gets
-`ScenarioError` from `ask`, or is cancelled in it, ends the process: it may still answer.
+A valid answer is the only line since the question and carries its random id, so no stray line scores another session.
 """
 
 import asyncio
@@ -20,17 +18,16 @@ from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")
 _MAX_ANSWER = 1 << 20
-"""Bytes of an answer; a check that says more is ended."""
+"""Bytes of an answer."""
 _MAX_ERROR = 500
-"""Characters of a check's last words that are kept."""
+"""Characters kept of the last words."""
 _MAX_SHOWN = 60
-"""Bytes of a wrong answer that are worth a reader's time."""
-_END_TIMEOUT_S = 2.0  # a child that has left the group may hold a pipe open for ever
+_END_TIMEOUT_S = 2.0  # a child that left the process group may hold a pipe open forever
 _POLL_S = 0.01
 
 
 class CheckProcess:
-    """A running check, of which one question at a time may be asked; its owner closes it."""
+    """A running check, for one question at a time."""
 
     def __init__(self, transport: asyncio.SubprocessTransport, pipes: "_Pipes") -> None:
         self._transport = transport
@@ -38,24 +35,26 @@ class CheckProcess:
         self._group = transport.get_pid()
         self._is_closed = False
         self.answered = 0
-        """Questions that it has answered."""
 
     @classmethod
     async def start(cls, check: Path) -> Self:
-        """A process for `check`, in a group of its own, which ends with this process."""
+        """Start `check` in its own process group, which dies with this process."""
         command = (sys.executable, "-I", str(_RUNNER), str(check))
         loop = asyncio.get_running_loop()
         return cls(*await loop.subprocess_exec(_Pipes, *command, start_new_session=True))
 
     @property
     def is_ready(self) -> bool:
-        """It can be asked: it runs, and has said nothing that no question asked for."""
+        """True if it runs and printed nothing unasked."""
         return self._transport.get_returncode() is None and not self._pipes.has_ended and not self._pipes.output
 
     async def ask(self, session: Json, result: Json | None, metadata: Json) -> Any:
-        """The answer about one session, an object. Raises `ScenarioError` when there is none that counts."""
+        """Return the answer for a session. Raises `ScenarioError`.
+
+        Afterwards, or if cancelled, the caller must `close`: the process may still answer.
+        """
         question = {"id": secrets.token_hex(8), "session": session, "result": result, "metadata": metadata}
-        pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))  # uvloop's is none by its type
+        pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))  # uvloop's type is wrong
         pipe.write(json.dumps(question).encode() + b"\n")
         await self._pipes.wait_for_line()
         line, end, rest = bytes(self._pipes.output).partition(b"\n")
@@ -66,6 +65,7 @@ class CheckProcess:
             raise ScenarioError(f"ended with code {code} and no score; {last_words}".rstrip("; "))
         try:
             answer = json.loads(line)
+            # Records are UTF-8, which has no lone surrogates.
             json.dumps(answer, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ScenarioError(f"expected text, got a lone surrogate ({error})") from None
@@ -78,7 +78,7 @@ class CheckProcess:
         return answer
 
     async def close(self) -> None:
-        """Kill the process and what it has started. Idempotent; interrupted, it has killed them too."""
+        """Kill the process group. Idempotent; survives cancellation."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -90,27 +90,25 @@ class CheckProcess:
             reap(self._group)
 
     async def _wait_until_gone(self) -> None:
-        """A child that was killed closes its pipes a moment before the kernel calls it ended."""
+        # A killed child closes its pipes a moment before the kernel reports its end.
         await self._pipes.closed.wait()
-        while not is_gone(self._group):  # noqa: ASYNC110  # the kernel tells nobody
+        while not is_gone(self._group):  # noqa: ASYNC110  # the kernel sends no event
             await asyncio.sleep(_POLL_S)
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """What a check has said; it is read whether somebody waits for it or not, or the check would stand still."""
-
     def __init__(self) -> None:
         self.output = bytearray()
         """Standard output since the last answer."""
         self.messages = bytearray()
-        """The end of standard error."""
+        """End of standard error."""
         self.has_ended = False
-        """There will be no more output."""
         self.closed = asyncio.Event()
+        # Pipes are always read: a full one would block the check.
         self._news = asyncio.Event()
 
     async def wait_for_line(self) -> None:
-        """Return when there is a line, more than a line may have, or no more to come."""
+        """Wait for a line, an overlong line, or the end."""
         while b"\n" not in self.output and len(self.output) <= _MAX_ANSWER and not self.has_ended:
             self._news.clear()
             await self._news.wait()

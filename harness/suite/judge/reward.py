@@ -1,13 +1,9 @@
-"""From a finished session to its reward, by the scenario's `check.py`.
+"""Score a finished session by the scenario's `check.py`.
 
     def score(session: dict, result: dict | None, metadata: dict) -> float | dict: ...
 
-A check runs in another process with a deadline. One that raises, hangs, kills itself or returns something that is no
-finite number costs its own session the reward and nothing else: the reason is in `Score.error`.
-
-A run has a process for each session (`score_session`): checks that take long go on side by side. Training has one that
-stays (`StandingCheck`), for its sessions are many and short. It makes no difference to a session: the check is run anew
-for each, and what fails in a process that has served others is asked once more in a new one.
+A check runs in another process with a deadline, and its failure costs only its own session the reward. Runs use a
+process per session, so slow checks run in parallel. Training, with many short sessions, keeps one.
 """
 
 import asyncio
@@ -25,24 +21,19 @@ from harness.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The result of a check on a session."""
+    """Result of a check."""
 
     reward: float | None = None
-    """None when the scenario has no check, or the check failed."""
+    """None without a check or after a failure."""
     details: Json = field(default_factory=dict)
-    """The rest of the check's answer, without the reward."""
+    """The check's answer without the reward."""
     turn_rewards: TurnRewards = field(default_factory=dict)
-    """Which turns earned the reward."""
     error: str | None = None
-    """Why there is no reward although there is a check."""
+    """Reason for a missing reward."""
 
 
 class StandingCheck:
-    """Scores sessions one after the other by a process that stays; an async context manager.
-
-    The process is replaced when it fails, is late, or says anything that is no answer. Any number of sessions may wait
-    for their turn.
-    """
+    """Long-lived process that scores one session at a time; a context manager. Replaces it after any failure."""
 
     def __init__(self, check: Path, *, deadline_s: float) -> None:
         self._check = check
@@ -59,13 +50,14 @@ class StandingCheck:
         await self._end_process()
 
     async def score(self, session: Json, result: Json | None, metadata: Json) -> Score:
-        """The score of a session, at most two deadlines after its turn has come."""
+        """Score a session, within two deadlines after its turn comes."""
         async with self._turn:
             while True:
                 has_served = self._process is not None and self._process.answered > 0
                 try:
                     return await self._ask(session, result, metadata)
                 except ScenarioError as error:
+                    # An earlier session may have broken the process: retry in a new one.
                     if not has_served:
                         return Score(error=f"{self._check.name}: {error.message}")
 
@@ -79,7 +71,7 @@ class StandingCheck:
             if "error" in answer:
                 raise ScenarioError(answer["error"])
             return _read_score(answer["score"])
-        except BaseException as error:  # a later answer to this question must not meet the next one
+        except BaseException as error:  # a late answer must not reach the next question
             await self._end_process()
             if isinstance(error, TimeoutError):
                 raise ScenarioError(f"gave no score within {self._deadline_s:g} s") from None
@@ -92,13 +84,13 @@ class StandingCheck:
 
 
 async def score_session(check: Path, session: Json, result: Json | None, metadata: Json, *, deadline_s: float) -> Score:
-    """The score that `check` gives, in a process of this session's own."""
+    """Score a session in its own process."""
     async with StandingCheck(check, deadline_s=deadline_s) as standing:
         return await standing.score(session, result, metadata)
 
 
 def _read_score(score: Any) -> Score:
-    """The check's answer as a score. Raises `ScenarioError` unless it has a finite number as the reward."""
+    """Parse the answer. Raises `ScenarioError` unless the reward is finite."""
     details = dict(score) if isinstance(score, dict) else {"reward": score}
     if "reward" not in details:
         raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(details)}")

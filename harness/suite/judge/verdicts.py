@@ -1,8 +1,4 @@
-"""Checks whether a finished run is as its scenarios expect it: `[checks]`, and the check of every run.
-
-Each check gives one `Verdict` with the expected and the seen value. The ledger is no check: an unbalanced one is a
-bug of the harness and raises.
-"""
+"""Decide whether a finished run meets its `[checks]`. An unbalanced ledger is a bug and raises instead."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -19,7 +15,7 @@ _ENDED_BY_ITSELF = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 
 class Verdict(NamedTuple):
-    """One check of a scenario, decided."""
+    """Result of a check."""
 
     check: str
     expected: str
@@ -27,12 +23,12 @@ class Verdict(NamedTuple):
     holds: bool
 
     def to_json(self) -> Json:
-        """The form of `result.json`."""
+        """Return the form of `result.json`."""
         return self._asdict()
 
 
 def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
-    """The verdicts of a scenario's checks on all of its rollouts."""
+    """Decide a scenario's checks on its rollouts."""
     failed: dict[str, list[int]] = {}
     for record in records:
         if record.score_error:
@@ -45,7 +41,7 @@ def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
 
 
 def sessions_words(numbers: Sequence[int]) -> str:
-    """`sessions 0-3, 7`: the numbers of sessions, neighbors together."""
+    """Format session numbers: `sessions 0-3, 7`."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][-1] + 1:
@@ -57,27 +53,27 @@ def sessions_words(numbers: Sequence[int]) -> str:
 
 
 def mean_reward(records: Sequence[RolloutRecord]) -> float | None:
-    """Mean over the sessions that have a reward; None when none has."""
+    """Return the mean over sessions with a reward, if any."""
     rewards = [record.reward for record in records if record.reward is not None]
     return fmean(rewards) if rewards else None
 
 
 def count_dropped_turns(records: Sequence[RolloutRecord]) -> int:
-    """Turns that samples lost because an earlier turn of their branch is incomplete (I3)."""
+    """Count turns dropped after an incomplete turn of their branch (I3)."""
     samples = (sample for record in records for sample in record.samples)
     return sum(sample["metadata"].get("dropped_trailing_turns", 0) for sample in samples)
 
 
 def versions_of(sample: Json) -> tuple[Versions, Versions, int | None]:
-    """The behavior and proximal versions of a recorded sample, and the version that was live when it was read."""
+    """Return a sample's behavior and proximal versions, and the version live when it was read."""
     behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
-    # Without a sampled token, `staleness` means what the author of the prompt means by it.
+    # Without sampled tokens, `staleness` is a metadata key of the prompt's author.
     stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
     return behavior, proximal, stale.get("newest_version")
 
 
 def next_versions(records: Sequence[RolloutRecord]) -> NextVersions:
-    """How many tokens of a scenario could meet the version after their own, and how many did."""
+    """Count tokens that could meet their next weight version, and that did."""
     return count_next_versions(versions_of(sample) for record in records for sample in record.samples)
 
 
@@ -99,7 +95,6 @@ def _expect_dropped(check: str, expected: bool, records: Sequence[RolloutRecord]
 
 
 def _at_least(count: Callable[[Sequence[RolloutRecord]], int]) -> "_Rule":
-    """A rule that wants `count` of all sessions to reach a number."""
 
     def rule(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
         seen = count(records)

@@ -1,11 +1,8 @@
-"""The outside witness of the ledger (I4): what the engines of a run say that they have sampled, by their own counters.
+"""Check the ledger (I4) against the engines' token counters.
 
-The ledger knows of the tokens that reached it. An engine counts tokens where it samples them, for whoever asked, and
-knows nothing of turns. On an undisturbed run the two are equal; what a disturbed one has lost on the way is between 0
-and the ledger's `unknown`. Any other difference is said, and nothing explains it.
-
-A counter speaks only for an engine that was there all the time, was not started anew, and had no other user. Where that
-does not hold, or cannot be told, there is no number: the run says how many tokens nobody bears out, and why.
+Engines count tokens where they sample them, for all users. They may count up to the ledger's `unknown` more; any other
+difference is unexplained. A counter is valid only if its engine was present throughout, did not restart, and had no
+other user. Otherwise the run reports the unconfirmed tokens and the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,55 +20,53 @@ _NOBODY_ASKED = "their engines were not asked again: the run goes on, was killed
 
 
 class Look(NamedTuple):
-    """The counters of engines and the ledger of their run at one moment."""
+    """Engine counters and ledger at one moment."""
 
     engines: Mapping[str, EngineCount]
-    """By the name of the worker."""
+    """By worker name."""
     generated: int
-    """Tokens in the ledger."""
     unknown: int
-    """The most that engines can have kept for themselves."""
+    """Upper bound of sampled but unreported tokens."""
     server_kills: int = 0
-    """How often a fault has killed the session server, which then leaves no word about the requests of that moment."""
+    """Kills of the session server by faults."""
     problem: str = ""
-    """Why there are no counters; empty when there are."""
+    """Reason for missing counters, else empty."""
 
 
 class Hearing(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference of two looks: what the engines have sampled between them, and what the ledger got."""
+    """Difference of two looks."""
 
     engines: str
-    """The name of the choice of engines, as in `lock.json`."""
     generated: int
     unknown: int
-    """The most that can be missing in `generated`."""
+    """Upper bound of tokens missing in `generated`."""
     counted: int = 0
-    """By the engines, without `scored`."""
+    """Tokens by the engines' counters, without `scored`."""
     scored: int = 0
-    """Tokens that engines had to sample to score their input."""
+    """Tokens sampled only to score input."""
     uncounted: int = 0
-    """Requests that are not in `counted`."""
+    """Requests missing in `counted`."""
     reason: str = ""
-    """Why `counted` says nothing; empty when it does."""
+    """Reason that `counted` is invalid, else empty."""
 
     @property
     def difference(self) -> int:
-        """The tokens that engines have sampled and the ledger has not."""
+        """Tokens counted but not in the ledger."""
         return self.counted - self.generated
 
     @property
     def agrees(self) -> bool:
-        """The difference is what can be unknown."""
+        """True if `unknown` covers the difference."""
         return not self.reason and 0 <= self.difference <= self.unknown
 
     @property
     def may_change(self) -> bool:
-        """Counters may be a moment behind the replies: another look can tell more."""
+        """True if counters may lag."""
         return not self.agrees and (not self.reason or self.uncounted > 0)
 
 
 def hear(engines: str, before: Look, after: Look) -> Hearing:
-    """What the two looks at the same engines come to."""
+    """Compare two looks at the same engines."""
     generated = after.generated - before.generated
     unknown = after.unknown - before.unknown
     reason = before.problem or after.problem or _objection(before.engines, after.engines)
@@ -87,7 +82,7 @@ def hear(engines: str, before: Look, after: Look) -> Hearing:
         scored=scored,
         uncounted=sum(now.uncounted - then.uncounted for then, now in pairs),
     )
-    if hearing.uncounted and (hearing.difference or hearing.unknown):  # what they kept may make up for what they forgot
+    if hearing.uncounted and (hearing.difference or hearing.unknown):  # unknown tokens may offset uncounted ones
         reason = f"the engines have not counted {hearing.uncounted} of their requests"
     elif after.server_kills > before.server_kills and not hearing.agrees:
         reason = "the session server was killed, and left no word about the requests of that moment"
@@ -95,7 +90,7 @@ def hear(engines: str, before: Look, after: Look) -> Hearing:
 
 
 def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCount]) -> str:
-    """Why the counters cannot be held against the ledger; empty when they can."""
+    """Return the reason that counters and ledger are not comparable, if any."""
     for name in sorted({*before} ^ {*after}):
         return f"{(before.get(name) or after[name]).engine} was there for a part of the time only"
     for name, now in after.items():
@@ -111,7 +106,7 @@ def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCoun
 
 
 class Unwitnessed(NamedTuple):
-    """Tokens of the ledger that no counter bears out."""
+    """Ledger tokens that no counter confirms."""
 
     tokens: int
     reason: str
@@ -119,15 +114,15 @@ class Unwitnessed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What the engines of a run say of its ledger."""
+    """Comparison of ledger and engine counters."""
 
     heard: Sequence[Hearing]
-    """Those that can be compared."""
+    """Comparable hearings."""
     unwitnessed: Sequence[Unwitnessed]
 
     @classmethod
     def of(cls, hearings: Iterable[Hearing], ledger: Ledger) -> "Witness":
-        """The hearings of a run whose ledger is `ledger`."""
+        """Compare hearings with the run's `ledger`."""
         every = list(hearings)
         unwitnessed = [Unwitnessed(each.generated, each.reason) for each in every if each.reason]
         missing = ledger.generated - sum(each.generated for each in every)
@@ -137,32 +132,31 @@ class Witness:
 
     @property
     def counted(self) -> int:
-        """Tokens that the engines have sampled for sessions, as they say."""
+        """Tokens by the engines' counters, without `scored`."""
         return sum(each.counted for each in self.heard)
 
     @property
     def scored(self) -> int:
-        """Tokens that they had to sample besides, to score their input."""
+        """Tokens sampled only to score input."""
         return sum(each.scored for each in self.heard)
 
     @property
     def generated(self) -> int:
-        """Tokens that the ledger has of the same engines in the same time."""
+        """Comparable tokens of the ledger."""
         return sum(each.generated for each in self.heard)
 
     @property
     def difference(self) -> int | None:
-        """The tokens that only the engines know of; None when nothing can be compared."""
+        """Tokens that only engines count; None if not comparable."""
         return self.counted - self.generated if self.heard else None
 
     @property
     def agrees(self) -> bool | None:
-        """Every difference is one that the ledger calls unknown; None when nothing can be compared."""
+        """True if `unknown` covers all differences; None if not comparable."""
         return all(each.agrees for each in self.heard) if self.heard else None
 
     @property
     def words(self) -> str:
-        """One line for a reader."""
         lines = []
         if self.heard:
             scored = f" and {self.scored:,} to score" if self.scored else ""
@@ -178,7 +172,7 @@ class Witness:
         return f"difference {self.difference:,}" + (f" of at most {unknown:,} unknown" if unknown else "")
 
     def to_json(self) -> Json:
-        """The form of `result.json`."""
+        """Return the form of `result.json`."""
         return {
             "engines": self.counted if self.heard else None,
             "scored": self.scored,
@@ -190,7 +184,7 @@ class Witness:
 
 
 def judge_witness(hearings: Iterable[Hearing]) -> Iterator[Verdict]:
-    """Whether the engines of a scenario bear out the ledger, where that can be told."""
+    """Decide whether counters confirm the ledger, if comparable."""
     heard = [each for each in hearings if not each.reason]
     if heard:
         witness = Witness(heard, ())

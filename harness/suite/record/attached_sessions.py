@@ -1,9 +1,7 @@
-"""The sessions of a run on a server that it did not start, in the run's own database.
+"""Sessions of a run on an attached server, in the run's database.
 
-Their tokens are in that server's store. Here is the record of each, without token columns, and how many tokens it has
-sampled, counted from the lengths of its turns, which know nothing of the session's ledger: the other side of the run's
-books. A session is noted before it is created, so one that is not noted does not exist; one that is may not exist
-either.
+Each row has the session's record, without tokens, and its number of sampled tokens, counted from the turns to check
+the ledger.
 """
 
 import sqlite3
@@ -34,7 +32,7 @@ _RECORD = "SELECT record FROM attached_sessions WHERE session_id = ?1 AND record
 
 
 class AttachedSessions:
-    """The table of these sessions; a context manager. All methods raise `StoreError`."""
+    """Table of sessions; a context manager. All methods raise `StoreError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,23 +47,23 @@ class AttachedSessions:
         self._connection.close()
 
     def note(self, session_id: str) -> None:
-        """There will be such a session, and nobody has counted its tokens yet."""
+        """Note a session before its creation: a noted session may not exist, but none exists unnoted."""
         self._write(_NOTE, session_id)
 
     def forget(self, session_id: str) -> None:
-        """There is no such session: it was refused."""
+        """Remove a session that the server refused."""
         self._write(_FORGET, session_id)
 
     def keep(self, session_id: str, session: Json) -> None:
-        """The record of a session, whose tokens are counted with it; the last one is the one that holds."""
+        """Store the session's record, and count its tokens. The last record wins."""
         self._write(_KEEP, session_id, _count_sampled(session), msgspec.json.encode(session).decode())
 
     def give_up(self, session_id: str) -> None:
-        """The server does not have the session any more: nobody knows what it had sampled, and it counts as empty."""
+        """Count a session that the server lost as empty."""
         self._write(_KEEP, session_id, 0, None)
 
     def list_uncounted(self) -> list[str]:
-        """The sessions that may still be on the server with tokens that nobody has counted."""
+        """Return the sessions that may hold uncounted tokens."""
         with disk_failures(self._path):
             rows = self._connection.execute(_UNCOUNTED).fetchall()
         return [session_id for (session_id,) in rows]
@@ -76,19 +74,19 @@ class AttachedSessions:
 
 
 def count_attached(connection: sqlite3.Connection) -> dict[str, int]:
-    """Sampled tokens of the sessions that have been counted; `connection` is to a run's database."""
+    """Return the sampled tokens of each counted session."""
     return dict(connection.execute(_COUNTED)) if has_table(connection, "attached_sessions") else {}
 
 
 def read_attached_unknown(connection: sqlite3.Connection) -> Unknown:
-    """Requests that engines did not hand over in these sessions, as their servers say."""
+    """Sum the `unknown` requests of the sessions' ledgers."""
     if not has_table(connection, "attached_sessions"):
         return NOTHING_UNKNOWN
     return Unknown(*connection.execute(_UNKNOWN).fetchone())
 
 
 def read_attached_record(path: Path, session_id: str) -> Json | None:
-    """The record of a session of the run whose database is `path`; None when it was not on another server."""
+    """Read a session's record; None if it was not on an attached server."""
     with reading_run(path) as connection:
         if not has_table(connection, "attached_sessions"):
             return None
@@ -97,7 +95,6 @@ def read_attached_record(path: Path, session_id: str) -> Json | None:
 
 
 def _count_sampled(session: Json) -> int:
-    """The tokens that the turns of a record hold or have discarded."""
     return sum(
         int(turn["output_length"]) + sum(int(each["tokens"]) for each in turn["discarded"]) for turn in session["turns"]
     )

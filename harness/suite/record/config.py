@@ -1,7 +1,6 @@
-"""The configuration of a run, as it stands in `config.toml`: enough to run it again, and to notice that it changed.
+"""Configuration of a run, in `config.toml`. A run resumes only with an equal configuration.
 
-A run resumes only with the configuration it began with. How many sessions run at a time is no part of it: it does not
-change what comes out (I10).
+Concurrency is not part of it, because it does not change results (I10).
 """
 
 import tomllib
@@ -27,7 +26,7 @@ from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningSer
 from harness.suite.scenarios.validation import validate
 
 _FIXED = frozenset({"name", "schema_version", "prompts_file"})
-"""Keys that say which scenario it is and how its file is read."""
+"""Keys of the scenario's identity and format."""
 
 
 class _StrictFile(BaseModel):
@@ -35,36 +34,36 @@ class _StrictFile(BaseModel):
 
 
 class Overrides(_StrictFile):
-    """The options of the command line that override the scenarios."""
+    """Command line options that override scenarios."""
 
     server: str | None = None
-    """A session server or router that runs already, in the place of the scenarios' engines."""
+    """Running session server or router, instead of engines."""
     engine: KnownEngine | None = None
     workers: list[RunningServers] | None = None
-    """Engine servers that run already, behind the run's own router."""
+    """Running engine servers behind the run's router."""
     model: str | None = None
     template: str | None = None
-    """The name of a chat template of ours, or the absolute path of a file."""
+    """Bundled name or absolute path of a chat template."""
     seed: int | None = None
     settings: list[str] | None = None
-    """Keys of `scenario.toml` with other values, as TOML: `limits.turns = 3`. The options above win."""
+    """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
     limit: int | None = None
-    """The first prompts alone."""
+    """Number of prompts."""
 
     def over(self, other: Self) -> Self:
-        """These overrides, and those of `other` where these say nothing."""
+        """Complete these overrides from `other`."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """`scenario`, overridden: another engine takes the place of its services, workers that of its engine.
+        """Override `scenario`. An engine replaces its services, workers its engine.
 
-        Raises `ScenarioError` where `settings` or `limit` make no scenario of it.
+        Raises `ScenarioError` for invalid `settings` or `limit`.
         """
         if self.settings is not None or self.limit is not None:
             scenario = _set_keys(scenario, self.settings or (), self.limit)
         changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
         if self.model is None and _plays_script(self.engine) and not _plays_script(scenario.engine.name):
-            changes["model"] = SMALL_TOKENIZER  # a script's words are not worth the download of a model
+            changes["model"] = SMALL_TOKENIZER  # a script does not need a model download
         instead = _leave_out_none(seed=self.seed)
         if self.model is not None and scenario.train is not None:
             instead["train"] = scenario.train.model_copy(update={"model_program": None})
@@ -79,7 +78,7 @@ class Overrides(_StrictFile):
 
 
 class ScenarioEntry(_StrictFile):
-    """A scenario of a run, resolved, with digests of the files beside it."""
+    """A resolved scenario, with digests of its files."""
 
     directory: str
     files: dict[str, str]
@@ -91,15 +90,14 @@ class RunConfig(_StrictFile):
 
     schema_version: Literal[1] = 1
     suite: str
-    """The suite that was named: a name or a path."""
+    """Name or path, as given."""
     overrides: Overrides
     scenarios: list[ScenarioEntry]
     trains: bool = False
-    """By `harness train`, on its one scenario."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The configuration in `path`. Raises `RunError` when there is none."""
+        """Read a configuration. Raises `RunError`."""
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -109,16 +107,16 @@ class RunConfig(_StrictFile):
         return validate(cls, data, source=path)
 
     def to_toml(self) -> str:
-        """The text of the file."""
+        """Return the file's text."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def reload(self, overrides: Overrides) -> "SuiteSelection":
-        """The same scenarios as their files are now, overridden as before and by `overrides`."""
+        """Reload the scenario files; `overrides` win over the recorded ones."""
         folders = [load_scenario(Path(entry.directory)) for entry in self.scenarios]
         return SuiteSelection.of(self.suite, folders, overrides.over(self.overrides), trains=self.trains)
 
     def check_unchanged(self, now: "RunConfig") -> None:
-        """Raises `RunError` with one line per difference when `now` is another configuration."""
+        """Raise `RunError` with one line per difference."""
         lines = list(differences(self.model_dump(mode="json"), now.model_dump(mode="json")))
         if lines:
             changes = "\n".join(f"  {line}" for line in lines)
@@ -127,17 +125,17 @@ class RunConfig(_StrictFile):
 
 @dataclass(frozen=True, slots=True)
 class SuiteSelection:
-    """Scenarios that are about to run, and the configuration that records them."""
+    """Scenarios to run, and their configuration."""
 
     folders: list[ScenarioFolder]
     config: RunConfig
 
     @classmethod
     def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides, *, trains: bool = False) -> Self:
-        """`folders`, overridden.
+        """Override `folders`.
 
-        Raises `ScenarioError` for one that a server with other users cannot have, and unless it is one with `[train]`
-        where the run `trains`.
+        Raises `ScenarioError` for scenarios that a shared server cannot run, and unless a run that `trains` has one
+        scenario, with `[train]`.
         """
         if overrides.server is not None:
             _require_no_engine(overrides.settings or (), folders)
@@ -148,7 +146,7 @@ class SuiteSelection:
         if overrides.server is not None:
             _require_shareable(resolved)
         _require_weights(resolved)
-        if overrides.settings is not None:  # which may name other files
+        if overrides.settings is not None:  # settings may name other files
             for folder in resolved:
                 check_files(folder, folder.directory / SCENARIO_FILE)
         entries = [
@@ -159,12 +157,12 @@ class SuiteSelection:
 
 
 def select(suite: str, overrides: Overrides, *, trains: bool = False) -> SuiteSelection:
-    """The scenarios that `suite` names, overridden. Raises `ScenarioError`."""
+    """Find and override scenarios. Raises `ScenarioError`."""
     return SuiteSelection.of(suite, find_scenarios(suite), overrides, trains=trains)
 
 
 def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
-    """`key: before -> now` for every leaf in which two trees of plain data differ."""
+    """Yield `key: before -> now` for each leaf that differs."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in sorted({*before, *now}):
             yield from differences(before.get(name), now.get(name), f"{key}.{name}".lstrip("."))
@@ -210,7 +208,7 @@ def _plays_script(engine: str | None) -> bool:
 
 
 def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
-    """Raises `ScenarioError` for scenarios that change or break a whole server and its engines."""
+    # Weights and faults change or break the whole server and its engines.
     problems = [
         f"{folder.name}: {key} changes or breaks the whole server and its engines, which others use too:"
         " run it without --server"
@@ -223,7 +221,6 @@ def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
 
 
 def _require_weights(folders: Iterable[ScenarioFolder]) -> None:
-    """Raises `ScenarioError` for scenarios that change the weights of a model which has none."""
     for folder in folders:
         model = folder.scenario.engine.model
         has_none = model == SMALL_TOKENIZER or (Path(model).is_dir() and not any(Path(model).glob("*.safetensors")))
@@ -234,7 +231,7 @@ def _require_weights(folders: Iterable[ScenarioFolder]) -> None:
 
 
 def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder]) -> None:
-    """Raises `ScenarioError` for settings of an engine or of services, whose place a running server takes."""
+    """Raise `ScenarioError` for settings that a running server makes void."""
     wanted: dict[str, Any] = {}
     for text in settings:
         _merge(wanted, _parse_setting(text))

@@ -1,8 +1,6 @@
-"""The programs and models of a run, as they stand in `lock.json`: versions, and digests of model and template.
+"""`lock.json`: versions of a run's programs, and digests of model, tokenizer and template.
 
-A run that is resumed with other weights, another tokenizer or another template would mix two models in one set of
-samples; `check_same_engine` refuses that. The rest is recorded for the reader and may differ: versions, when and by
-which command the run was begun and taken up, and the folder of the tokenizer that its tokens are of.
+Only the digests must match on resume: samples must not mix two models.
 """
 
 import json
@@ -24,7 +22,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def versions() -> Json:
-    """Versions of everything that could change a result."""
+    """Return the versions of everything that could change a result."""
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
@@ -35,7 +33,7 @@ def versions() -> Json:
 
 
 def read_lock(path: Path) -> Json:
-    """The lock in `path`; one without digests when the run was interrupted before it had one."""
+    """Read a lock, or return one without digests for a run interrupted early."""
     try:
         lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -46,18 +44,16 @@ def read_lock(path: Path) -> Json:
 
 
 def note_start(lock: Json) -> Json:
-    """`lock`, and that the run begins now, or is taken up, by this program.
-
-    Of a program that is not ours its name alone: which of its words are secret nobody here knows.
-    """
+    """Add this start or resume to `lock`."""
     program = Path(*sys.argv[:1])
+    # Record only the name of another program: its arguments may hold secrets that we do not recognize.
     ours = program.name == "harness" or program == Path(harness.__file__).with_name("__main__.py")
     command = hide_secrets(sys.argv) if ours else [program.name]
     return {**lock, "starts": [*lock.get("starts", ()), {"at": time.time(), "command": command}]}
 
 
 def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | None) -> Json:
-    """`lock`, with the programs of the engine that has that key and the folder of its tokenizer, None of another's."""
+    """Add an engine's programs and tokenizer folder, if known, under `key`."""
     noted = {**lock, "versions": versions(), "engines": lock.get("engines", {}) | {key: list(engines)}}
     if tokenizer is not None:
         noted["tokenizers"] = lock.get("tokenizers", {}) | {key: str(tokenizer.absolute())}
@@ -65,7 +61,7 @@ def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | 
 
 
 def check_same_engine(before: Json, now: Json) -> None:
-    """Raises `RunError` with one line per difference when `now` is another engine than `before`."""
+    """Raise `RunError` with one line per difference."""
     lines = list(differences(before, now))
     if lines:
         changes = "\n".join(f"  {line}" for line in lines)

@@ -1,10 +1,7 @@
-"""Rollouts of a run as durable records: one row each, in the run's own database beside the session store's tables.
+"""Rollouts of a run, one durable row each, in the run's database.
 
-A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
-that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
-on resume, and one that is asked for again is run again, too; the last row of a `number` is the one that counts. Samples
-travel with the row and stay there: a reader of records gets samples that are read when they are looked at, one rollout
-at a time, so a run may be larger than memory.
+`kill -9` leaves every row whole. Rollouts run again if interrupted, failed by engine or harness, or replayed on
+request; a number's last row counts. Samples are read lazily, so a run may be larger than memory.
 """
 
 import sqlite3
@@ -56,32 +53,32 @@ _LAST = "SELECT rowid, record FROM rollouts WHERE number = ? ORDER BY attempt DE
 _AMEND = "UPDATE rollouts SET record = ? WHERE rowid = ?"
 
 INTERRUPTED = "interrupted"
-"""Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
+"""Drop reason: the session ended with the run, engine or harness, and runs again."""
 REPLAYED = "replayed"
-"""Drop reason of tokens whose rollout had come to an end of its own and was played again all the same."""
+"""Drop reason: a final rollout was replayed on request."""
 
 _PASSING_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
-"""Neither the model nor the agent is to blame: such a rollout runs again on resume."""
+"""Causes that blame neither model nor agent: the rollout runs again on resume."""
 
 
 class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a session for a report; its tokens are in the session store and in the samples."""
+    """Facts of a session for reports, without tokens."""
 
     turns: int = 0
     truncated_turns: int = 0
     repeat_terminated_turns: int = 0
     tool_calls: int = 0
     turns_in_flight: int = 0
-    """Turns in flight when the session was read; their tokens came to the store afterwards."""
+    """At the reading; the store received their tokens later."""
     ledger: Ledger = Ledger()
     refusals: dict[str, int] | None = None
-    """Model calls that were answered with an error, by its code; None in runs of earlier versions."""
+    """Model calls answered with an error, by code; None in older runs."""
     remarks: tuple[str, ...] = ()
-    """What its owner should know of its samples."""
+    """Server remarks on the samples."""
 
     @classmethod
     def of(cls, session: Json) -> Self:
-        """The facts of a session as the server records it."""
+        """Extract the facts from a server's record."""
         turns = session["turns"]
         return cls(
             turns=len(turns),
@@ -96,7 +93,7 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that has ended, with everything that a report or a trainer needs of it."""
+    """An ended rollout, for reports and trainers."""
 
     number: int
     group: int
@@ -109,29 +106,29 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent_result: Json | None
     reward: float | None
     score: Json
-    """The rest of the check's answer, without the reward."""
+    """The check's answer without the reward."""
     score_error: str | None
     session: RecordedSession
     samples: Sequence[Json]
     seconds: float
     met_fault: bool = False
-    """A fault of its scenario came while it ran: however it ended, that is what the scenario wanted to see."""
+    """True if a fault fired meanwhile, which makes the rollout final."""
 
     @property
     def is_final(self) -> bool:
-        """The rollout came to an end of its own and is not run again."""
+        """True if it does not run again on resume."""
         return self.met_fault or (self.outcome is not OutcomeKind.DRAINED and self.cause not in _PASSING_CAUSES)
 
     @property
     def ledger(self) -> Ledger:
-        """Where the session's tokens went; those of a rollout that is not final are in no sample."""
+        """The session's ledger; all tokens of a rollout that is not final are dropped."""
         ledger = self.session.ledger
         if self.is_final:
             return ledger
         return Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated}, unknown=ledger.unknown)
 
     def export_samples(self) -> list[Sample]:
-        """Its samples, with what only the run knows: reward, index and group."""
+        """Return the samples with reward, index and group."""
         return [
             replace(sample_from_json(sample), reward=self.reward, index=self.number, group_index=self.group)
             for sample in self.samples
@@ -140,7 +137,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ExportedSamples(Iterable[Sample]):
-    """The samples that a run exports, in order, those of one rollout in memory at a time."""
+    """Samples that a run exports, in order. Loads one rollout at a time."""
 
     records: Sequence[RolloutRecord]
 
@@ -153,7 +150,7 @@ class ExportedSamples(Iterable[Sample]):
 
 
 class StoredSamples(Sequence[Json]):
-    """The samples of one row, read anew whenever they are looked at. Raises `StoreError` then."""
+    """Samples of one row, read on every access, which raises `StoreError`."""
 
     def __init__(self, path: Path, rowid: int, count: int) -> None:
         self._path = path
@@ -195,14 +192,14 @@ class _OnlySession(msgspec.Struct):
 
 
 class ReplayedAttempt(NamedTuple):
-    """A rollout that had come to an end of its own, and was played again because somebody asked for it."""
+    """A final attempt superseded on request."""
 
     number: int
     session_id: str | None
 
 
 class RolloutLog:
-    """The table of rollouts; a context manager. All methods raise `StoreError`, `StoreFull` when the disk is full."""
+    """Table of rollouts; a context manager. All methods raise `StoreError`, `StoreFull` when the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -210,8 +207,9 @@ class RolloutLog:
     def __enter__(self) -> Self:
         with disk_failures(self._path):
             if not self._path.exists():
-                self._path.touch(mode=0o600)  # it will be the session store too, and has the keys of sessions then
+                self._path.touch(mode=0o600)  # the session store uses this file too, and holds session keys
             self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
+            # In WAL mode, NORMAL commits survive `kill -9`, though not a power loss.
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
         return self
@@ -220,27 +218,27 @@ class RolloutLog:
         self._connection.close()
 
     def append(self, record: RolloutRecord) -> None:
-        """Make `record` durable, as the next attempt of its number."""
+        """Store the next attempt of the record's number durably."""
         row = (record.number, record.is_final, msgspec.json.encode(record).decode(), time.time())
         with disk_failures(self._path), self._connection:
-            self._connection.execute(_SCHEMA)  # not earlier: the session store begins with an empty database
+            self._connection.execute(_SCHEMA)  # not earlier: the session store must find an empty database
             self._connection.execute(_INSERT, row)
 
     def amend(self, number: int, samples: Sequence[Json]) -> None:
-        """Give the last attempt of rollout `number` these samples: its own, with more known about their tokens."""
+        """Replace the last attempt's samples by the same samples with more logprobs."""
         with disk_failures(self._path), self._connection:
             rowid, row = self._connection.execute(_LAST, (number,)).fetchone()
             record = msgspec.structs.replace(msgspec.json.decode(row, type=RolloutRecord), samples=samples)
             self._connection.execute(_AMEND, (msgspec.json.encode(record).decode(), rowid))
 
     def last_attempts(self) -> dict[int, RolloutRecord]:
-        """The record that counts of every rollout that has one, by number, in order."""
+        """Return each rollout's last record, by number."""
         with disk_failures(self._path):
             return _last_attempts(self._path, self._connection)
 
 
 def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
-    """The attempts in a run's database that later ones have taken the place of, though nothing had cut them short."""
+    """Return the final attempts that later attempts superseded."""
     if not has_table(connection, "rollouts"):
         return []
     return [
@@ -250,26 +248,26 @@ def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
 
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
-    """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
+    """Read each rollout's last record, without writing."""
     with reading_run(path) as connection:
         return _last_attempts(path, connection)
 
 
 def read_superseded(path: Path) -> set[str | None]:
-    """The sessions of attempts that later ones have taken the place of."""
+    """Return the session ids of superseded attempts."""
     with reading_run(path) as connection:
         found = connection.execute(_SUPERSEDED) if has_table(connection, "rollouts") else ()
         return {session_id for (session_id,) in found}
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """There is a table `name`; a run that was killed early has none."""
+    """Return True if the table exists; runs killed early lack it."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone())
 
 
 @contextmanager
 def reading_run(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the database of a run, `path`, that cannot write. Raises `StoreError`."""
+    """Open a run's database read-only. Raises `StoreError`."""
     with disk_failures(path), only_reading(path) as connection:
         yield connection
 
@@ -284,6 +282,7 @@ def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, Roll
         ):
             record = msgspec.json.decode(row, type=RolloutRecord)
             samples = StoredSamples(path, rowid, len(record.samples))
+            # The last attempt wins.
             attempts[number] = msgspec.structs.replace(record, samples=samples)
         return attempts
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,16 +1,16 @@
-"""The directory of a run: which file is what, and in which order they appear.
+"""Files of a run directory, in order of appearance.
 
-    config.toml        the configuration, resolved; written first
-    lock.json          versions and digests of what it ran with
-    run.db             sessions, turns and rollouts, durable while the run goes on
+    config.toml        resolved configuration; written first
+    lock.json          versions and digests
+    run.db             sessions, turns and rollouts, always durable
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
-    checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
-    faults.jsonl       a line for each time that a fault of a scenario came
-    witness.json       what the engines counted, against the ledger
-    samples.jsonl      the samples that a trainer gets; samples.parquet beside it when pyarrow is there
-    result.json        the report; written last, so its presence says that the run is complete
+    checkpoints/<n>/   weights of version n; weights.json reports updates
+    faults.jsonl       one line per firing
+    witness.json       the engines' token counts, against the ledger
+    samples.jsonl      samples for a trainer; with pyarrow also samples.parquet
+    result.json        report; written last, so it marks a complete run
 
-Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer.
+Whole files are replaced atomically: no reader ever sees half a file.
 """
 
 import json
@@ -36,20 +36,20 @@ RUNS = Path("runs")
 _UNFINISHED = ".unfinished"
 
 _STAMP = r"-\d{8}-\d{6}(-\d+)?"
-"""The end of a name by `new_run_path`, behind that of the suite; the suite `abort` is not `abort-often`."""
+"""Suffix added by `new_run_path`; tells suite `abort` from `abort-often`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run directory; the attributes are paths and say nothing about existence."""
+    """Paths of a run directory; the files may not exist."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Self:
-        """A directory for a run that begins now. Raises `RunError` when there is something in it already.
+        """Create a new run's directory. Raises `RunError` when it is not empty.
 
-        Only the configuration makes it a run: what one that was killed before had left is none.
+        Reuses what an unfinished `create` left.
         """
         directory = cls(path)
         taken = RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
@@ -60,12 +60,14 @@ class RunDirectory:
             if directory.config.exists() and not directory.config.stat().st_size:
                 directory.config.unlink()
             try:
-                with directory.config.open("x", encoding="utf-8") as file:  # of two that begin at once, one has it
+                # "x" lets only one of two concurrent runs create the file.
+                with directory.config.open("x", encoding="utf-8") as file:
                     file.write(config.to_toml())
                     file.flush()
                     os.fsync(file.fileno())
             except FileExistsError:
                 raise taken from None
+            # A half-written configuration would make this directory a run.
             except OSError:
                 directory.config.unlink()
                 raise
@@ -73,66 +75,55 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """The configuration of the run."""
         return self.path / "config.toml"
 
     @property
     def lock(self) -> Path:
-        """Versions and digests."""
         return self.path / "lock.json"
 
     @property
     def database(self) -> Path:
-        """Sessions, turns and rollouts."""
         return self.path / "run.db"
 
     @property
     def sessions(self) -> Path:
-        """Working directories of the agents."""
+        """Agents' working directories."""
         return self.path / "sessions"
 
     @property
     def checkpoints(self) -> Path:
-        """Weights that the run made, by version."""
         return self.path / "checkpoints"
 
     @property
     def weights(self) -> Path:
-        """A report on each update of the weights."""
         return self.path / "weights.json"
 
     @property
     def faults(self) -> Path:
-        """A line for each time that a fault came."""
         return self.path / "faults.jsonl"
 
     @property
     def witness(self) -> Path:
-        """The counts of the engines, each time that they served the run."""
         return self.path / "witness.json"
 
     @property
     def result(self) -> Path:
-        """The report of a complete run."""
         return self.path / "result.json"
 
     @property
     def samples_jsonl(self) -> Path:
-        """Samples, one JSON object per line."""
         return self.path / "samples.jsonl"
 
     @property
     def samples_parquet(self) -> Path:
-        """The same samples as a table."""
         return self.path / "samples.parquet"
 
     @property
     def is_complete(self) -> bool:
-        """The run has come to its end."""
         return self.result.is_file()
 
     def read_result(self) -> Json:
-        """The report of a complete run. Raises `RunError` when the file holds none."""
+        """Read the report. Raises `RunError` when it is not one."""
         with disk_failures(self.result):
             content = self.result.read_bytes()
         try:
@@ -142,34 +133,34 @@ class RunDirectory:
             raise RunError(f"{self.result}: expected the report of a run, got something else: {error!r}") from error
 
     def workdir(self, number: int) -> Path:
-        """The agent's working directory in rollout `number`."""
+        """Return the working directory of rollout `number`."""
         return self.sessions / str(number)
 
     def clear_workdir(self, number: int) -> None:
-        """Nothing is left of an earlier process that had begun rollout `number`, and was killed or interrupted."""
+        """Remove what an earlier process left of rollout `number`."""
         shutil.rmtree(self.workdir(number), ignore_errors=True)
 
     @contextmanager
     def occupy(self) -> Iterator[None]:
-        """Keep every other run out of this directory. Raises `RunError` when one is at work in it."""
+        """Lock the directory. Raises `RunError` when another run holds it."""
         with disk_failures(self.config), self.config.open("rb") as file:
             if not try_lock(file):
                 raise RunError(f"another run is at work in {self.path}; wait for it or stop it")
-            for path in self.path.glob(f".*{_UNFINISHED}"):  # a killed run was writing them
+            for path in self.path.glob(f".*{_UNFINISHED}"):  # left by a killed run
                 path.unlink()
             yield
 
     def write_text(self, path: Path, text: str) -> None:
-        """Put `text` into `path`, all or nothing."""
+        """Replace a file atomically."""
         with disk_failures(path), _replacing(path) as scratch:
             scratch.write_text(text, encoding="utf-8")
 
     def write_json(self, path: Path, value: Json) -> None:
-        """Put `value` into `path`, all or nothing."""
+        """Replace a file atomically."""
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_samples(self, samples: Iterable[Sample]) -> bool:
-        """Export `samples`; the result says whether there is a Parquet file too."""
+        """Export `samples`. Returns True if Parquet was written too."""
         with disk_failures(self.samples_jsonl), _replacing(self.samples_jsonl) as scratch:
             write_samples(samples, scratch)
         try:
@@ -182,7 +173,7 @@ class RunDirectory:
         return True
 
     def _is_unused(self) -> bool:
-        """There is nothing but what `create` makes before the configuration is whole."""
+        """Return True if it holds only what an unfinished `create` left."""
         if not self.path.is_dir():
             return False
         rest = [path for path in self.path.iterdir() if path != self.config or path.stat().st_size]
@@ -190,14 +181,14 @@ class RunDirectory:
 
 
 def new_run_path(suite: str) -> Path:
-    """Where a run of `suite` goes that was given no place: `runs/<suite>-<timestamp>`."""
+    """Return `runs/<suite>-<timestamp>`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = (RUNS / f"{_name_of(suite)}-{stamp}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 100))))
     return next(path for path in candidates if not path.exists())
 
 
 def latest_run(suite: str) -> RunDirectory:
-    """The newest run of `suite` that is not complete. Raises `RunError` when there is none."""
+    """Return the newest incomplete run. Raises `RunError` when there is none."""
     name = re.compile(re.escape(_name_of(suite)) + _STAMP)
     runs = (RunDirectory(path.parent) for path in sorted(RUNS.glob("*/config.toml"), reverse=True))
     unfinished = next((run for run in runs if name.fullmatch(run.path.name) and not run.is_complete), None)
@@ -212,13 +203,11 @@ def _name_of(suite: str) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` when the block ends well and vanishes when it does not.
-
-    One writer at a time: the run that occupies the directory.
-    """
+    """Yield a scratch path that replaces `path` on success. Single writer: the run that occupies the directory."""
     scratch = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         yield scratch
+        # Sync before the rename, or a crash could leave an empty file under the final name.
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
         scratch.replace(path)

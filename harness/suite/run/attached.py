@@ -1,13 +1,8 @@
-"""A session server or router that runs already, as the services of a suite: `harness run SUITE --server URL`.
+"""Run against a running session server or router: `harness run SUITE --server URL`.
 
-It has other users. So the run asks for nothing but its own sessions, by their ids: it neither shuts the gate, nor
-touches an engine, nor ends or deletes a session that it did not create. Scenarios that need more are refused before
-anything begins.
-
-The run keeps its books over HTTP. Every session is noted in the run's database before it is created, and is never
-deleted before the tokens it has sampled were counted; where the server cannot be asked for them, the session stays
-there, and the resumed run counts and deletes it. A server that is restarted meanwhile costs the rollouts that it
-failed: they run again on resume.
+The server has other users, so the run touches only its own sessions: no gate, no engine. Scenarios that need more are
+refused at the start. Each session is noted before its creation, and its tokens are counted before its deletion; if they
+cannot be, it stays for the resumed run. Rollouts that a server restart failed run again on resume.
 """
 
 import asyncio
@@ -40,30 +35,30 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _GREETING_S = 10.0
 _UNKNOWN = "unknown"
-"""The phase of a session that its server does not have."""
+"""Phase of a session that the server does not have."""
 
 
 class AttachedChoice(NamedTuple):
-    """A server that runs already, and the repeat guard that a scenario wants there."""
+    """A running server, and the required repeat guard."""
 
     url: str
     repeat_guard: RepeatTerminateConfig | None = None
 
     @classmethod
     def of(cls, folder: ScenarioFolder, url: str) -> "AttachedChoice":
-        """The server at `url` for `folder`; nothing else of the scenario's `[engine]` counts."""
+        """Return the choice for `folder`; of `[engine]`, only the guard applies."""
         spec = folder.scenario.engine.repeat_guard
         return cls(url, spec.config if spec is not None and spec.enabled else None)
 
     @property
     def key(self) -> str:
-        """The name of the choice in `lock.json`."""
+        """Name in `lock.json`."""
         guard = "" if self.repeat_guard is None else f" repeat_guard={self.repeat_guard.digest()[:12]}"
         return f"server={self.url}{guard}"
 
 
 class AttachedClient(SessionServerClient):
-    """A client that keeps the run's books: notes each session that it creates, and counts before it deletes."""
+    """Client that notes sessions before creating them and counts their tokens before deleting them."""
 
     def __init__(
         self, address: SessionServerAddress, sessions: AttachedSessions, deadlines: Deadlines | None = None
@@ -73,7 +68,7 @@ class AttachedClient(SessionServerClient):
         self._is_draining = False
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
-        """See `SessionServerClient`. Raises `StoreError` when the session cannot be noted."""
+        """See `SessionServerClient`. Raises `StoreError`."""
         while True:
             session_id = secrets.token_hex(16)
             self._sessions.note(session_id)
@@ -83,22 +78,22 @@ class AttachedClient(SessionServerClient):
             except SessionServerError as error:
                 if error.was_refused or 400 <= error.status < 500:
                     self._sessions.forget(session_id)
-                # A drain closed the session while it was created, and the client asked again with the same id.
+                # `SessionExists`: a drain closed the session during creation, and the client retried with the same id.
                 if error.code != SessionExists.code:
-                    raise  # of an error that is no refusal nobody knows whether there is a session now
+                    raise  # unless it was a refusal, the session may exist: it stays noted
         if self._is_draining:
             await self.drain(session.session_id)
         return session
 
     async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
-        """See `SessionServerClient`; the tokens of the session are counted."""
+        """See `SessionServerClient`. Counts the session's tokens."""
         collected = await super().collect(session_id, turn_rewards=turn_rewards)
         if collected.facts.phase != _UNKNOWN:
             self._sessions.keep(session_id, collected.session)
         return collected
 
     async def delete(self, session_id: str, end: RolloutEnd | None = None) -> None:
-        """See `SessionServerClient`; a session whose tokens cannot be counted in that time stays on the server."""
+        """See `SessionServerClient`. A session that cannot be counted in time stays."""
         if session_id in self._sessions.list_uncounted():
             try:
                 async with asyncio.timeout(self.deadlines.delete_s):
@@ -109,7 +104,7 @@ class AttachedClient(SessionServerClient):
         await super().delete(session_id, end)
 
     async def drain_own(self) -> None:
-        """Have no session of this run accept a further turn, those that are on their way included."""
+        """Drain this run's sessions, even those being created."""
         self._is_draining = True
         answers = await asyncio.gather(*map(self.drain, self._sessions.list_uncounted()), return_exceptions=True)
         errors = [each for each in answers if isinstance(each, BaseException)]
@@ -117,10 +112,7 @@ class AttachedClient(SessionServerClient):
             raise errors[0]
 
     async def delete_abandoned_sessions(self) -> int:
-        """Count and delete the sessions that are left from before; returns how many the server does not have.
-
-        Nobody knows any more how much those had sampled: they count as empty.
-        """
+        """Count and delete an earlier process's sessions. Returns how many the server lost."""
         missing = 0
         for session_id in self._sessions.list_uncounted():
             await self.end(session_id, within_s=self.deadlines.delete_s)
@@ -133,21 +125,21 @@ class AttachedClient(SessionServerClient):
 
 @dataclass(frozen=True, slots=True)
 class AttachedServices(Services):
-    """A session server that has other users, and an engine that this run knows nothing of."""
+    """A shared session server, whose engine this run does not control."""
 
     client: AttachedClient
     say: Callable[[str], None]
 
     @property
     def tokenizer(self) -> None:
-        """See `Services`; the server does not say."""
+        """See `Services`; the server does not report it."""
 
     def open_manager(self) -> SessionManager:
         """See `Services`."""
         return SessionManager(self.address.url, admin_token=self.address.admin_token, client=self.client)
 
     async def drain(self) -> None:
-        """See `Services`; the sessions of others go on."""
+        """See `Services`; other users' sessions go on."""
         await self.client.drain_own()
 
     async def close_abandoned_sessions(self) -> None:
@@ -157,7 +149,7 @@ class AttachedServices(Services):
             self.say(f"{missing} sessions of the run before are not on the server: what they sampled is not known")
 
     async def start_of_server(self) -> str:
-        """See `Services`. Raises `EngineUnavailable` when the server now serves something else."""
+        """See `Services`. Raises `EngineUnavailable` when it serves something else."""
         described = await self.client.describe(deadline_s=self.client.deadlines.read_s)
         changes = list(differences(self.identity, described.serves))
         if changes:
@@ -173,10 +165,10 @@ async def attach(
     say: Callable[[str], None],
     deadlines: Deadlines | None = None,
 ) -> AsyncIterator[AttachedServices]:
-    """The server of `choice` as services, for the time of the block; the books are kept in `database`.
+    """Yield the server as services; counts go to `database`.
 
-    Raises `SessionServerError` when it cannot be reached, and `ScenarioError` when it is none, wants another token, or
-    does not run the repeat guard that is wanted.
+    Raises `SessionServerError` when it cannot be reached, `ScenarioError` when it is not a session server, rejects the
+    token, or lacks the repeat guard.
     """
     address = SessionServerAddress(choice.url, admin_token)
     deadlines = deadlines or Deadlines()
@@ -191,7 +183,6 @@ async def attach(
 
 
 async def _describe(client: SessionServerClient, deadline_s: float) -> ServerDescription:
-    """The server's own description, when it is one and lets us in."""
     named = f"--server {client.address.url}"
     try:
         return await client.describe(deadline_s=deadline_s)

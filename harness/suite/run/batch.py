@@ -1,7 +1,6 @@
-"""The rollouts of one scenario, a bounded number at a time: run, score, record.
+"""Run, score and record one scenario's rollouts, a bounded number at a time.
 
-However a rollout goes, it becomes one record, durable before the next one of its worker begins. Order and number of
-workers change when a rollout runs, never what it is (I10).
+Order and concurrency never change a rollout's result (I10).
 """
 
 import asyncio
@@ -30,30 +29,27 @@ from harness.suite.scenarios.plan import PlannedRollout
 
 
 class Progress(Protocol):
-    """Says what a run is doing; drawing it is the caller's business.
-
-    Called from the run's event loop; must return quickly and must not raise.
-    """
+    """Receiver of a run's progress. Methods run in the event loop, must return quickly and not raise."""
 
     def say(self, text: str) -> None:
-        """Something the user wants to know, in one line."""
+        """Show one line to the user."""
 
     def begin(self, total: int, done: int) -> None:
-        """The run has `total` rollouts, of which `done` are not run again."""
+        """Begin a run of `total` rollouts, `done` of which do not run."""
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
-        """A rollout has begun."""
+        """Begin a rollout."""
 
     def look(self, sessions: Sequence[LiveSession]) -> None:
-        """How sessions that run stand now, about every second; the longest running ones where they are many."""
+        """Show running sessions, about once a second; the oldest if there are many."""
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """A rollout has ended and its record is durable."""
+        """End a rollout, whose record is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The rollouts of a scenario, and everything that they share."""
+    """Rollouts of a scenario and what they share."""
 
     manager: SessionManager
     services: Services
@@ -63,15 +59,16 @@ class RolloutBatch:
     progress: Progress
     interrupts: Interrupts
     faults: FaultInjector | None = None
-    """Injects the scenario's faults; None when it has none."""
+    """None without faults."""
     finished: FinishedSamples | None = None
-    """Has the samples while weights change; None when they do not."""
+    """None without weight updates."""
 
     async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
 
-        Raises `StoreError` when a record cannot be made durable; the other rollouts are then cancelled.
+        Raises `StoreError` for a record, and cancels the other rollouts.
         """
+        # One iterator for all workers keeps the order.
         waiting = iter(rollouts)
 
         async def work() -> None:
@@ -110,7 +107,7 @@ class RolloutBatch:
             metadata = planned.prompt.metadata | planned.prompt.check_metadata
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
-        if self.finished is not None:  # swept meanwhile
+        if self.finished is not None:  # an update may have scored more tokens during the check
             rollout = replace(rollout, samples=self.finished.record(planned.number))
         try:
             samples = reward_turns(rollout.samples, rollout.session, score.turn_rewards, score.reward)
@@ -118,20 +115,21 @@ class RolloutBatch:
         except ScenarioError as error:
             score = Score(error=f"{check.name if check else ''}: {error.message}")
         record = record_of(planned, rollout, score)
+        # After a stop request, the user and not the fault may have ended the rollout.
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
-            record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it
+            record = msgspec.structs.replace(record, met_fault=True)
         self.log.append(record)
-        if rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
+        if rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
         if problem is not None:
             raise problem
 
     async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
-        """`rollout`, blamed on its server when that was restarted or went away since `start` and it did not end well.
+        """Blame the server, so that the rollout runs again on resume.
 
-        Also when it ended well, but the server serves something else by now: its later turns may be of that. With the
-        error that ends the run when the server is gone.
+        Applies if the server restarted or vanished and the rollout did not end well, or if the server now serves something
+        different. The returned error ends the run.
         """
         problem: HarnessError | None = None
         detail, is_disturbed, may_be_mixed = "the session server was started anew meanwhile", False, False
@@ -141,6 +139,7 @@ class RolloutBatch:
             problem, detail, may_be_mixed = error, error.message, True
         except HarnessError as error:
             problem, detail, is_disturbed = error, "the session server went away meanwhile", True
+        # Even a good end may hide turns of another model.
         if not may_be_mixed and (not is_disturbed or rollout.outcome.kind in ENDED_WELL):
             return rollout, problem
         detail = f"{detail}; {rollout.outcome.detail}"
@@ -148,7 +147,7 @@ class RolloutBatch:
 
 
 def record_of(planned: PlannedRollout, rollout: Rollout, score: Score) -> RolloutRecord:
-    """Everything worth keeping of a rollout that has ended."""
+    """Build the record of a rollout."""
     return RolloutRecord(
         number=planned.number,
         group=planned.group,

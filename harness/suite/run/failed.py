@@ -1,8 +1,7 @@
-"""The rollouts of a run that failed, as `--only failed` chooses those that are played again.
+"""Select failed rollouts to replay: `--only failed`.
 
-A rollout failed when it came to an end that was neither its own nor a limit's. Its causes are its outcome (`crashed`,
-`timed_out`) and the party to blame (`agent`, `limit`): the words of the run's report. One that met a fault of its
-scenario ended as the scenario wanted to see, and one that was stopped with its run is unfinished: neither has failed.
+Rollouts fail unless they finish, hit a session limit, meet a fault of their scenario, or stop with the run. Causes are
+the outcome (`crashed`) and the party to blame (`agent`), as in the report.
 """
 
 from collections import Counter
@@ -20,13 +19,13 @@ _FAILING = [kind for kind in OutcomeKind if kind not in ENDED_WELL and kind is n
 
 @dataclass(frozen=True, slots=True)
 class FailedOnly:
-    """Failed rollouts, of all causes or of those in `causes`."""
+    """Failed rollouts, of all causes or of `causes`."""
 
     causes: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`failed` or `failed:CAUSE[,CAUSE]`. Raises `RunError` for anything else."""
+        """Parse `failed` or `failed:CAUSE[,CAUSE]`. Raises `RunError`."""
         word, colon, names = text.partition(":")
         causes = frozenset(name.strip() for name in names.split(",")) if colon else frozenset()
         if word != "failed" or "" in causes:
@@ -34,16 +33,16 @@ class FailedOnly:
         return cls(causes)
 
     def find(self, directory: RunDirectory) -> frozenset[int]:
-        """The numbers of these rollouts in the run of `directory`, maybe none.
+        """Return the numbers of these rollouts in a run.
 
-        Raises `RunError` for a cause that there is not, with those of this run, and when the run goes on elsewhere.
+        Raises `RunError` for an unknown cause, and while the run is executing.
         """
         with directory.occupy():
             records = read_rollouts(directory.database) if directory.database.is_file() else {}
         return self.choose(records)
 
     def choose(self, records: Mapping[int, RolloutRecord]) -> frozenset[int]:
-        """The numbers of these rollouts among `records`. Raises `RunError` for a cause that there is not."""
+        """Return their numbers among `records`. Raises `RunError` for an unknown cause."""
         failed = {number: causes for number, record in records.items() if (causes := _causes_of(record))}
         unknown = self.causes.difference(_FAILING, Cause)
         if unknown:
@@ -59,7 +58,7 @@ class FailedOnly:
 
 
 def _causes_of(record: RolloutRecord) -> tuple[str, ...]:
-    """Empty when the rollout has not failed."""
+    """Return the causes of a failure, else nothing."""
     if record.outcome not in _FAILING or record.met_fault:
         return ()
     return (record.outcome.value, *([record.cause.value] if record.cause else []))

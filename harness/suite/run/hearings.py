@@ -1,7 +1,6 @@
-"""The engines of a run are heard: their counters before its first session and after the last, against the ledger.
+"""Compare the engines' token counters with the ledger, by a reading before the first session and one after the last.
 
-A run costs two looks, however long it is; nothing is asked in between. `witness.json` in its directory has what they
-come to, an entry for each time that engines served it, so a run that is resumed has all of them.
+`witness.json` gets an entry each time that engines serve the run, so a resumed run keeps all.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import OwnServices, Services
 
 _SETTLE_S = 5.0
-"""The time that counters have to catch up with the replies; as a rule they need none of it."""
+"""Seconds for counters to catch up; usually unused."""
 _LOOK_EVERY_S = 0.1
 
 SHARED = "others use the server that it ran on"
@@ -28,9 +27,9 @@ SHARED = "others use the server that it ran on"
 
 @asynccontextmanager
 async def hear_engines(choice: str, services: Services, directory: RunDirectory) -> AsyncIterator[None]:
-    """Keep in `directory` what the engines of `services` sample while the block runs; nothing when it fails.
+    """Record what the engines sample during the block; nothing if it raises. Raises `StoreError`.
 
-    `choice` is their name in `lock.json`. Raises `StoreError`.
+    `choice` is their name in `lock.json`.
     """
     before = await _look(services, directory)
     yield
@@ -44,7 +43,7 @@ async def hear_engines(choice: str, services: Services, directory: RunDirectory)
 
 
 def read_hearings(directory: RunDirectory) -> list[Hearing]:
-    """Those that `directory` has. Raises `RunError` when its file is damaged."""
+    """Read `witness.json`. Raises `RunError` when it is damaged."""
     if not directory.witness.is_file():
         return []
     with disk_failures(directory.witness):
@@ -58,13 +57,12 @@ def read_hearings(directory: RunDirectory) -> list[Hearing]:
 
 
 class _Heard(msgspec.Struct):
-    """The content of `witness.json`."""
+    """Content of `witness.json`."""
 
     engines: list[Hearing]
 
 
 async def _look(services: Services, directory: RunDirectory) -> Look:
-    """The engines before the ledger: a token that comes in between is too many here, which is looked at again."""
     engines: dict[str, EngineCount] = {}
     problem = SHARED
     if isinstance(services, OwnServices):
@@ -76,6 +74,7 @@ async def _look(services: Services, directory: RunDirectory) -> Look:
                 engines[name] = await provider.count_sampled()
         except EngineError as error:
             problem = error.message
+    # Engines before ledger: a token in between makes the ledger too large, and the caller then reads again.
     tokens = await asyncio.to_thread(count_tokens, directory.database)
     unknown = await asyncio.to_thread(count_unheard, directory.database)
     kills = sum(firing.action == "kill_server" for firing in FaultLog(directory.faults).read())

@@ -1,9 +1,7 @@
-"""Ctrl+C, once and twice: the first asks the run to end well, the second makes it end now.
+"""Ctrl+C or SIGTERM, once and twice.
 
-    first   nothing new starts; sessions are drained, agents stop at their next model call
-    second  agents are killed
-
-SIGTERM counts as Ctrl+C. An end that takes time is visible: the callbacks say what is being waited for.
+first   start nothing new, drain sessions; agents stop at their next model call
+second  kill the agents
 """
 
 import asyncio
@@ -18,13 +16,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl+C does, so that it closes what it has opened; in the main thread."""
+    """Make SIGTERM end the block like Ctrl+C, releasing its resources. Main thread only."""
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        by_keyboard = signal.getsignal(signal.SIGINT)  # a loop that runs has one that cancels its task
+        by_keyboard = signal.getsignal(signal.SIGINT)  # a running loop installs one that cancels its task
         if callable(by_keyboard):
             by_keyboard(signal.SIGINT, frame)
-        else:  # ignored, as of a job in the background of a script
+        else:  # ignored, as in a script's background job
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -35,7 +33,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 class Interrupts:
-    """How often somebody has asked this process to stop."""
+    """Stop requests to this process."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -43,16 +41,14 @@ class Interrupts:
 
     @property
     def is_requested(self) -> bool:
-        """Nothing new may start."""
         return self.first.is_set()
 
     def request(self) -> None:
-        """Ask once more."""
         (self.second if self.first.is_set() else self.first).set()
 
     @contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Count the signals of the terminal for the time of the block; needs the running loop of the main thread."""
+        """Count signals during the block, in the main thread's running loop."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.request)
@@ -64,7 +60,7 @@ class Interrupts:
 
     @asynccontextmanager
     async def until_request(self) -> AsyncIterator[None]:
-        """A block that the first request ends where it waits; `is_requested` tells whether it was run to its end."""
+        """End the block silently at the first request; then check `is_requested`."""
 
         async def expire() -> None:
             await self.first.wait()
@@ -78,13 +74,14 @@ class Interrupts:
                 finally:
                     watching.cancel()
         except TimeoutError:
+            # Not from a request: a timeout inside the block.
             if not scope.expired():
                 raise
 
     async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` to its end; the first request calls `drain`, the second cancels `work`.
+        """Run `work`; the first request calls `drain`, the second cancels `work`.
 
-        Returns when `work` has ended, cancelled or not; `is_requested` tells whether it was left alone.
+        Never raises the cancellation; check `is_requested`.
         """
 
         async def watch() -> None:
@@ -93,6 +90,7 @@ class Interrupts:
             try:
                 await self.second.wait()
             finally:
+                # After the second request, or when `work` ended first.
                 draining.cancel()
                 running.cancel()
                 await asyncio.gather(draining, return_exceptions=True)

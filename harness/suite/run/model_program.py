@@ -1,12 +1,9 @@
-"""The model of a scenario that makes its own: `[train] model_program`.
+"""Build a scenario's own model: `[train] model_program`.
 
     python PROGRAM OUT --seed SEED
 
-writes a folder that the engine can load (`config.json`, `*.safetensors`, tokenizer, chat template) into the empty
-folder OUT. It runs in the environment of the harness, in the folder of the scenario, and does not outlive the harness.
-
-The folder is made once for a seed and for the content of every file that the program may read: it lies in the cache
-under their digest, so a changed program makes a new one.
+writes a loadable folder (`config.json`, `*.safetensors`, tokenizer, chat template) into the empty folder OUT. The
+program runs in the scenario's folder and the harness's environment, and dies with the harness.
 """
 
 import asyncio
@@ -33,9 +30,9 @@ _LAST_WORDS = 500  # characters of what a program said that are worth a reader's
 
 
 async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S) -> Path:
-    """The folder of the model that `program` makes with `seed`, from the cache when it is there.
+    """Return the model's folder, cached by seed and the content of the scenario's files.
 
-    Raises `ModelError` when the program fails, is late, or leaves something that is no model.
+    Raises `ModelError` when the program fails, is late, or leaves no model.
     """
     recipe = await asyncio.to_thread(_recipe, program, seed)
     name = f"{program.parent.name}-{recipe['digest'][:16]}-{seed}"
@@ -56,7 +53,7 @@ async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S)
 
 
 def _recipe(program: Path, seed: int) -> dict[str, str]:
-    """All that determines the bytes of the folder, as far as anybody knows."""
+    """Return all that is known to determine the model."""
     digest, folder = hashlib.sha256(), program.parent
     for path in _files_in(folder):
         name = path.relative_to(folder).as_posix()
@@ -66,7 +63,7 @@ def _recipe(program: Path, seed: int) -> dict[str, str]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Every file that was put there by hand: none of a cache, of version control, or of a run that was begun there."""
+    """Yield hand-written files: no caches, version control or runs."""
     for path in sorted(folder.iterdir()):
         if path.is_file():
             yield path
@@ -95,6 +92,7 @@ async def _run(program: Path, built: Path, seed: int, deadline_s: float) -> None
         except TimeoutError:
             raise ModelError(f"{program} made no model within {deadline_s:g} s") from None
         finally:
+            # Even after success: the program's children may live on.
             signal_group(process.pid, signal.SIGKILL)
             await process.communicate()
             reap(process.pid)

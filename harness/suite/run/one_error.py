@@ -1,4 +1,4 @@
-"""Of the failures of concurrent tasks, the one that a run ends with."""
+"""Reduce concurrent failures to one error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from harness.errors import HarnessError
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Concurrent failures become one error: the first that was raised on purpose, else the first."""
+    """Raise one error of a group: the first `HarnessError`, else the first."""
     try:
         yield
     except BaseExceptionGroup as group:

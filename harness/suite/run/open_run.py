@@ -1,4 +1,4 @@
-"""How a run comes to its directory: a new one, or one that is taken up where it stopped."""
+"""Create a run's directory, or resume one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ from harness.suite.scenarios.folder import find_scenarios
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run that is ready to be executed."""
+    """A run ready to execute."""
 
     selection: SuiteSelection
     directory: RunDirectory
 
 
 def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
-    """A new run of `suite` in `out`, which trains or only plays.
+    """Begin a run of `suite` in `out`.
 
-    Raises `RunError` when `out` is taken, `ScenarioError` when the suite is wrong.
+    Raises `RunError` when `out` is taken, `ScenarioError` for a wrong suite.
     """
     try:
         selection = select(suite, overrides, trains=trains)
@@ -33,10 +33,9 @@ def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: boo
 
 
 def resume_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
-    """The run in `out`, the run directory `suite`, or the newest unfinished run of `suite`.
+    """Resume the run in `out`, the run directory `suite`, or the suite's newest unfinished run.
 
-    Raises `RunError` when there is none, when it is a run of something else or of the other kind, or when its
-    configuration has changed.
+    Raises `RunError` when there is none, or when suite, command or configuration differ.
     """
     names_run = _is_run_directory(suite)
     path = out if out is not None or not names_run else Path(suite)

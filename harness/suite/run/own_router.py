@@ -1,8 +1,4 @@
-"""The router of a run: a gateway in front of its engine servers, and sessions that come through it.
-
-The gateway ends with the run, however that ends. A scenario that asks for several lanes means all of them, so no
-session begins before every one can be chosen.
-"""
+"""Open a run's router: a gateway in front of its engine servers. It ends with the run."""
 
 import asyncio
 import os
@@ -18,7 +14,7 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.router import GatewayKind
 
 _JOIN_S = 300.0
-"""Longer than the self-test of an engine on a busy CPU."""
+"""Longer than an engine's self-test on a busy CPU."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -26,9 +22,9 @@ _LOOK_EVERY_S = 0.1
 async def open_router(
     urls: Sequence[str], chat_tokenizer: ChatTokenizer, settings: ServerSettings, say: Callable[[str], None]
 ) -> AsyncIterator[Routed]:
-    """A router in front of the workers at `urls`, with a gateway of its own; the caller serves sessions from its pool.
+    """Yield a router, with its own gateway, in front of `urls`. The caller serves sessions from its pool.
 
-    Raises `LaneError` or `ModelError` when the gateway cannot be installed or started.
+    Raises `LaneError` or `ModelError` when the gateway cannot start.
     """
     loop = asyncio.get_running_loop()
 
@@ -49,7 +45,7 @@ async def open_router(
 
 
 async def all_join(routed: Routed, urls: Sequence[str]) -> None:
-    """Return when sessions may go to every worker. Raises `EngineUnavailable` when one does not join."""
+    """Wait until every worker accepts sessions. Raises `EngineUnavailable`."""
     missing = {*urls}
     try:
         async with asyncio.timeout(_JOIN_S):

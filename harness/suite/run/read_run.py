@@ -1,8 +1,4 @@
-"""A run directory, read back: what its rollouts came to, without SQL and without the program that made it.
-
-Reading takes no lock and writes nothing, so a run that still goes on, or was killed, can be looked at. The rollouts are
-those that had ended when it was read; `result.json` is only asked how the run ended.
-"""
+"""Read a run directory, without locking or writing, even while the run executes or after a kill."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,39 +18,34 @@ from harness.suite.run.report import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The contents of a run directory."""
+    """Contents of a run directory."""
 
     path: Path
     status: RunStatus | None
-    """How the run ended; None of one that goes on, or was stopped or killed before it was complete."""
+    """None for a run that is executing, stopped or killed."""
     rollouts: tuple[RolloutRecord, ...]
-    """Those that have ended, by number; of a rollout that ran more than once the last attempt."""
+    """Ended rollouts by number, last attempts only."""
     ledger: Ledger
-    """Where every token went that the run's engines sampled. Tokens of sessions without a final rollout, one that
-    still runs included, are dropped as `interrupted`."""
+    """Every token that the run's engines sampled. Tokens without a final rollout are `interrupted`."""
     witness: Witness
-    """The engines' account of it, by their own counters."""
+    """Comparison with the engines' counters."""
 
     @property
     def samples(self) -> ExportedSamples:
-        """Iterates over the samples that a trainer gets, as in `samples.jsonl`: those of final rollouts, in order.
-
-        `index` is the number of a sample's rollout and `group_index` its prompt's. Only one rollout's samples are in
-        memory at a time; each iteration reads them anew from `run.db`.
-        """
+        """Samples of final rollouts, as in `samples.jsonl`. Each iteration reads `run.db`, one rollout at a time."""
         return ExportedSamples([rollout for rollout in self.rollouts if rollout.is_final])
 
     @property
     def outcomes(self) -> Mapping[OutcomeKind, int]:
-        """How many rollouts ended in which way."""
+        """Rollouts per outcome."""
         return Counter(rollout.outcome for rollout in self.rollouts)
 
 
 def read_run(path: Path | str) -> RecordedRun:
-    """The run in the directory `path`, complete or not; nothing is written or locked.
+    """Read a run, complete or not.
 
-    Raises `RunError` when `path` is no run directory or holds a damaged report, `StoreError` when its database cannot
-    be read, and `LedgerImbalance` when its tokens do not add up.
+    Raises `RunError` when `path` is not a run or its report is damaged, `StoreError` when its database cannot be read,
+    and `LedgerImbalance`.
     """
     directory = RunDirectory(Path(path))
     if not directory.config.is_file():
@@ -72,7 +63,7 @@ def read_run(path: Path | str) -> RecordedRun:
             raise RunError(f"{path} is a complete run without its {directory.database.name}: the rollouts are gone")
         return RecordedRun(directory.path, None, (), Ledger(), Witness.of([], Ledger()))
     hearings = read_hearings(directory)
-    # The order matters: a rollout that ends in between has its tokens in the ledger, as `interrupted`.
+    # Rollouts before ledger: a rollout that ends in between then counts as `interrupted`, and the ledger balances.
     rollouts = tuple(read_rollouts(directory.database).values())
     ledger = ledger_of(directory.database, [rollout for rollout in rollouts if rollout.is_final])
     return RecordedRun(directory.path, status, rollouts, ledger, Witness.of(hearings, ledger))

@@ -1,4 +1,4 @@
-"""The results of a run, as data: printed at its end, written to `result.json`, and given to `--json`."""
+"""Results of a run: printed, in `result.json`, and for `--json`."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -18,12 +18,11 @@ from harness.types import Json
 
 
 class RunStatus(StrEnum):
-    """How a run ended."""
+    """Final status of a run."""
 
     PASSED = "passed"
-    """Complete, and every check holds."""
     CHECKS_FAILED = "checks_failed"
-    """Complete, and a check does not hold."""
+    """Complete, but a check failed."""
     INTERRUPTED = "interrupted"
     """Stopped by the user; can be resumed."""
     INFRASTRUCTURE = "infrastructure"
@@ -40,18 +39,16 @@ EXIT_OF_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ScenarioReport:
-    """One scenario of a run."""
+    """Results of one scenario."""
 
     name: str
     planned: int
-    """Sessions that the scenario asks for."""
+    """Sessions in the scenario."""
     records: Sequence[RolloutRecord]
-    """Those that have ended."""
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
-    """A report on each of its faults."""
     replayed: int = 0
-    """Of the sessions that have ended, those that had done so before and were played again on request."""
+    """Sessions replayed on request."""
 
     @classmethod
     def of(
@@ -62,10 +59,7 @@ class ScenarioReport:
         hearings: Sequence[Hearing] = (),
         replayed: Collection[int] = (),
     ) -> "ScenarioReport":
-        """The report of `folder` on its rollouts, its faults, and the times that its engines were heard.
-
-        `replayed` are the numbers of rollouts that were played again, maybe of other scenarios, too.
-        """
+        """Report on `folder`. `replayed` may include other scenarios' rollouts."""
         scenario = folder.scenario
         verdicts = [
             *judge(scenario.checks, records),
@@ -77,42 +71,38 @@ class ScenarioReport:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Sessions by outcome."""
         return Counter(record.outcome.value for record in self.records)
 
     @property
     def turns(self) -> int:
-        """Model calls."""
         return sum(record.session.turns for record in self.records)
 
     @property
     def ledger(self) -> Ledger:
-        """Where the tokens of the sessions went."""
         return total(record.ledger for record in self.records)
 
     @property
     def truncated_turns(self) -> int:
-        """Turns that ended at a length limit or by the repeat guard."""
+        """Turns ended by a length limit or the repeat guard."""
         return sum(record.session.truncated_turns for record in self.records)
 
     @property
     def repeat_terminated_turns(self) -> int:
-        """Turns that the engine says its repeat guard ended."""
+        """Turns that the engine's repeat guard ended."""
         return sum(record.session.repeat_terminated_turns for record in self.records)
 
     @property
     def tool_calls(self) -> int:
-        """Tool calls that the model made."""
         return sum(record.session.tool_calls for record in self.records)
 
     @property
     def dropped_trailing_turns(self) -> int:
-        """Turns that are in no sample because an earlier one of their branch is incomplete."""
+        """Turns missing in samples after an incomplete one."""
         return count_dropped_turns(self.records)
 
     @property
     def remarks(self) -> Counter[str]:
-        """What the servers remarked on the samples of sessions, with the number of sessions."""
+        """Server remarks, with their number of sessions."""
         return Counter(remark for record in self.records for remark in record.session.remarks)
 
     @property
@@ -122,11 +112,11 @@ class ScenarioReport:
 
     @property
     def is_final(self) -> bool:
-        """Every session has come to an end of its own."""
+        """True if no session has to run again."""
         return len(self.records) == self.planned and all(record.is_final for record in self.records)
 
     def to_json(self) -> Json:
-        """The form of `result.json`."""
+        """Return the form of `result.json`."""
         return {
             "name": self.name,
             "sessions": self.planned,
@@ -165,36 +155,33 @@ class ScenarioReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A whole run."""
+    """Results of a run."""
 
     directory: Path
     status: RunStatus
     scenarios: Sequence[ScenarioReport]
     ledger: Ledger
-    """Of every session in the run's database, those of abandoned attempts included."""
+    """Includes abandoned attempts."""
     witness: Witness
-    """The engines' own account of it."""
     samples: int
-    """Exported to `samples.jsonl`."""
+    """Number exported."""
     has_parquet: bool
     seconds: float
     is_guarded: bool = False
-    """An engine of the run was proven to have a repeat guard."""
+    """True if an engine proved its repeat guard."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit code of the command that ran it."""
         return EXIT_OF_STATUS[self.status]
 
     @property
     def is_complete(self) -> bool:
-        """There is nothing left to run."""
         return self.status in (RunStatus.PASSED, RunStatus.CHECKS_FAILED)
 
     @property
     def telemetry(self) -> Json:
-        """The telemetry that a trainer logs of the run; the keys are fixed."""
-        # Each scenario has versions of its own.
+        """Telemetry for a trainer; the keys are fixed."""
+        # Sum per scenario: each has its own weight versions.
         met = [next_versions(scenario.records) for scenario in self.scenarios]
         possible = NextVersions(sum(each.possible for each in met), sum(each.met for each in met))
         return {
@@ -212,7 +199,7 @@ class RunReport:
         }
 
     def to_json(self) -> Json:
-        """The form of `result.json`."""
+        """Return the form of `result.json`."""
         return {
             "status": self.status.value,
             "exit_code": int(self.exit_code),
@@ -228,7 +215,7 @@ class RunReport:
 
 
 def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:
-    """The status of a run with these scenarios."""
+    """Return the run's status."""
     if not all(scenario.is_final for scenario in scenarios):
         return RunStatus.INTERRUPTED if was_interrupted else RunStatus.INFRASTRUCTURE
     holds = all(verdict.holds for scenario in scenarios for verdict in scenario.verdicts)
@@ -236,5 +223,5 @@ def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> 
 
 
 def ledger_json(ledger: Ledger) -> Json:
-    """A ledger with its difference, which is 0."""
+    """Add the difference, which is 0."""
     return {**ledger.to_json(), "difference": ledger.difference}

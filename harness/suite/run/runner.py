@@ -1,10 +1,9 @@
-"""Runs a suite from its plan to its report.
+"""Run a suite from its plan to its report.
 
-    for every engine the scenarios ask for: serve it, and run the rollouts of each scenario on it
+    for every engine that scenarios need: serve it, run each scenario's rollouts on it
     then: export the samples, check the ledger, write the report
 
-A run ends early by an engine that does not start, a full disk, a bug, or the user. In each case the records up to then
-are durable and the next run takes up from them; `result.json` is written only when there is nothing left to do.
+An error or the user may end a run early; records are durable, and the next run continues from them.
 """
 
 import time
@@ -40,27 +39,27 @@ from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """One run of a suite in its directory; executing it again takes up what is left."""
+    """A run in its directory. Executing it again continues it."""
 
     selection: SuiteSelection
     directory: RunDirectory
     progress: Progress
     interrupts: Interrupts
     concurrency: int | None = None
-    """Rollouts at a time; None lets every scenario decide."""
+    """None uses each scenario's."""
     admin_token: str | None = None
-    """Of the server that runs already, where the run has one."""
+    """Token of the attached server."""
     deadlines: Deadlines | None = None
-    """How long that server may take."""
+    """Deadlines for the attached server."""
     only: Collection[int] | None = None
-    """Numbers of the rollouts to play, those that are final played again; None plays those that are not."""
+    """Rollouts to play, even if final; None plays those that are not."""
     otlp_endpoint: str | None = None
-    """The collector that a session server of the run sends spans to; None sends none."""
+    """Collector for spans, if any."""
 
     async def execute(self) -> RunReport:
-        """Run the rollouts that are not final, or those in `only`, then report on everything.
+        """Run the rollouts in `only`, or all that are not final, and report. Raises `HarnessError`.
 
-        Raises the `HarnessError` that ends a run; when the user ended it, the report says so.
+        A stop by the user is not an error.
         """
         began = time.monotonic()
         with self.directory.occupy(), RolloutLog(self.directory.database) as log:
@@ -70,7 +69,7 @@ class SuiteRun:
             wanted = unfinished if self.only is None else self.only
             pending = [rollout for rollout in plan if rollout.number in wanted]
             self.progress.begin(len(plan), len(plan) - len(pending))
-            if pending:  # a report of before would say that the run is complete
+            if pending:  # an old report would mark the run complete
                 self.directory.result.unlink(missing_ok=True)
             self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
             with one_error():
@@ -140,7 +139,7 @@ class SuiteRun:
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
 
     def _report(self, records: Mapping[int, RolloutRecord], began: float, *, was_stopped: bool) -> RunReport:
-        """Export, check the ledger, and write `result.json` when the run is complete."""
+        """Export the samples, check the ledger, and write `result.json` if complete."""
         final = [record for record in records.values() if record.is_final]
         samples = ExportedSamples(final)
         ledger = account_run(self.directory.database, final, samples)

@@ -1,4 +1,4 @@
-"""The engine of a scenario and a session server in front of it, in this process, for the time of a block."""
+"""Serve a scenario's engine, with a session server in front, in this process."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -36,34 +36,32 @@ _GATE_S = 10.0
 
 
 class EngineChoice(NamedTuple):
-    """An engine that a scenario asks for; scenarios with equal choices share one."""
+    """An engine. Scenarios with equal choices share one."""
 
     name: str
     model: str
     script: Path | None
     repeat_guard: RepeatTerminateConfig | None = None
     weights_of: str | None = None
-    """The scenario that changes its weights; no other one runs on it afterwards."""
+    """Scenario that changes the weights; no other runs on it afterwards."""
     faults_of: str | None = None
-    """The scenario whose faults it meets; no other one runs on it."""
+    """Scenario with faults; no other runs on it."""
     lanes: tuple[LaneEngine, ...] = ()
-    """The engine servers to be started."""
+    """Engine servers to start."""
     workers: tuple[str, ...] = ()
-    """Addresses of those that run already, for the router."""
+    """Running engine servers, for the router."""
     has_router: bool = False
-    """A router stands in front of both."""
     forces_tokens: bool = False
-    """Its sessions bring a script."""
+    """True if sessions bring a script."""
     template: Path | None = None
-    """The chat template in the place of the model's."""
+    """Replaces the model's."""
     model_program: Path | None = None
-    """Makes the model, in the place of `model`."""
+    """Makes the model, instead of `model`."""
     model_seed: int = 0
-    """For the program."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
-        """The engine of `folder`."""
+        """Return the choice of `folder`."""
         scenario, spec, services = folder.scenario, folder.scenario.engine, folder.scenario.services
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if scenario.weights else None
@@ -89,7 +87,7 @@ class EngineChoice(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the choice in `lock.json`."""
+        """Name in `lock.json`."""
         guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
         weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
         faults = None if self.faults_of is None else f"faults_of={self.faults_of}"
@@ -102,40 +100,37 @@ class EngineChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Services(ABC):
-    """A session server that rollouts are run against."""
+    """A session server for rollouts."""
 
     address: SessionServerAddress
-    """With the token that opens its admin verbs."""
+    """With admin token."""
     model: str
-    """Name that agents ask for."""
+    """Name for agents."""
     identity: Json
-    """Of what it serves, for `lock.json`."""
+    """For `lock.json`."""
     engines: list[str]
-    """The programs that sample, with their versions."""
+    """Programs that sample, with versions."""
 
     @property
     @abstractmethod
     def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer, where it is known."""
+        """Folder, if known."""
 
     @abstractmethod
     def open_manager(self) -> SessionManager:
-        """Runs the rollouts."""
+        """Return a manager of rollouts."""
 
     @abstractmethod
     async def drain(self) -> None:
-        """Close every open session of the run for good; it gets no new ones."""
+        """Close the run's sessions for good; no new ones begin."""
 
     @abstractmethod
     async def close_abandoned_sessions(self) -> None:
-        """Close the sessions that a run before this one left open."""
+        """Close sessions that an earlier process left open."""
 
     @abstractmethod
     async def start_of_server(self) -> str:
-        """Stands for the time since the server was started: another value after the next start.
-
-        Raises `SessionServerError` when the server is gone.
-        """
+        """Return a value that changes when the server restarts. Raises `SessionServerError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ class OwnServices(Services):
     engine: TokenProvider
     model_dir: Path
     seams: Seams | None = None
-    """The places where faults are applied; None without faults."""
+    """None without faults."""
 
     @property
     def tokenizer(self) -> Path:
@@ -157,24 +152,26 @@ class OwnServices(Services):
         return SessionManager(self.address.url, admin_token=self.address.admin_token)
 
     async def drain(self) -> None:
-        """See `Services`; new ones are refused."""
+        """See `Services`; the server refuses new sessions."""
         async with SessionServerClient(self.address) as server:
             await server.gate().drain(deadline_s=_GATE_S)
 
     async def close_abandoned_sessions(self) -> None:
-        """See `Services`; the gate that it left shut is opened, for its holders are gone with that run."""
+        """See `Services`."""
         async with SessionServerClient(self.address) as server:
             for session in await server.sessions():
                 await server.delete(session.session_id)
+            # The holders died with the earlier process.
             for hold in (await server.gate().report(deadline_s=_GATE_S)).holds:
                 try:
                     await server.gate(hold.holder).resume(deadline_s=_GATE_S)
                 except SessionServerError as error:
-                    if error.code != HoldExpired.code:  # it has run out just now
+                    if error.code != HoldExpired.code:  # it expired just now
                         raise
 
     async def start_of_server(self) -> str:
-        """See `Services`; the run is the only one to restart it, by a fault, and knows whom that hit."""
+        """See `Services`."""
+        # Constant: only a fault restarts this server, and the injector knows the affected rollouts.
         return ""
 
 
@@ -182,9 +179,9 @@ class OwnServices(Services):
 async def serve_engine(
     choice: EngineChoice, database: Path, say: Callable[[str], None], *, otlp_endpoint: str | None = None
 ) -> AsyncIterator[OwnServices]:
-    """Services for `choice` whose sessions are kept in `database`, and which send spans to a collector if there is one.
+    """Serve `choice`, with sessions in `database`.
 
-    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
+    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not start.
     """
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await find_model(choice)
@@ -203,7 +200,7 @@ async def serve_engine(
         kind, urls = _servers_of(choice, lanes)
         engine_servers, seams, around = None, None, alone
         if choice.faults_of is not None and urls:
-            urls, network = await stack.enter_async_context(open_network(urls))  # which can be broken
+            urls, network = await stack.enter_async_context(open_network(urls))  # faults can break it
             engine_servers = EngineServers(network, lanes)
         engine: TokenProvider
         if choice.has_router:
@@ -227,15 +224,15 @@ async def serve_engine(
         identity = serving_identity(engine.capabilities, chat_tokenizer)
         if choice.has_router:
             await all_join(routed, urls)
-            identity["engine"] = choice.name  # not that of the worker that was there first
+            identity["engine"] = choice.name  # not the first worker's name
         address = SessionServerAddress(url, admin_token)
         yield OwnServices(address, engine.capabilities.model, identity, programs_of(engine), engine, model_dir, seams)
 
 
 def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[str, Sequence[str]]:
-    """The kind and the addresses of the engine servers; none when the engine is in this process."""
+    """Return kind and addresses of the engine servers; none for an engine in this process."""
     if choice.has_router:
-        return "", [*(lane.url for lane in lanes), *choice.workers]  # it learns their kinds from them
+        return "", [*(lane.url for lane in lanes), *choice.workers]  # the router asks the servers for their kinds
     if lanes:
         return choice.lanes[0].protocol, [lane.url for lane in lanes]
     named = EngineName.parse(choice.name)
@@ -243,14 +240,14 @@ def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[st
 
 
 async def find_model(choice: EngineChoice) -> Path:
-    """The folder of the model, which is fetched or made where it is missing. Raises `ModelError`."""
+    """Return the model's folder, downloaded or made if missing. Raises `ModelError`."""
     if choice.model_program is not None:
         return await make_model(choice.model_program, choice.model_seed)
     return await asyncio.to_thread(model_folder, choice)
 
 
 def model_folder(choice: EngineChoice) -> Path:
-    """The folder of the model that has a name; an engine that plays a script needs no weights in it."""
+    """Return a named model's folder. An engine that plays a script needs no weights."""
     folder = Path(choice.model).expanduser()
     has_servers = choice.lanes or choice.workers
     if not has_servers and EngineName.parse(choice.name).plays_script:

@@ -1,9 +1,4 @@
-"""The sessions of a run while they run, looked at once a second.
-
-One small request, by the ids of the sessions that have run longest, at most as many as one request takes: a run looks
-at its own sessions only, also on a server that has others. Watching is for a reader alone: a server that does not
-answer in time, say because a fault has just killed it, is asked again a second later, and nothing else comes of it.
-"""
+"""Watch a run's sessions, once a second, for display. Errors only cost a look."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,28 +18,29 @@ _ANSWER_S = 5.0
 
 
 class LiveSession(NamedTuple):
-    """A session that runs, as it was a moment ago."""
+    """A running session, as last seen."""
 
     name: str
-    """Scenario and number of the rollout."""
+    """Scenario and rollout number."""
     state: str
-    """What it waits for; a `SessionState`, or whatever a server says that is newer than this program."""
+    """A `SessionState`, or one of a newer server."""
     turns: int
     """Recorded."""
     tokens: int
-    """Sampled so far, as far as they have come."""
+    """Sampled and received so far."""
 
 
 @asynccontextmanager
 async def watch_sessions(
     manager: SessionManager, address: SessionServerAddress, look: Callable[[Sequence[LiveSession]], None]
 ) -> AsyncIterator[None]:
-    """In the block, `look` is told once a second how the rollouts of `manager` stand."""
+    """Call `look` with the manager's sessions once a second."""
 
     async def keep_looking() -> None:
         async with SessionServerClient(address) as server:
             while True:
                 await asyncio.sleep(_EVERY_S)
+                # By id: a shared server has other users' sessions. `_MOST` is the limit of one request.
                 names = {each: _name(task.session["metadata"]) for each, task in islice(manager.live.items(), _MOST)}
                 try:
                     seen = await server.look(list(names), deadline_s=_ANSWER_S)

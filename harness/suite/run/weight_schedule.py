@@ -1,8 +1,7 @@
-"""Weights that change while a scenario runs: `[weights]` in `scenario.toml`.
+"""Change weights while a scenario runs: `[weights]` in `scenario.toml`.
 
-Each update waits for its moment, which the session server's list of sessions shows, and is carried out as a trainer
-would. The checkpoints are made before the first session begins and stay in the run directory, so that
-every logprob of the samples can be checked against them.
+Updates wait for their moment, seen in the server's list of sessions, and proceed like a trainer's. Checkpoints are made
+beforehand and stay in the run directory, so that every logprob can be verified.
 """
 
 import asyncio
@@ -40,16 +39,16 @@ async def change_weights(
     directory: RunDirectory,
     say: Callable[[str], None],
 ) -> AsyncIterator[None]:
-    """While the block runs, the updates of `weights` come one after the other; those it leaves no time for do not come.
+    """Carry out the updates of `weights` in order during the block; those not due by its end are skipped.
 
-    Samples that are `finished` are swept before each, and when the block has ended. Raises `ScenarioError` before
-    anything begins when the engines have had updates, and what an update raises when the block has ended.
+    Sweeps `finished` samples before each update and after the block. Raises `ScenarioError` at the start unless the
+    engines are at version 0, and errors of updates at the end.
     """
     if weights is None or finished is None:
         yield
         return
     assert isinstance(services, OwnServices), "a server that others use keeps its weights"
-    if known_version(services.engine.weight_version):  # of workers that ran before
+    if known_version(services.engine.weight_version):  # workers that were running may have had updates
         raise ScenarioError(
             f"weights: expected engines at version 0, for the n-th update brings version n; they serve version"
             f" {services.engine.weight_version}: load the first weights as version 0, or start them anew"
@@ -70,16 +69,13 @@ async def change_weights(
 
 @dataclass(slots=True)
 class _Watch:
-    """The sessions as they have been seen so far."""
-
     turns_of: dict[str, int] = field(default_factory=dict)
     live: list[SessionSummary] = field(default_factory=list)
     was_in_flight: set[str] = field(default_factory=set)
-    """Sessions that had a turn in flight in the look before this one, too."""
+    """Sessions with a turn in flight in the last two looks."""
     ended: int = 0
 
     def look(self, sessions: list[SessionSummary]) -> None:
-        """Take in the sessions of now."""
         now = {each.session_id for each in sessions}
         self.ended += sum(each.session_id not in now for each in self.live)
         before = {each.session_id for each in self.live if each.turns_in_flight}
@@ -89,11 +85,10 @@ class _Watch:
 
     @property
     def turns(self) -> int:
-        """Turns of all sessions so far."""
         return sum(self.turns_of.values())
 
     def is_time(self, update: PlannedUpdate, since: "_Watch") -> bool:
-        """Whether the moment of `update` is now; `since` is how things stood after the update before."""
+        """Return True if `update` is due; `since` is the state after the previous one."""
         if self.turns < since.turns + update.after_turns:
             return False
         match update.when:
@@ -132,7 +127,6 @@ class _Schedule:
         self._reports: list[Json] = []
 
     async def run(self) -> None:
-        """Carry out every update at its moment."""
         watch = _Watch()
         async with SessionServerClient(self._services.address) as server:
             for version, update in enumerate(self._weights.updates, start=1):
@@ -141,6 +135,7 @@ class _Schedule:
                 while not watch.is_time(update, since):
                     await asyncio.sleep(_LOOK_EVERY_S)
                     watch.look(await server.sessions())
+                # A session collected after this sweep has met the live version.
                 await self._sweep_sessions(server)
                 late = await self._finished.catch_up(deadline_s=self._budget.sweep_s + self._budget.gate_s)
                 if late:
@@ -149,25 +144,24 @@ class _Schedule:
                 self._finished.write()
 
     async def settle_the_last(self) -> None:
-        """No update follows, and no session is left: score what waits for the weights that the scenario ends with."""
+        """Score what waits for the final weights, after the last session."""
         request = await self._sweep_request()
         if request is not None and self._can_score:
             await sweep_samples([self._services.engine], self._finished.samples, request)
         self._finished.write()
 
     async def _sweep_sessions(self, server: SessionServerClient) -> None:
-        """A session that is collected from now on has met the live version."""
         request = await self._sweep_request()
-        with suppress(SessionServerError, TimeoutError):  # the update sweeps again, and reports
+        with suppress(SessionServerError, TimeoutError):  # the update sweeps again and reports problems
             if request is not None:
                 async with asyncio.timeout(request.budget_s + self._budget.gate_s):
                     await server.sweep(request)
 
     async def _sweep_request(self) -> SweepRequest | None:
-        """For the live version; None when nobody knows it."""
+        """Return a request for the live version, if known."""
         try:
             await self._services.engine.read_version()
-        except EngineError:  # an update meets the same, and reports
+        except EngineError:  # the update meets the same error and reports it
             return None
         version = known_version(self._services.engine.weight_version)
         if version is None:

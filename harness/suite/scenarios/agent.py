@@ -1,8 +1,4 @@
-"""The agent of a scenario, ready to play: a program with its environment, or a function in this process.
-
-Programs print into the log of their rollout. A function prints where the harness prints, and there standard output
-belongs to the result of the command: for the time of the block everything printed goes to standard error.
-"""
+"""Open a scenario's agent: a program or a function."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -16,11 +12,12 @@ from harness.suite.scenarios.folder import ScenarioFolder
 
 @asynccontextmanager
 async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
-    """Who plays `folder`, for the time of the block.
+    """Yield the agent of `folder`.
 
-    Raises `AgentError` when a program's environment cannot be built, `ScenarioError` when a function cannot be loaded.
+    Raises `AgentError` for a program's environment, `ScenarioError` for a function that cannot be loaded.
     """
     if folder.agent_function is not None:
+        # Standard output belongs to the result of the command. Programs print into the log of their rollout.
         with redirect_stdout(sys.stderr):
             yield folder.agent_function.load()
         return

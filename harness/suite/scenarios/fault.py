@@ -1,8 +1,6 @@
-"""`[[faults]]` of a `scenario.toml`: the things that go wrong, and when.
+"""`[[faults]]` of a `scenario.toml`. `suite/faults` carries them out.
 
-A fault has one trigger and one action. Actions on one session happen once to every session that they name, actions on
-everything once per run of the scenario; a `probability` is drawn anew for every turn.
-`timeline.py` decides which fault is due when, the actions are in `actions.py`, both in `suite/faults`.
+A fault on one session happens once per session, one on everything once per run.
 """
 
 from typing import Annotated, Literal, Self
@@ -27,14 +25,14 @@ Action = Literal[
 ]
 
 ON_EVERYTHING: frozenset[Action] = frozenset({"drain", "pause", "kill_engine", "kill_server", "end_rollout"})
-"""Actions that concern every session, whichever one triggers them."""
+"""Actions that affect all sessions, whichever triggers them."""
 ON_THE_NETWORK: frozenset[Action] = frozenset(
     {"engine_500", "engine_hang", "cut_connection", "slow_network", "malformed_reply"}
 )
-"""Actions on the way between the session server and the engine, on one request."""
+"""Actions on one request between session server and engine."""
 
 SIGNALS: frozenset[Action] = frozenset({"kill_agent", "stop_agent"})
-"""Actions on the process group of an agent."""
+"""Actions on an agent's process group."""
 
 _NEEDS_SECONDS: frozenset[Action] = frozenset({"pause", "slow_network"})
 _TAKES_SECONDS: frozenset[Action] = _NEEDS_SECONDS | {
@@ -49,24 +47,23 @@ _TRIGGERS = ("at_turn", "at_second", "probability")
 
 
 class Fault(BaseModel):
-    """One thing that goes wrong."""
+    """A fault to inject."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     action: Action
-    """The thing that goes wrong."""
     at_turn: int | None = Field(default=None, ge=1)
-    """When a session makes its n-th model call, from 1."""
+    """Trigger: a session's n-th model call, from 1."""
     at_token: int | None = Field(default=None, ge=1)
-    """With `at_turn`: not before so many tokens of that turn have been sampled."""
+    """With `at_turn`: after that many sampled tokens."""
     at_second: float | None = Field(default=None, ge=0)
-    """So long after the scenario began."""
+    """Trigger: seconds since the scenario began."""
     probability: float | None = Field(default=None, gt=0, le=1)
-    """Of every turn, drawn from the seed of its session: the same seed, the same faults."""
+    """Trigger: chance per turn, drawn from the session's seed."""
     sessions: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    """The sessions that trigger it and that it acts on, by their position in the scenario; without it all of them."""
+    """Positions of the sessions it watches and affects; default: all."""
     seconds: float | None = Field(default=None, gt=0)
-    """How long it lasts; without it as long as the action says (docs/scenarios.md)."""
+    """Duration; the default depends on the action (docs/scenarios.md)."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -83,12 +80,11 @@ class Fault(BaseModel):
 
     @property
     def is_on_everything(self) -> bool:
-        """It concerns every session."""
         return self.action in ON_EVERYTHING
 
     @property
     def trigger(self) -> str:
-        """When it comes, in words."""
+        """The trigger in words."""
         if self.at_second is not None:
             return f"at second {self.at_second:g}"
         if self.probability is not None:
@@ -96,5 +92,5 @@ class Fault(BaseModel):
         return f"at turn {self.at_turn}" + (f", token {self.at_token}" if self.at_token else "")
 
     def names(self, session: int) -> bool:
-        """Whether `session` is one of its sessions."""
+        """Return True if the fault covers `session`."""
         return self.sessions is None or session in self.sessions

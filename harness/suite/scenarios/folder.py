@@ -1,9 +1,4 @@
-"""Scenarios as folders: `scenario.toml`, `instruction.md`, `check.py` and the files these name.
-
-`find_scenarios` turns a word of the command line into scenarios: the name of a bundled one, a folder with
-a `scenario.toml`, or a folder of such folders (a suite). Files are checked when a folder is loaded, not when a session
-needs them.
-"""
+"""Scenarios as folders. Loading checks all files, so a wrong scenario fails before its first session."""
 
 import hashlib
 import json
@@ -36,27 +31,26 @@ CHECK_FILE = "check.py"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFolder:
-    """A scenario and where its files are."""
+    """A scenario and its files."""
 
     directory: Path
     scenario: Scenario
     instruction: str
-    """Content of `instruction.md`; empty when every prompt has a text of its own."""
+    """Content of `instruction.md`, if any."""
 
     @property
     def name(self) -> str:
-        """The scenario's name."""
         return self.scenario.name
 
     @property
     def check(self) -> Path | None:
-        """`check.py`; None when sessions are not scored."""
+        """Path of `check.py`, if sessions are scored."""
         path = self.directory / CHECK_FILE
         return path if path.is_file() else None
 
     @property
     def agent_function(self) -> FunctionFile | None:
-        """The function that plays the scenario; None where a program does."""
+        """The agent's function; None for a program."""
         if self.scenario.agent.function is None:
             return None
         file, _, name = self.scenario.agent.function.rpartition(":")
@@ -64,10 +58,7 @@ class ScenarioFolder:
 
     @property
     def agent_script(self) -> Path:
-        """The script, the profile or the program of the agent: a path in the folder, or a bundled agent.
-
-        Raises `ScenarioError` when there is no bundled agent of that name.
-        """
+        """Script or profile, in the folder or bundled. Raises `ScenarioError` for an unknown name."""
         profile = self.scenario.agent.profile
         assert profile is not None, "a function plays the scenario"
         if profile.endswith((".py", ".toml")) or "/" in profile or self.file(profile).is_file():
@@ -76,7 +67,7 @@ class ScenarioFolder:
 
     @property
     def agent_command(self) -> tuple[str, ...]:
-        """The agent as a command line, its files by their paths; empty of a script, a profile and a bundled agent."""
+        """Command line with resolved paths; empty for a script, profile or bundled agent."""
         profile = self.scenario.agent.profile or ""
         words = shlex.split(profile)
         program = words and (str(self.file(words[0])) if self.file(words[0]).is_file() else shutil.which(words[0]))
@@ -86,11 +77,11 @@ class ScenarioFolder:
         return (program, *(str(self.file(word)) if self.file(word).is_file() else word for word in words[1:]))
 
     def file(self, name: str) -> Path:
-        """The absolute path of a file that `scenario.toml` names."""
+        """Return a file's absolute path."""
         return (self.directory / name).resolve()
 
     def find_template(self) -> Path | None:
-        """The chat template that takes the place of the model's. Raises `ScenarioError` when there is no such one."""
+        """Return the chat template that replaces the model's. Raises `ScenarioError`."""
         name = self.scenario.engine.template
         try:
             return None if name is None else find_template(name, self.directory)
@@ -98,11 +89,11 @@ class ScenarioFolder:
             raise ScenarioError(f"{self.directory / SCENARIO_FILE}: engine.template: {error.message}") from None
 
     def text_of(self, prompt: Prompt) -> str:
-        """The instruction of the sessions of `prompt`."""
+        """Return the instruction for `prompt`."""
         return self.instruction if prompt.text is None else prompt.text
 
     def session_script(self) -> Json:
-        """`engine.script` as that of a session. Raises `ScenarioError` where it holds what no session can bring."""
+        """Return `engine.script` as a session script. Raises `ScenarioError` for steps that a session cannot force."""
         name = self.scenario.engine.script
         assert name is not None, "nothing is forced without a script"
         steps: list[Json] = []
@@ -118,7 +109,7 @@ class ScenarioFolder:
         return {"steps": steps}
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file besides `scenario.toml` that decides how a session goes."""
+        """Return the SHA-256 of every other file that affects sessions."""
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
         files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
@@ -129,7 +120,7 @@ class ScenarioFolder:
             script = Path(command[0]) if command else self.agent_script
             present |= {f"agent/{number}": Path(word) for number, word in enumerate(command) if Path(word).is_file()}
             present["agent"] = script
-            if script.suffix == ".toml":  # what it installs and starts stands beside it
+            if script.suffix == ".toml":  # the files that a profile installs and starts are beside it
                 present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
         else:  # which may import its neighbors
             function = self.agent_function.path
@@ -138,7 +129,7 @@ class ScenarioFolder:
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
-    """The scenario in `directory`. Raises `ScenarioError`, one line per problem."""
+    """Load a scenario. Raises `ScenarioError` with one line per problem."""
     path = directory / SCENARIO_FILE
     try:
         data = tomllib.loads(_read_text(path))
@@ -160,9 +151,9 @@ def load_scenario(directory: Path) -> ScenarioFolder:
 
 
 def find_scenarios(where: str) -> list[ScenarioFolder]:
-    """The scenarios that `where` names, sorted by folder.
+    """Return the scenarios of a folder, a folder of folders (a suite), or a bundled name, sorted by folder.
 
-    Raises `NothingSelected` when there are none, `ScenarioError` when one is wrong.
+    Raises `NothingSelected`, or `ScenarioError` when one is wrong.
     """
     directory = Path(where).expanduser()
     if directory.name == SCENARIO_FILE and directory.is_file():
@@ -188,12 +179,12 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
 
 
 def bundled_scenarios() -> list[ScenarioFolder]:
-    """The scenarios that ship with the harness."""
+    """Return the bundled scenarios."""
     return find_scenarios(str(bundled_directory("scenarios")))
 
 
 def check_files(folder: ScenarioFolder, source: Path) -> None:
-    """Raises `ScenarioError` naming the first key whose file is missing, or is none that it can be."""
+    """Raise `ScenarioError` for the first missing or unusable file."""
     scenario = folder.scenario
     named = [("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)]
     if scenario.train is not None:
@@ -221,14 +212,15 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
 
 
 def _read_prompts(path: Path) -> list[Json]:
-    """The prompts in `path`, one JSON object per line. Raises `ScenarioError` that names the line."""
     prompts = []
-    # Only at line breaks: JSON may have other separators of lines in its texts.
+    # Not `splitlines()`: JSON strings may contain other line separators, such as U+2028.
     for number, line in enumerate(_read_text(path).removesuffix("\n").split("\n"), start=1):
         where = Path(f"{path}:{number}")
         try:
             data = json.loads(line)
-            tomli_w.dumps({"prompt": data}).encode()  # as a run records it: TOML has no null, UTF-8 no half characters
+            # A run records prompts as TOML, which has no null, in UTF-8, which has no lone surrogates.
+            tomli_w.dumps({"prompt": data}).encode()
+        # RecursionError: deeply nested JSON.
         except (ValueError, TypeError, RecursionError) as error:
             raise ScenarioError(
                 f"{where}: expected a prompt as JSON without null, got {line[:60]!r}: {error}"

@@ -1,7 +1,6 @@
-"""From scenarios to the list of rollouts to run: who plays what, with which seed.
+"""Plan the rollouts of scenarios. Rollout `number` is the same in every run and resume.
 
-The plan depends on the scenarios and their seeds alone, never on concurrency, time or what ran before (I10); rollout
-`number` is the same in every run and every resume of one configuration.
+The plan depends on scenarios and seeds alone, never on concurrency, time or earlier runs (I10).
 """
 
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from harness.types import Json
 
 @dataclass(frozen=True, slots=True)
 class PlannedRollout:
-    """One session to run."""
+    """A session to run."""
 
     number: int
-    """Position in the run, from 0; names the session's folder and is the `index` of its samples."""
+    """Position in the run, from 0; `index` of its samples."""
     group: int
-    """Position of the prompt in the run; the `group_index` of the samples."""
+    """Position of the prompt in the run; `group_index` of the samples."""
     folder: ScenarioFolder
     prompt: Prompt
     seed: int
@@ -41,7 +40,7 @@ class PlannedRollout:
 
 
 def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
-    """Every rollout of `folders`, the samples of a group next to each other."""
+    """Plan all rollouts of `folders`, with groups contiguous."""
     planned: list[PlannedRollout] = []
     group = 0
     for folder in folders:

@@ -1,8 +1,6 @@
-"""The content of `scenario.toml`, as strict models: no unknown keys, no silent conversions.
+"""Content of `scenario.toml` as strict models: no unknown keys, no silent conversions.
 
-A scenario is one situation to put a model into: an agent, prompts, limits, and the checks that decide whether a run of
-it passed. Every prompt is a group of `samples_per_prompt` sessions. This module knows the words and their ranges; the
-files around them are read in `folder.py`.
+Each prompt is a group of `samples_per_prompt` sessions.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ SCHEMA_VERSION = 1
 
 
 def require_running_servers(name: str) -> EngineName:
-    """The parts of `name`. Raises `ScenarioError` unless it names servers that run."""
+    """Parse `name`. Raises `ScenarioError` unless it names running servers."""
     engine = EngineName.parse(name)
     if not engine.urls:
         raise ScenarioError(f"expected a server that runs, such as sglang=http://127.0.0.1:30000, got {name!r}")
@@ -44,6 +42,7 @@ def _checked_by(parse: Callable[[str], EngineName]) -> AfterValidator:
         try:
             parse(name)
         except ScenarioError as error:
+            # The parser's message is complete, so `validation.py` must not add "expected ..., got ...".
             raise PydanticCustomError(WHOLE_SENTENCE, "{sentence}", {"sentence": error.message}) from None
         return name
 
@@ -51,7 +50,7 @@ def _checked_by(parse: Callable[[str], EngineName]) -> AfterValidator:
 
 
 KnownEngine = Annotated[str, _checked_by(EngineName.parse)]
-"""`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
+"""`local`, `scripted`; `sglang`, `vllm` (started by the run); `sglang=URL[,URL]`, `vllm=URL[,URL]` (running)."""
 
 
 RunningServers = Annotated[str, _checked_by(require_running_servers)]
@@ -63,21 +62,20 @@ class _Strict(BaseModel):
 
 
 class AgentSpec(_Strict):
-    """The program or function that plays the scenario."""
+    """Program or function that plays the scenario."""
 
     profile: str | None = None
-    """Name of a bundled agent (`harness agent list`), the path of a script with a PEP 723 header or of a profile
-    (`*.toml`), or any other command line, whose files are those of the scenario."""
+    """Bundled agent (`harness agent list`), script with a PEP 723 header, profile (`*.toml`), or command line."""
     function: str | None = None
-    """`FILE.py:NAME`, in the place of a program: an async function in a file of the scenario, trusted code."""
+    """`FILE.py:NAME` instead of a program: an async function, trusted code."""
     game: str | None = None
-    """Python file with a `Game` that the agent talks to; handed over as `HARNESS_GAME`."""
+    """Python file with a `Game`, passed as `HARNESS_GAME`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Added to the environment of the agent."""
+    """Additional environment variables."""
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS_FILE`."""
+    """Arguments of every model call, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)
-    """The agent is stopped after this many seconds."""
+    """Seconds until the agent is stopped."""
 
     @field_validator("function")
     @classmethod
@@ -98,71 +96,68 @@ class AgentSpec(_Strict):
 
     @property
     def name(self) -> str:
-        """The profile or the function."""
         return self.profile or self.function or ""
 
 
 class RepeatGuardSpec(_Strict):
-    """The repeat guard that the engine must run: the keys and defaults of `RepeatTerminateConfig`, but enabled."""
+    """Repeat guard that the engine must run. Defaults as in `RepeatTerminateConfig`, but enabled."""
 
     enabled: bool = True
-    """False does without, whatever the environment says."""
+    """False overrides the environment."""
     min_new_tokens: int = RepeatTerminateConfig.min_new_tokens
-    """Nothing triggers while fewer tokens have been generated."""
+    """Tokens before the guard can trigger."""
     max_consecutive_token_repeats: int = RepeatTerminateConfig.max_consecutive_token_repeats
-    """This many identical tokens in a row trigger; 0 is off."""
+    """Identical tokens in a row that trigger; 0 is off."""
     ngram_size: int = RepeatTerminateConfig.ngram_size
-    """Length of the n-gram at the end of the output; 0 is off."""
+    """Length of the n-gram at the output's end; 0 is off."""
     ngram_repeats: int = RepeatTerminateConfig.ngram_repeats
-    """This many times the n-gram back to back triggers; 0 and 1 are off."""
+    """Adjacent repeats of the n-gram that trigger; 0 and 1 are off."""
     max_object_keys: int | None = RepeatTerminateConfig.max_object_keys
-    """This many occurrences of the tokens of `"object_` trigger."""
+    """Occurrences of the tokens of `"object_` that trigger."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        _ = self.config  # which raises
+        _ = self.config  # raises for values that do not fit together
         return self
 
     @property
     def config(self) -> RepeatTerminateConfig:
-        """The configuration of engines."""
         return RepeatTerminateConfig(**self.model_dump())
 
 
 class EngineSpec(_Strict):
-    """The engine that answers the agent's model calls."""
+    """Engine of the agent's model calls."""
 
     name: KnownEngine = "local"
     model: str = "smollm2-135m-instruct"
-    """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
+    """Catalogue name, HuggingFace folder or hub id; the scripted engine uses its tokenizer."""
     template: str | None = None
-    """Chat template in the place of the model's: the name of one of ours, or a file of the scenario."""
+    """Chat template instead of the model's: bundled name or file."""
     script: str | None = None
-    """Script of the scripted engine, a file of the scenario."""
+    """File with the scripted engine's script."""
     force_script: bool = False
-    """Any other engine says the script, too: as that of each session, its delays left out."""
+    """Force other engines to say the script, without its delays."""
     repeat_guard: RepeatGuardSpec | None = None
-    """The engine runs this repeat guard or does not start; without it, the environment's, if there is one."""
+    """Guard without which the engine does not start. Default: the environment's."""
 
 
 class LaneGroup(_Strict):
     """Engine servers of one kind."""
 
     engine: Literal["sglang", "vllm", "local"]
-    """The program; `local` is the harness's own engine as a server."""
+    """Program; `local` is the harness's engine as a server."""
     count: int = Field(default=1, ge=1, le=16)
-    """How many of them."""
 
 
 class ServicesSpec(_Strict):
-    """The servers of a scenario: those that a run starts for it and ends with it, and engines that run already."""
+    """Servers to start for the scenario, and running engines."""
 
     lanes: list[LaneGroup] = Field(default_factory=list)
-    """Engine servers on this machine's CPU; all serve `engine.model`."""
+    """Engine servers on this machine's CPU, serving `engine.model`."""
     workers: list[RunningServers] = Field(default_factory=list)
-    """Engine servers that run already, for the router; `--worker` puts others in the place of those of its kind."""
+    """Running engine servers for the router; `--worker` replaces those of its kind."""
     router: bool = False
-    """Sessions come through a router, with a gateway of its own, in front of lanes and workers."""
+    """Put a router, with its own gateway, in front."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -176,7 +171,7 @@ class ServicesSpec(_Strict):
         return self
 
     def with_workers(self, workers: Sequence[str]) -> "ServicesSpec":
-        """`workers` in the place of the lanes and the workers of their kinds, behind a router."""
+        """Return a copy with `workers` behind a router, in place of others of their kinds."""
         kinds = {EngineName.parse(worker).kind for worker in workers}
         lanes = [lane for lane in self.lanes if lane.engine not in kinds]
         others = [worker for worker in self.workers if EngineName.parse(worker).kind not in kinds]
@@ -184,14 +179,14 @@ class ServicesSpec(_Strict):
 
 
 class Prompt(_Strict):
-    """One group of sessions."""
+    """A group of sessions."""
 
     text: str | None = None
-    """The instruction; without it the agent gets `instruction.md`."""
+    """Instruction; default: `instruction.md`."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the agent, to its game and to the check."""
+    """Data for agent, game and check."""
     check_metadata: dict[str, Any] = Field(default_factory=dict)
-    """For the check alone, which finds it among the metadata: the answer that the agent is to find."""
+    """Metadata for the check alone, such as the answer."""
 
     @model_validator(mode="after")
     def _says_everything_once(self) -> Self:
@@ -202,17 +197,17 @@ class Prompt(_Strict):
 
 
 class LimitsSpec(_Strict):
-    """The most that a session may use up."""
+    """Limits of a session."""
 
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
     tokens_per_session: int | None = Field(default=None, ge=1)
     staleness: int | None = Field(default=None, ge=0)
-    """Weight updates that a branch may have met and still go on."""
+    """Weight updates that a branch may span."""
 
 
 class Sampling(_Strict):
-    """Sampling parameters that override what the agent asks for."""
+    """Sampling parameters that override the agent's."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -221,93 +216,91 @@ class Sampling(_Strict):
 
 
 class PlannedUpdate(_Strict):
-    """One change of the weights under the running sessions."""
+    """One change of the weights."""
 
     when: Literal["in_turn", "in_tool_call", "session_ended"]
-    """The moment: a turn is being sampled, a session sits between two turns, or a session has just ended."""
+    """Moment: a turn is being sampled, a session is between turns, or one has just ended."""
     after_turns: int = Field(default=1, ge=0)
-    """Not before the sessions have made so many more turns together."""
+    """Turns of all sessions since the previous update, at least."""
 
 
 class Weights(_Strict):
-    """Weights that change while the scenario runs: version n is a checkpoint made on the spot."""
+    """Weight updates while the scenario runs, with generated checkpoints."""
 
     updates: list[PlannedUpdate] = Field(min_length=1)
-    """In their order; the first one brings version 1."""
+    """In order; the first brings version 1."""
     noise: float = Field(default=0.02, gt=0)
-    """How far each checkpoint is from the model, in standard deviations of its tensors."""
+    """Distance from the model, in standard deviations of each tensor."""
     mode: Literal["abort", "keep"] = "abort"
-    """The fate of turns in flight: they end and go on with a new request, or they freeze."""
+    """Turns in flight: `abort` ends them and continues with a new request, `keep` freezes them."""
     sweep_s: float = Field(default=60.0, gt=0)
-    """Time for scoring what waits for the version that is about to go, before each update."""
+    """Seconds to score, before an update, tokens that wait for the outgoing version."""
 
 
 class Checks(_Strict):
-    """The conditions that a finished run must meet; the ledger is checked in every run, asked or not."""
+    """Conditions on a finished run. The ledger is always checked."""
 
     min_finished: int | None = Field(default=None, ge=0)
-    """Sessions whose agent ended by itself, or at a limit of the session."""
+    """Sessions whose agent ended by itself or at a limit."""
     min_reward_mean: float | None = None
-    """Mean reward over the sessions that have one."""
+    """Mean over the sessions with a reward."""
     min_turns: int | None = Field(default=None, ge=1)
     """Model calls in every session."""
     min_tool_calls: int | None = Field(default=None, ge=0)
-    """Tool calls that the model made, over all sessions."""
+    """Over all sessions."""
     min_truncated_turns: int | None = Field(default=None, ge=0)
-    """Turns that ended at a length limit or by the repeat guard, over all sessions."""
+    """Turns ended by a length limit or the repeat guard."""
     expect_dropped_trailing_turns: bool | None = None
-    """Whether samples lost the turns after an incomplete one (true), or none did (false)."""
+    """Samples lost turns after an incomplete one (true), or none did (false)."""
     min_policy_versions: int | None = Field(default=None, ge=1)
-    """Different weights that sampled tokens, over all samples."""
+    """Weight versions that sampled tokens."""
     min_proximal_tokens: int | None = Field(default=None, ge=1)
-    """Tokens whose proximal logprob is that of their next version, over all samples."""
+    """Tokens scored under their next weight version."""
     min_proximal_share: float | None = Field(default=None, gt=0, le=1)
-    """The same as a share of the tokens whose next version has been live."""
+    """Share of those among tokens whose next version was live."""
     expect_faults_fired: bool = True
-    """Every fault of the scenario came at least once."""
+    """Every fault fired at least once."""
     expect_witness_agrees: bool = True
-    """The engines' own counters say no token more or less than the ledger has or calls unknown, where they can tell."""
+    """Engines' token counters confirm the ledger, where comparable."""
     check_deadline_s: float = Field(default=10.0, gt=0)
-    """Time for `check.py` to score one session."""
+    """Seconds for `check.py` per session."""
 
 
 class Scenario(_Strict):
     """A `scenario.toml`."""
 
     schema_version: Literal[1]
-    """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     description: str
-    """One sentence for the reader of `harness scenario list`."""
+    """One sentence for `harness scenario list`."""
     agent: AgentSpec
     engine: EngineSpec = Field(default_factory=EngineSpec)
     services: ServicesSpec | None = None
-    """Engine servers and a router, in the place of `engine.name`; without it the engine is that."""
+    """Engine servers and a router, instead of `engine.name`."""
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     prompts_file: str | None = None
-    """A file of the scenario, in the place of `prompts`: one prompt per line, as JSON."""
+    """File with one JSON prompt per line, instead of `prompts`."""
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
     after_incomplete: Literal["refuse", "serve"] = "refuse"
-    """The answer of a session after a turn that was cut: nothing more, or (for evaluation) the next turn."""
+    """After an incomplete turn, refuse calls or (for evaluation) serve them."""
     template_variables: dict[str, JsonValue] = Field(default_factory=dict)
-    """Variables of the chat template, such as `enable_thinking`, for every session."""
+    """Chat template variables, such as `enable_thinking`."""
     seed: int = Field(default=0, ge=0)
-    """Seeds of the sessions derive from it."""
+    """Base of the session seeds."""
     concurrency: int = Field(default=4, ge=1)
-    """Sessions at a time, unless `-n` says otherwise."""
+    """Sessions at a time; `-n` overrides it."""
     weights: Weights | None = None
-    """Weights that change under the sessions; without it they stay."""
     faults: list[Fault] = Field(default_factory=list)
-    """The faults that come while the scenario runs."""
     train: TrainSpec | None = None
-    """How `harness train` trains on it; without it the scenario cannot be trained on."""
+    """Required for `harness train`."""
     checks: Checks = Field(default_factory=Checks)
 
     @field_validator("faults")
     @classmethod
     def _name_sessions_that_exist(cls, faults: list[Fault], info: ValidationInfo) -> list[Fault]:
+        # 0 if those keys are wrong themselves.
         count = len(info.data.get("prompts", ())) * info.data.get("samples_per_prompt", 0)
         beyond = sorted({each for fault in faults for each in fault.sessions or () if count and each >= count})
         if beyond:
@@ -350,16 +343,15 @@ class Scenario(_Strict):
 
     @property
     def variables(self) -> Json:
-        """The part of the body of `POST /sessions` that sets variables; a profile's stay where it sets none."""
+        """Template variables for `POST /sessions`; empty keeps a profile's."""
         return {"template_variables": self.template_variables} if self.template_variables else {}
 
     @property
     def forces_tokens(self) -> bool:
-        """Its sessions have a script, because the engine has none of its own."""
+        """True if sessions bring a script because the engine has none."""
         own = self.services is None and EngineName.parse(self.engine.name).plays_script
         return self.engine.force_script and not own
 
     @property
     def session_count(self) -> int:
-        """Sessions of one run."""
         return len(self.prompts) * self.samples_per_prompt

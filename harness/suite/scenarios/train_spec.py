@@ -1,8 +1,6 @@
-"""`[train]` of a `scenario.toml`: what `harness train` makes of the scenario's rollouts.
+"""`[train]` of a `scenario.toml`: steps, rollouts to train on, and loss.
 
-The scenario says who plays what; these tables say how many rollouts make a step, which of them are trained, and by
-which loss. Groups are the scenario's: `samples_per_prompt` rollouts of one prompt. This module knows the words and
-their ranges, and nothing of the rooms that carry them out.
+A group is `samples_per_prompt` rollouts of one prompt.
 """
 
 from typing import Literal, Self
@@ -15,18 +13,18 @@ class _Strict(BaseModel):
 
 
 class LossSpec(_Strict):
-    """The loss of a trained token, and what the sum over a step is divided by."""
+    """Token loss and normalizer."""
 
     name: Literal["cross_entropy", "ppo", "grpo", "decoupled_ppo"] = "grpo"
-    """`grpo` is `ppo`, a clipped ratio to the policy that sampled, with advantages of groups."""
+    """`grpo` is `ppo` (a clipped ratio to the sampling policy) with group advantages."""
     normalizer: Literal["tokens", "sequences", "rollouts"] = "tokens"
-    """Of the whole step: trained tokens, segments, or rollouts."""
+    """Count over the step: trained tokens, segments or rollouts."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio counts down to 1 minus this."""
+    """Lower clip of the ratio: 1 minus this."""
     clip_high: float = Field(default=0.2, gt=0)
-    """The ratio counts up to 1 plus this."""
+    """Upper clip of the ratio: 1 plus this."""
     weight_cap: float = Field(default=2.0, gt=0)
-    """The most that a token weighs in `decoupled_ppo` because its proximal policy likes it better."""
+    """Cap on a token's proximal-to-behavior weight in `decoupled_ppo`."""
 
 
 class OptimizerSpec(_Strict):
@@ -37,79 +35,80 @@ class OptimizerSpec(_Strict):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
-    """The gradient of a step is scaled down to this norm."""
+    """Largest gradient norm."""
 
 
 class PackingSpec(_Strict):
-    """How segments become packs."""
+    """Packing of segments."""
 
     length: int = Field(default=4096, ge=2)
     """Tokens of a pack."""
     lookahead: int = Field(default=64, ge=1)
     """Segments that a pack may choose from."""
     too_long: Literal["error", "drop", "cut"] = "error"
-    """What becomes of a segment that is longer than a pack."""
+    """Handling of segments longer than a pack."""
 
 
 class BatchSpec(_Strict):
-    """The rollouts of a step as a trainer counts that thinks in batches: their product."""
+    """Rollouts of a step, as a product."""
 
     per_device: int = Field(default=1, ge=1)
-    """Rollouts of one batch."""
+    """Rollouts per batch."""
     gradient_accumulation: int = Field(default=1, ge=1)
-    """Batches of one update."""
+    """Batches per update."""
 
 
 class CheckpointSpec(_Strict):
-    """Model folders that outlive the run; what `--resume` needs is always kept."""
+    """Model folders to keep besides those that `--resume` needs."""
 
     every: int = Field(default=0, ge=0)
-    """After each so many steps; 0 keeps the last one only."""
+    """Steps between checkpoints; 0 keeps only the last."""
 
 
 class TrainSpec(_Strict):
-    """How the scenario is trained on."""
+    """Training settings."""
 
     rollouts_per_step: int = Field(default=0, ge=0)
-    """Exactly so many make a step: a multiple of `samples_per_prompt`; 0 takes the product of `batch`."""
+    """Multiple of `samples_per_prompt`; 0 uses the product of `batch`."""
     batch: BatchSpec = Field(default_factory=BatchSpec)
     decode_micro_batch: int = Field(default=0, ge=0)
-    """Rollouts that are generated at once; 0 takes the scenario's `concurrency`."""
+    """Rollouts generated at once; 0 uses `concurrency`."""
     over_sampling: int = Field(default=0, ge=0)
-    """Groups that are begun beyond those that a step wants; what is not whole when the step is complete is ended."""
+    """Groups begun beyond a step's need; incomplete ones end with the step."""
     partial: Literal["drop", "resume"] = "drop"
-    """The fate of rollouts that over-sampling ends: their tokens are dropped, or the next step takes them up."""
+    """Rollouts that over-sampling ends: drop, or resume in the next step."""
     group_filter: Literal["none", "zero_variance"] = "none"
-    """Groups that are dropped and made up for: those in which all rewards are equal."""
+    """Drop and replace groups whose rewards are all equal."""
     most_dropped: int = Field(default=0, ge=0)
-    """Groups of a step that a filter may drop; at least 1 with a filter."""
+    """Groups per step that a filter may drop, at least 1."""
     advantage: Literal["standardized", "reward", "rollout", "turn", "return_to_go"] = "standardized"
-    """Of a rollout: the distance of its reward from the mean of its group, in standard deviations; or the reward; or
-    an estimator of `samples.credit`, the last two of which credit single turns."""
+    """`standardized` (reward minus group mean, in standard deviations), `reward`, or an estimator of `samples.credit`.
+    `turn` and `return_to_go` credit single turns.
+    """
     discount: float = Field(default=1.0, ge=0, le=1)
-    """Of a reward, for each turn that it comes later; in `return_to_go` only."""
+    """Discount of rewards per turn, in `return_to_go` only."""
     on_failure: Literal["replace", "count"] = "replace"
-    """The fate of a rollout that its agent failed: another attempt, or one of the step's that trains nothing."""
+    """Rollouts that their agent failed: replace, or count without training."""
     attempts: int = Field(default=3, ge=1)
-    """For each place of a group."""
+    """Attempts per place of a group."""
     order: Literal["index", "arrival"] = "index"
-    """In which order groups are handed over: by number, the same at any concurrency, or as they end."""
+    """Order of groups: by number (the same at any concurrency), or as they end."""
     max_staleness: int = Field(default=0, ge=0)
-    """Versions that a trained token may be behind the weights that learn from it."""
+    """Versions that trained tokens may lag behind the learning weights."""
     staleness: Literal["mask", "drop"] = "mask"
-    """The fate of tokens that are older: they alone are masked, or their samples are dropped."""
+    """Older tokens: mask them, or drop their samples."""
     off_scale: Literal["refuse", "allow"] = "refuse"
-    """Sampling from another distribution than the logprobs describe: a temperature other than 1, top-p, ..."""
+    """Sampling that logprobs do not describe: top-p, a temperature other than 1, ..."""
     rollout_deadline_s: float = Field(default=600.0, gt=0)
-    """For a rollout, scoring included; one that still runs then is ended and replaced."""
+    """Seconds per rollout, scoring included; late ones are replaced."""
     keep_steps: int = Field(default=2, ge=1)
-    """Committed steps whose sessions and samples stay in `run.db`."""
+    """Committed steps to keep in `run.db`, with sessions and samples."""
     encoder: str | None = None
-    """`FILE:NAME` in the scenario: a class, or a function without arguments, that makes a `SegmentEncoder`."""
+    """`FILE:NAME`: class or function without arguments that makes a `SegmentEncoder`."""
     position_rows: int = Field(default=1, ge=1)
-    """Rows of position ids that the model takes: 4 for Qwen3-VL, whose first row counts tokens of text."""
+    """Rows of position ids: 4 for Qwen3-VL, whose first counts text tokens."""
     model_program: str | None = None
-    """Python file of the scenario that makes the model, in the place of `engine.model`: `FILE OUT --seed SEED`."""
+    """Python file that makes the model instead of `engine.model`: `FILE OUT --seed SEED`."""
     loss: LossSpec = Field(default_factory=LossSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     packing: PackingSpec = Field(default_factory=PackingSpec)
@@ -117,7 +116,7 @@ class TrainSpec(_Strict):
 
     @property
     def budget(self) -> int:
-        """Rollouts that make a step, as they are said or derived."""
+        """Rollouts per step."""
         return self.rollouts_per_step or self.batch.per_device * self.batch.gradient_accumulation
 
     @model_validator(mode="after")

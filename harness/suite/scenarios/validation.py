@@ -1,7 +1,6 @@
-"""Scenario data checked against its models, with messages for the author of the file.
+"""Validate scenario data. Each problem is one line: file, key, expected and actual value.
 
-Every problem is one line: file, key, what was expected, what came. A key that nobody knows gets the closest one that
-exists. pydantic stays behind this module.
+No other module handles pydantic's errors.
 """
 
 import difflib
@@ -18,14 +17,14 @@ from harness.errors import ScenarioError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 WHOLE_SENTENCE = "whole_sentence"
-"""Type of an error whose message says all: what was expected, and what came."""
+"""Type of an error whose message is complete."""
 
 _MAX_SHOWN = 60
-"""Characters of a wrong value that are worth a reader's time."""
+"""Characters shown of a wrong value."""
 
 
 def validate(model: type[_Model], data: Any, *, source: Path) -> _Model:
-    """`data` as a `model`. Raises `ScenarioError` with one line per problem, each naming `source` and the key."""
+    """Parse `data` as a `model`. Raises `ScenarioError`, one line per problem."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -34,7 +33,7 @@ def validate(model: type[_Model], data: Any, *, source: Path) -> _Model:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the closest of `known`, else what there is to choose from."""
+    """Return `; did you mean 'x'?` for the closest of `known`, else list `known`."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -42,7 +41,6 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
 
 def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
-    """One problem in a line that begins with its key, such as `prompts[2].text`."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
     key = path.lstrip(".") or "file"
     match details["type"]:
@@ -62,7 +60,6 @@ def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys allowed in the table at `location` below `model`."""
     table: type[BaseModel] | None = model
     for name in (part for part in location if isinstance(part, str)):
         field = table.model_fields.get(name) if table else None

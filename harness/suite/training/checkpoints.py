@@ -1,17 +1,15 @@
-"""What of a learner is on disk, so that a run killed at any moment goes on with each trained token in one step.
+"""Learner states and model folders on disk: each token is trained once, even if the run is killed.
 
-The order of a step's end, from n steps to n + 1:
+The end of step n + 1, in this order:
 
-    state/<n+1>         all that the learner goes on from, written whole
-    the step commits    in run.db; from here on it has happened
-    state/<n>           goes
-    checkpoints/<n+1>   the weights, for the engines
-    checkpoints/<n>     goes, unless it is one that stays
+    state/<n+1>         write what the learner needs to continue
+    commit              in run.db; now the step has happened
+    state/<n>           remove
+    checkpoints/<n+1>   write the weights for the engines
+    checkpoints/<n>     remove, unless kept
 
-Killed before the commit, the run goes on from state n, and the step is collected anew, with the rollouts of it that
-had ended: these are kept and not played again. Killed after it, the run goes on from state n + 1, and brings its
-weights to the engines first. Model folders depend on states and on nothing else, so those of a killed run are made
-again.
+Killed before the commit, the run resumes from state n and collects the step again, reusing its ended rollouts. Killed
+after it, the run resumes from state n + 1 and first publishes its weights. Model folders are rewritten from states.
 """
 
 import shutil
@@ -23,19 +21,16 @@ from harness.suite.record.rundir import RunDirectory
 
 
 class Checkpoints:
-    """The states and model folders in the directory of a run. Its methods block, and raise `LearnerError`."""
+    """States and model folders. Methods block, and raise `LearnerError`."""
 
     def __init__(self, directory: RunDirectory, every: int) -> None:
-        """After each `every` steps the model folder stays; 0 keeps the last one only."""
+        """Keep the model of every `every`-th step; 0 keeps only the last."""
         self._states = directory.path / "state"
         self._models = directory.checkpoints
         self._every = every
 
     def restore(self, learner: Learner, steps: int) -> None:
-        """`learner` as it was after `steps` committed steps.
-
-        Raises `RunError` when its state is not there.
-        """
+        """Load the state after `steps` steps. Raises `RunError` when it is missing."""
         if not steps:
             return
         folder = self._states / str(steps)
@@ -44,24 +39,24 @@ class Checkpoints:
         learner.load_state(folder)
 
     def save_state(self, learner: Learner) -> None:
-        """Write the state of `learner` after the step that is about to be committed."""
+        """Write the state before the commit."""
         folder = self._states / str(learner.step)
-        shutil.rmtree(folder, ignore_errors=True)  # of a step that a killed run had not committed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run killed before its commit
         learner.save_state(folder)
 
     def save_model(self, learner: Learner) -> Path:
-        """The folder with the weights of `learner`, made now; absolute."""
+        """Write the weights. Returns the absolute folder."""
         folder = self._models.resolve() / str(learner.step)
         shutil.rmtree(folder, ignore_errors=True)
         learner.save(folder)
         return folder
 
     def remove_states(self, *, but: int) -> None:
-        """Remove every state but the one after `but` steps."""
+        """Remove all states but that after `but` steps."""
         _remove(self._states, {but})
 
     def remove_models(self, *, but: int) -> None:
-        """Remove the model folders that no engine serves any more, but those that stay."""
+        """Remove model folders neither served nor kept."""
         stay = range(self._every, but, self._every) if self._every else ()
         _remove(self._models, {but, *stay})
 

@@ -1,4 +1,4 @@
-"""A step in one line, for a user who watches."""
+"""Terminal summary of a training step."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from harness.suite.training.publication import WEIGHTS_SECONDS
 
 
 def describe_step(figures: Mapping[str, float], steps: int) -> str:
-    """A step of `steps`, from the figures of the step itself and of the publication that followed it."""
+    """Summarize a step and its publication in one line."""
     learn_s = figures["time/forward_s"] + figures["time/finish_s"]
     return (
         f"step {figures['global_step'] + 1:.0f}/{steps}  reward {figures['rollout/reward_mean']:.3f}"

@@ -1,14 +1,14 @@
-"""A step becomes durable, in an order in which a run may be killed anywhere.
+"""Commit training steps so that the run may be killed at any point.
 
-    planned     before its first rollout begins
-    collected   once all is known of it: its rollouts are its own, its books balance
+    planned     before the first rollout begins
+    collected   once its rollouts are fixed and its ledger balances
     the update  of the weights, in memory
     state       of the learner, on disk
     lines       in steps.jsonl and telemetry.jsonl
-    committed   from here on the step has happened
+    committed   now the step has happened
 
-A process that dies before the commit leaves a step that has not happened: its state and its lines are removed, and it
-is collected anew. Rollouts of it that had ended are kept and not played again, for the same policy had sampled them.
+After a crash before the commit, state and lines are removed and the step is collected again. Its ended rollouts stay,
+because the same policy sampled them.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from harness.suite.training.step_file import StepFile
 
 
 class TrainingJournal:
-    """A `StepJournal` of the run in `directory`, with training seed `seed`. All methods raise `StoreError`.
+    """A `StepJournal` in `directory`. All methods raise `StoreError`.
 
-    `is_guarded`: every engine has proved that it runs the repeat guard.
+    `is_guarded`: every engine has proved its repeat guard.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class TrainingJournal:
         self._record: StepRecord | None = None
 
     def restore(self, learner: Learner) -> None:
-        """Undo what was not committed, and bring `learner` to where the run goes on from. Blocks.
+        """Undo what was not committed, and load the last state. Blocks.
 
-        Raises `RunError` or `LearnerError` when its state is gone or damaged.
+        Raises `RunError` or `LearnerError` when it is missing or damaged.
         """
         steps = self._table.position.step
         self._steps.cut(steps)
@@ -76,7 +76,7 @@ class TrainingJournal:
         self._record = await asyncio.to_thread(self._table.collect, record)
 
     async def commit(self, trained: TrainedStep, learner: Learner) -> dict[str, float]:
-        """The step that `learner` has just finished has happened when this returns its figures, or is cancelled."""
+        """Commit the finished step, even if cancelled. Returns its figures."""
         record = self._record
         assert record is not None, "a step is collected before it is committed"
 
@@ -89,4 +89,4 @@ class TrainingJournal:
             self._checkpoints.remove_states(but=learner.step)
             return figures
 
-        return await to_the_end(asyncio.to_thread(commit))  # its thread goes on, and the locks of the run must last
+        return await to_the_end(asyncio.to_thread(commit))  # cannot stop the thread: keep the run's locks until it ends

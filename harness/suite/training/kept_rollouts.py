@@ -1,8 +1,4 @@
-"""A source of rollouts whose ends are kept: a run that was killed does not play what it had played.
-
-A rollout that has a reward lies in the run's database before its step has it, and is handed out from there when its
-place in training comes again.
-"""
+"""Store scored rollouts before their step has them, so that a killed run does not replay them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,25 +16,24 @@ from harness.suite.training.workdirs import Workdirs
 
 @dataclass(frozen=True, slots=True)
 class KeptRollouts:
-    """A `RolloutSource` in front of `source`."""
+    """`RolloutSource` that wraps `source`."""
 
     source: RolloutSource
     table: StepTable
     database: Path
-    """Of the table, and of the session server."""
+    """Used by `table` and the session server."""
     workdirs: Workdirs
-    _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # the source has not begun with them
+    _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
         """See `RolloutSource`.
 
-        Raises `StoreFull` when the server could not make a turn durable, and `StoreError` when the rollout cannot be
-        kept.
+        Raises `StoreFull` when a turn, `StoreError` when the rollout could not be stored.
         """
         if resumes is None and (kept := await self._find(index)) is not None:
             return kept
         scored = await self.source.run(index, resumes)
-        if scored.rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
+        if scored.rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
             raise disk_full(self.database)
         if scored.reward is not None:
             await asyncio.to_thread(self.table.keep, scored)
@@ -55,7 +50,7 @@ class KeptRollouts:
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
-        """The rollout that was kept at `index`; else its working directory is empty."""
+        """Return the stored rollout, or clear its working directory."""
 
         def find() -> ScoredRollout | None:
             kept = self.table.recall(index)

@@ -1,4 +1,4 @@
-"""The weights of the learner, brought to the engines under live sessions."""
+"""Publish the learner's weights to engines under live sessions."""
 
 import asyncio
 
@@ -14,11 +14,11 @@ from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.step_file import StepFile
 
 WEIGHTS_SECONDS = "weights/seconds"
-"""Of a publication, from the first byte written to the last gate opened."""
+"""Duration from the first byte written to the last gate opened."""
 
 
 class Publication:
-    """Version n is that after n steps; a folder of safetensors is what travels. `weights.jsonl` has a line for each."""
+    """Publishes version n, after n steps, as safetensors. Appends to `weights.jsonl`."""
 
     def __init__(self, services: OwnServices, checkpoints: Checkpoints, directory: RunDirectory) -> None:
         self._services = services
@@ -27,13 +27,13 @@ class Publication:
         self._updates = StepFile(directory.path / "weights.jsonl")
 
     async def publish(self, learner: Learner) -> dict[str, float]:
-        """The engines serve the weights of `learner` when this returns its figures.
+        """Publish the weights. Returns the figures.
 
-        Raises `EngineError` when none of them does, `LearnerError` or `StoreError` when they cannot be written.
+        Raises `EngineError` when no engine serves them, `LearnerError` or `StoreError` when writing fails.
         """
         began = asyncio.get_running_loop().time()
         saving = asyncio.to_thread(self._checkpoints.save_model, learner)
-        folder = await to_the_end(saving)  # in its thread it goes on, and the locks of the run must last
+        folder = await to_the_end(saving)  # cannot stop the thread: keep the run's locks until it ends
         async with SessionServerClient(self._services.address) as server:
             live = len(await server.sessions())
         async with self._updater.update(learner.step) as update:

@@ -1,4 +1,4 @@
-"""What a training run came to: printed at its end, written to `result.json`, and given to `--json`."""
+"""Result of a training run: printed, in `result.json`, and for `--json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,36 +21,33 @@ _TEN = 10
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """A training run as far as it came."""
+    """A training run so far."""
 
     directory: Path
     wanted: int
-    """Steps that were asked for."""
+    """Steps requested."""
     telemetry: Sequence[Mapping[str, float]]
-    """Of each committed step, in order."""
+    """Figures of committed steps, in order."""
     ledger: Ledger
-    """Of all of them."""
+    """Sum over committed steps."""
     seconds: float
-    """Of this start of it."""
+    """Duration of this process."""
 
     @property
     def is_complete(self) -> bool:
-        """Every step is committed."""
         return len(self.telemetry) >= self.wanted
 
     @property
     def status(self) -> RunStatus:
-        """How the run ended."""
         return RunStatus.PASSED if self.is_complete else RunStatus.INTERRUPTED
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the command."""
         return EXIT_OF_STATUS[self.status]
 
     @property
     def text(self) -> str:
-        """For a reader, in a few lines."""
+        """Summary in a few lines."""
         ledger = self.ledger
         first, last = _show(self._reward(first=True)), _show(self._reward())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
@@ -66,7 +63,7 @@ class TrainReport:
         )
 
     def to_json(self) -> Json:
-        """The content of `result.json`."""
+        """Return the content of `result.json`."""
         return {
             "status": str(self.status),
             "exit_code": int(self.exit_code),
@@ -85,7 +82,7 @@ class TrainReport:
 
 
 def read_telemetry(directory: RunDirectory, steps: int) -> list[dict[str, float]]:
-    """The figures of the first `steps` steps. Raises `StoreError` when they cannot be read."""
+    """Read the first `steps` steps' figures. Raises `StoreError`."""
     lines = StepFile(directory.path / TELEMETRY_FILE).read()[:steps]
     return [msgspec.json.decode(line, type=dict[str, float]) for line in lines]
 

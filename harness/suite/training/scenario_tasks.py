@@ -1,8 +1,6 @@
-"""The rollouts of a scenario by their place in training: which prompt, which agent, which seed, which reward.
+"""Tasks and rewards of a scenario's rollouts, by index. They depend on index and run seed alone (I10).
 
-All of it depends on that place and on the seed of the run alone (I10). The groups of a step take the scenario's prompts
-in turn. Beside the prompt's own metadata, agent and check get `group_seed`, one number for all rollouts of a group: a
-scenario whose tasks are drawn, and not listed, draws from it.
+Groups take the prompts in turn. The metadata `group_seed`, equal within a group, lets scenarios generate tasks.
 """
 
 from dataclasses import dataclass
@@ -24,21 +22,20 @@ GROUP_SEED = "group_seed"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioTasks:
-    """The tasks of a scenario, and what its check says of their rollouts."""
+    """Tasks of a scenario and their rewards."""
 
     folder: ScenarioFolder
     agent: Agent
     check: StandingCheck
     model: str
-    """Name that agents ask for."""
+    """Model name for agents."""
     seed: int
-    """Of the run."""
     groups: int
-    """Of a step, over all ranks."""
+    """Groups per step, over all ranks."""
     workdirs: Workdirs
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
-        """The rollout at `index`."""
+        """Return the task at `index`."""
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
         spec = scenario.agent
         limits = scenario.limits.model_dump(exclude_none=True)
@@ -60,7 +57,7 @@ class ScenarioTasks:
         )
 
     async def reward(self, index: RolloutIndex, rollout: Rollout) -> RolloutReward | None:
-        """What the scenario's check gives `rollout`. Raises `ScenarioError` when it gives no finite number."""
+        """Score `rollout`. Raises `ScenarioError` without a finite reward."""
         prompt = self._prompt_of(index.group)
         metadata: Json = prompt.metadata | prompt.check_metadata | {GROUP_SEED: self._group_seed(index.group)}
         score = await self.check.score(rollout.session, rollout.agent_result, metadata)

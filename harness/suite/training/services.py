@@ -1,8 +1,4 @@
-"""What a training run stands on: an engine, a session server in front of it, and a learner.
-
-The local engine is a process of its own here. In one process with the learner both would share the interpreter and the
-threads of torch, and nothing would overlap.
-"""
+"""Choose engine and learner of a training run."""
 
 import asyncio
 from pathlib import Path
@@ -17,22 +13,20 @@ from harness.suite.scenarios.train_spec import TrainSpec
 
 
 async def choose_engine(folder: ScenarioFolder) -> EngineChoice:
-    """The engine that `folder` is trained with; its model is made now where a program makes it.
-
-    Raises `ModelError` when that fails.
-    """
+    """Return the engine, and run its model program, if any. Raises `ModelError`."""
     choice = EngineChoice.of(folder)
     if choice.model_program is not None:
         choice = choice._replace(model=str(await find_model(choice)), model_program=None)
+    # Sharing the interpreter and torch's threads with the learner would prevent overlap: use another process.
     if choice.name == LaneEngine.LOCAL:
         choice = choice._replace(name=f"lanes={LaneEngine.LOCAL}", lanes=(LaneEngine.LOCAL,))
     return choice
 
 
 async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
-    """A learner that begins with the weights of `choice`; a scripted engine has none, and its learner is scripted, too.
+    """Open a learner with the weights of `choice`; a scripted one for a scripted engine.
 
-    Raises `LearnerError` when it cannot load them.
+    Raises `LearnerError` when the weights cannot be loaded.
     """
     if not choice.lanes and not choice.workers and EngineName.parse(choice.name).plays_script:
         return ScriptedLearner()

@@ -1,8 +1,7 @@
-"""`steps.jsonl` and `telemetry.jsonl` of a training run: a line for each committed step, in order, and none besides.
+"""`steps.jsonl` and `telemetry.jsonl`: one line per committed step.
 
-A line is written before its step commits, and cut off again by the run that finds it without one. So a step that
-happened has its lines, whenever the process was killed. Half a line, which a killed process or a full disk has left,
-goes before the next one is written.
+Lines are written before the commit; a resumed run removes uncommitted ones. A partial line, after a kill or on a full
+disk, is removed before the next write.
 """
 
 import os
@@ -13,18 +12,18 @@ from harness.machine.disk import disk_failures
 
 
 class StepFile:
-    """One line of JSON per step, from step 0 on. Methods block, and raise `StoreError`."""
+    """JSON lines from step 0 on. Methods block, and raise `StoreError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def cut(self, steps: int) -> None:
-        """Keep the lines of the first `steps` steps."""
+        """Keep the lines of `steps` steps."""
         with disk_failures(self._path), self._path.open("ab") as file:
             self._keep_lines(file, steps)
 
     def append(self, line: bytes) -> None:
-        """Write the line of the next step, durably."""
+        """Append a line durably."""
         with disk_failures(self._path), self._path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -35,7 +34,7 @@ class StepFile:
             os.fsync(file.fileno())
 
     def read(self) -> list[bytes]:
-        """The lines that are whole, without their ends."""
+        """Return complete lines, without newlines."""
         with disk_failures(self._path):
             content = self._path.read_bytes() if self._path.exists() else b""
         return content.split(b"\n")[:-1]

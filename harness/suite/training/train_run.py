@@ -1,11 +1,9 @@
-"""`harness train`: steps of an optimizer on the rollouts of a scenario, one run directory, any number of starts.
+"""`harness train`: optimizer steps on a scenario's rollouts, in one run directory, over any number of starts.
 
-    serve the engine, open the learner, go on from the last committed step
-    for every step: collect and pack it while the learner trains, commit it, bring its weights to the engine
+    serve the engine, open the learner, continue from the last committed step
+    for every step: collect and pack it while the learner trains, commit it, publish its weights
 
-Policy version n is that after n steps. Sessions live across the update of the weights where rollouts go on from one
-step to the next. A run ends early by whatever cannot be mended, or by the user; then the steps up to the last
-committed one have happened, and `--resume` goes on from there.
+Policy version n follows n steps. Sessions survive updates when rollouts continue into the next step.
 """
 
 import asyncio
@@ -36,24 +34,24 @@ from harness.telemetry.gauges import FigureGauges
 
 @dataclass(frozen=True, slots=True)
 class TrainRun:
-    """A training run in its directory, up to `steps` committed steps; executing it again goes on."""
+    """A training run up to `steps` committed steps. Executing it again continues it."""
 
     opened: OpenedRun
     steps: int
     say: Callable[[str], None]
     interrupts: Interrupts
     metrics_port: int | None = None
-    """Where Prometheus finds the figures of the last step; 0 is any free one."""
+    """Port for Prometheus; 0 is any free port."""
     otlp_endpoint: str | None = None
-    """The collector that the session server sends spans to; None sends none."""
+    """Collector for spans, if any."""
     around_learner: Callable[[Learner], Learner] | None = None
-    """Gets the scenario's learner, and returns the one that is trained: itself, or another one around it."""
+    """Wrapper of the learner to train."""
 
     async def execute(self) -> TrainReport:
-        """Train until all steps are committed or the user ends it. Raises the `HarnessError` that ends a run."""
+        """Train until all steps are committed or the user stops it. Raises `HarnessError`."""
         began, directory = time.monotonic(), self.opened.directory
         with directory.occupy(), StepTable(directory.database, self._train.keep_steps) as table, one_error():
-            # One that died behind its last commit has not brought the last weights into their folder.
+            # A process that died after the last commit may not have saved the last weights.
             if table.position.step < self.steps or not directory.is_complete:
                 await self._go_on(table)
             report = TrainReport(
@@ -79,7 +77,6 @@ class TrainRun:
         return train
 
     async def _go_on(self, table: StepTable) -> None:
-        """Open everything, and train from the last committed step on."""
         directory = self.opened.directory
         async with AsyncExitStack() as stack:
             gauges = None if self.metrics_port is None else stack.enter_context(FigureGauges(self.metrics_port))
@@ -101,7 +98,7 @@ class TrainRun:
             directory.write_json(directory.lock, lock)
             await services.close_abandoned_sessions()
             with disk_failures(directory.result):
-                directory.result.unlink(missing_ok=True)  # of fewer steps
+                directory.result.unlink(missing_ok=True)  # reports fewer steps
 
             async def drain() -> None:
                 self.say("stopping after this step; Ctrl+C again ends it now")
@@ -111,7 +108,6 @@ class TrainRun:
     async def _run_steps(
         self, services: OwnServices, learner: Learner, table: StepTable, gauges: FigureGauges | None
     ) -> None:
-        """Every step that is left, until the user asks for an end."""
         directory, train = self.opened.directory, self._train
         checkpoints = Checkpoints(directory, train.checkpoints.every)
         publication = Publication(services, checkpoints, directory)
@@ -126,6 +122,7 @@ class TrainRun:
         await asyncio.to_thread(journal.restore, learner)
         if learner.step:
             await publication.publish(learner)
+            # The previous process may have died between publishing and forgetting.
             await asyncio.to_thread(table.forget)  # a dead process may have left that to be done
         opening = open_pipeline(
             self._folder, train, services, learner, table=table, journal=journal, last_step=self.steps - 1

@@ -1,4 +1,4 @@
-"""The words of `[train]` as the parts that carry them out: a source of rollouts, rules, a segment maker, a pipeline."""
+"""Build rollout source, rules, segment maker and pipeline from `[train]`."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,7 +34,7 @@ from harness.suite.training.workdirs import Workdirs
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
-    """How the groups of `scenario` are collected."""
+    """Return the rules of collection."""
     return StepRules(
         StepBudget(train.budget, scenario.samples_per_prompt),
         concurrency=train.decode_micro_batch or scenario.concurrency,
@@ -51,7 +51,7 @@ def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
 
 
 def credit_of(train: TrainSpec) -> CreditRule | None:
-    """The estimator that credits turns; None where each rollout has one advantage by its own rule."""
+    """Return the estimator that credits turns; None for one advantage per rollout."""
     rules: dict[str, CreditRule] = {
         "rollout": rollout_advantages,
         "turn": turn_advantages,
@@ -61,7 +61,7 @@ def credit_of(train: TrainSpec) -> CreditRule | None:
 
 
 def encoder_of(folder: ScenarioFolder, train: TrainSpec) -> SegmentEncoder:
-    """What makes segments of samples: the scenario's own, or all of a sample. Raises `ScenarioError`."""
+    """Return the scenario's encoder or the default. Raises `ScenarioError`."""
     if train.encoder is None:
         return WholeSampleEncoder()
     file, _, name = train.encoder.partition(":")
@@ -83,9 +83,9 @@ async def open_pipeline(
     journal: TrainingJournal,
     last_step: int,
 ) -> AsyncIterator[tuple[StepPipeline, ScenarioTasks]]:
-    """Steps of `learner` on rollouts of `folder`, for the time of the block; nothing of a step after `last_step`.
+    """Yield the pipeline and its tasks. It begins nothing after `last_step`.
 
-    Raises `AgentError` or `ScenarioError` when the agent cannot be made ready.
+    Raises `AgentError` or `ScenarioError` when the agent cannot be prepared.
     """
     scenario, check = folder.scenario, folder.check
     assert check is not None, "a scenario with [train] has a check"

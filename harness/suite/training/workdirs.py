@@ -1,4 +1,4 @@
-"""The working directories of agents in training: a folder for each step that begins groups, in it one per rollout."""
+"""Agents' working directories in training: a folder per step, in it one per rollout."""
 
 import shutil
 from collections.abc import Collection
@@ -11,30 +11,28 @@ from harness.collector.rollout_index import GroupIndex, RolloutIndex
 
 @dataclass(frozen=True, slots=True)
 class Workdirs:
-    """The working directories in the folder `path`."""
+    """Working directories below `path`."""
 
     path: Path
 
     def of(self, index: RolloutIndex) -> Path:
-        """That of the rollout at `index`."""
+        """Return a rollout's directory."""
         group = index.group
         return self.path / str(group.step) / f"{group.number}-{index.member}-{index.attempt}"
 
     def clear(self, index: RolloutIndex) -> None:
-        """Nothing is left of an earlier process that had begun the rollout at `index`, and was killed."""
+        """Remove what a killed process left of a rollout."""
         shutil.rmtree(self.of(index), ignore_errors=True)
 
     def forget(self, before: int, carried: Collection[GroupIndex]) -> None:
-        """Remove those of groups that were begun before step `before`, unless they are `carried`: a later one has them.
-
-        Those that a killed process had left are among them. What cannot be removed stays.
-        """
+        """Remove directories of groups begun before step `before`, except `carried` ones. Ignores errors."""
         for folder in self.path.glob("*"):
             if not folder.name.isdecimal() or int(folder.name) >= before:
                 continue
             stay = {str(group.number) for group in carried if group.step == int(folder.name)}
             for workdir in folder.glob("*"):
+                # Includes directories that a killed process left.
                 if workdir.name.partition("-")[0] not in stay:
                     shutil.rmtree(workdir, ignore_errors=True)
-            with suppress(OSError):  # some stay
+            with suppress(OSError):  # not empty
                 folder.rmdir()

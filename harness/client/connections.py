@@ -1,14 +1,7 @@
-"""The connections to one session server: one request at a time, its deadline, and the errors it ends with.
+"""Connections to one session server: one request at a time, with a deadline and typed errors.
 
-A request is never repeated here: whether a second one is safe, and when it comes, is for those to know who ask. The
-server is reached directly, never through a proxy of the environment.
-
-Requests share connections with those of their own kind only, and so never wait behind another kind: a gate that is shut
-holds the creations of a whole step, and the end of 512 rollouts is 512 large answers. A hold that is renewed too late
-is lost, and a deletion has the few seconds of a cancellation.
-
-aiohttp, because the connection pool of httpx looks at every request for every request: the end of 256 rollouts at once
-took it 23 s.
+Requests are never repeated here; callers know whether a retry is safe. Each kind of request has its own connections: a
+shut gate holds hundreds of creations, while a late renewal loses a hold and a deletion has seconds.
 """
 
 import asyncio
@@ -16,6 +9,7 @@ from functools import cache, partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+# aiohttp: httpx's pool scans all requests for each one. 256 rollouts ending at once took it 23 s.
 import aiohttp
 import httpx
 import msgspec
@@ -30,10 +24,10 @@ _KEEP_ALIVE_S = 4.0
 _READ_BUFFER_BYTES = 1 << 20
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+# Shared by all clients: loading the certificates takes longer than a call.
 _tls_context = cache(partial(httpx.create_ssl_context, trust_env=False))
-"""One for all clients: loading the certificates takes longer than a call."""
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""How decoding an answer fails."""
+"""Exceptions raised when a response cannot be decoded."""
 
 
 class Room(NamedTuple):
@@ -41,23 +35,22 @@ class Room(NamedTuple):
 
     name: str
     connections: int
-    """How many there may be; 0 is any number."""
+    """Maximum; 0 is unlimited."""
     waits: bool = False
-    """The server keeps its answer back until it has one: only the deadline of the request ends it."""
+    """True if the server may hold its answer, so only the request's deadline ends it."""
 
 
 HELD = Room("held", 0, waits=True)
-"""Creations and ends, which a shut gate or turns in flight hold; sweeps."""
+"""Creations, ends and sweeps."""
 BRIEF = Room("brief", 64)
-"""Small answers, one or two for each rollout that ends."""
+"""Small answers, one or two per rollout."""
 LARGE = Room("large", 64)
-"""Samples."""
 GATE = Room("gate", 0)
-"""The verbs of the gate: few, and each opens or shuts it for everybody."""
+"""Verbs of the gate."""
 
 
 class SessionServerAddress(msgspec.Struct, frozen=True):
-    """Where a session server is, and what opens its admin verbs."""
+    """Address of a session server, and its admin token."""
 
     url: str
     admin_token: str | None = None
@@ -67,7 +60,7 @@ class SessionServerAddress(msgspec.Struct, frozen=True):
 
 
 def server_url(text: str) -> str:
-    """The address `text` of a session server, without a slash at its end. Raises `ScenarioError` when it is none."""
+    """Return the address without a trailing slash. Raises `ScenarioError`."""
     parts = urlsplit(text)
     if "@" in parts.netloc or has_userinfo(text):  # never shown
         raise ScenarioError("expected a session server's address without a user or a secret in it: give an admin token")
@@ -77,11 +70,9 @@ def server_url(text: str) -> str:
 
 
 class Connections:
-    """To the server at `address`; safe for concurrent use, closed by their owner.
+    """Connections to the server at `address`; safe for concurrent use.
 
-    Args:
-        address: Of the session server.
-        silence_s: How long connecting may take, and how long a server may say nothing where it need not wait.
+    `silence_s` limits connecting, and a server's silence where it need not wait.
     """
 
     def __init__(self, address: SessionServerAddress, *, silence_s: float) -> None:
@@ -92,7 +83,7 @@ class Connections:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Close every connection; what is asked afterwards fails."""
+        """Close every connection; later requests fail."""
         self._is_closed = True
         rooms, self._rooms = self._rooms, {}
         for room in rooms.values():
@@ -101,14 +92,9 @@ class Connections:
     async def ask(
         self, room: Room, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
     ) -> bytes:
-        """The content of a successful answer to one request. Raises `SessionServerError`.
+        """Send one request and return the content of a successful answer. Raises `SessionServerError`.
 
-        Args:
-            room: The kind of request.
-            method: Of HTTP.
-            path: Below the address.
-            body: Sent as JSON; nothing is when it is None.
-            timeout_s: For all of it, the wait for a connection included; None when the caller bounds it.
+        `timeout_s` includes the wait for a connection; None if the caller bounds it.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self._silence_s, sock_read=None if room.waits else self._silence_s
@@ -153,7 +139,7 @@ class Connections:
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:
-    """The JSON answer `content` as a `kind`. Raises `SessionServerError` when it is none."""
+    """Decode a JSON answer as `kind`. Raises `SessionServerError`."""
     try:
         return msgspec.json.decode(content, type=kind)
     except NOT_DECODABLE as error:

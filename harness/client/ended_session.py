@@ -1,9 +1,6 @@
-"""The server's record of a session whose agent has ended.
+"""A session's record, read after its agent has ended.
 
-An agent may leave model calls in flight: its own, when it was killed, or those of a process that outlives it. Tokens
-that are sampled for them belong to the record too (I4). So collecting begins by ending the session: it accepts no
-further turn and its requests end in the engines. Everything is then read in one request. A session that cannot be read
-costs its own rollout and nothing else.
+An agent may leave model calls in flight, and their tokens belong to the record (I4). So the session is ended first.
 """
 
 from typing import NamedTuple
@@ -21,11 +18,11 @@ class SessionRecord(NamedTuple):
     facts: SessionFacts
     samples: tuple[Sample, ...] = ()
     lost: str | None = None
-    """Why it could not be read."""
+    """Reason why it could not be read."""
 
 
 async def read_record(client: SessionServerClient, session_id: str, *, end_s: float) -> SessionRecord:
-    """The record of a session whose agent has ended, read at most `end_s` later than the client needs."""
+    """End a session, and read its record within `end_s` plus the client's own limit."""
     try:
         await client.end(session_id, within_s=end_s)
         facts, session, samples = await client.collect(session_id)

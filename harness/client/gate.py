@@ -1,10 +1,8 @@
-"""The gate of a session server, from the outside: drain, pause, renew, resume, and what it says of itself.
+"""A session server's gate: drain, pause, renew, resume, report.
 
-All verbs are idempotent, so each may be repeated after any failure of transport or gateway; a few times only, because
-whoever turns a gate has a deadline of its own and a server that is gone must not use it up.
-
-A client with a holder puts a hold of that name on the gate, which runs out unless `renew_holds` goes on beside the work
-it is for: a controller that is killed keeps no gate shut. Without one its verbs are bare: the anonymous hold.
+All verbs are idempotent and retried a few times only, within the caller's deadline. A client with a holder places a
+hold that expires unless `renew_holds` runs, so a killed controller keeps no gate shut. Without one it uses the
+anonymous hold.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from harness.types import Json
 from server_patch.background import running
 
 HOLD_TTL_S = 60.0
-"""How long a gate stays shut after its controller has died."""
+"""Seconds that a gate stays shut after its controller dies."""
 HOLD_NOT_RENEWED = "gate_hold_not_renewed"
 
 _log = get_logger(__name__)
@@ -36,53 +34,49 @@ _FIRST_PAUSE_S = 0.1
 
 
 class GateClient:
-    """The gate of the server at `url`; `SessionServerClient.gate` makes one. Every verb raises `SessionServerError`.
+    """The gate of the server at `url`. Every verb raises `SessionServerError`.
 
-    Args:
-        url: Of the session server.
-        connections: To it.
-        holder: Name of the hold that the verbs place, renew and release; empty for bare verbs.
-        ttl_s: How long the hold lasts when it is not renewed.
+    `holder` names the hold, empty for the anonymous one; it lasts `ttl_s` without renewal.
     """
 
     def __init__(self, url: str, connections: Connections, holder: str, ttl_s: float) -> None:
         self.url = url
         self.ttl_s = ttl_s
         self.is_held = False
-        """The hold has been placed, and neither been released since nor been lost."""
+        """True while the hold is placed."""
         self.may_be_held = False
-        """It has been placed, or may have been, by a verb whose answer was lost; it is renewed then."""
+        """True if the hold is or may be placed, its answer lost; it is then renewed."""
         self.is_lost = False
-        """The hold ended before it was released: what it kept shut has been open."""
+        """True if the hold ended before its release."""
         self._lasts_until = 0.0  # monotonic seconds, from before the verb that placed or renewed it last
         self._holder = {"holder": holder} if holder else {}
         self._connections = connections
 
     @property
     def has_run_out(self) -> bool:
-        """The hold was lost, or its time has passed since the server last answered: it may be another holder's gate."""
+        """True if the hold was lost, or expired since the server last answered."""
         return self.is_lost or (self.may_be_held and time.monotonic() > self._lasts_until)
 
     def under(self, holder: str, ttl_s: float) -> "GateClient":
-        """The same gate, turned under the name `holder`."""
+        """Return the same gate under another holder."""
         return GateClient(self.url, self._connections, holder, ttl_s)
 
     async def drain(self, *, deadline_s: float) -> GateReport:
-        """End every open session for good; answered when each is marked, durably."""
+        """End every open session for good; answered when all are marked durably."""
         return await self._place("drain", deadline_s)
 
     async def pause(self, *, deadline_s: float, engines: bool = False) -> GateReport:
-        """Hold new work; `engines` claims the engines as well, which one holder at a time can (`engines_held`)."""
+        """Hold new work. `engines` also claims the engines, for one holder at a time (`engines_held`)."""
         return await self._place("pause", deadline_s, engines=engines)
 
     async def renew(self, *, deadline_s: float) -> GateReport:
-        """Have the hold last for another `ttl_s`; it is lost when the server says that there is none."""
+        """Extend the hold by `ttl_s`. It is lost if the server has none."""
         lasts_until = time.monotonic() + self.ttl_s
         try:
             report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
         except SessionServerError as error:
             if error.code in (HoldExpired.code, HoldNotFound.code):
-                # One that nobody knows to have been placed is not lost, unless the server says that it ran out.
+                # A hold that may never have been placed is not lost, unless the server reports that it expired.
                 self.is_lost = self.is_lost or self.is_held or error.code == HoldExpired.code
                 self.is_held = self.may_be_held = False
             raise
@@ -91,10 +85,9 @@ class GateClient:
         return report
 
     async def resume(self, *, deadline_s: float, engines_continued: bool = False) -> GateReport:
-        """Release the hold; what was held goes on unless somebody else holds it.
+        """Release the hold. Raises if it had expired.
 
-        `engines_continued` says that the engines which were claimed work again; else the server sees to it. Raises
-        when the hold had run out: the gate has been open before.
+        The server continues claimed engines unless `engines_continued`.
         """
         self.is_held = self.may_be_held = False
         body = self._holder | {"engines_continued": engines_continued} if self._holder else None
@@ -114,7 +107,7 @@ class GateClient:
         return report
 
     async def report(self, *, deadline_s: float) -> GateReport:
-        """How the gate stands."""
+        """Read the gate."""
         return await self._ask("GET", "gate", deadline_s)
 
     async def _ask(self, method: str, verb: str, deadline_s: float, body: Json | None = None) -> GateReport:
@@ -124,7 +117,7 @@ class GateClient:
             stop=stop_after_attempt(_ATTEMPTS),
             reraise=True,
         )
-        # One attempt may not use up the time of the others: a server that hangs is asked again.
+        # Attempts share the deadline equally, so that a server that hangs is asked again.
         ask = partial(self._connections.ask, GATE, method, f"/sessions/{verb}", body, timeout_s=deadline_s / _ATTEMPTS)
         return decode(await repeated(ask), GateReport)
 
@@ -134,16 +127,15 @@ def _may_repeat(error: BaseException) -> bool:
 
 
 def new_holder(work: str) -> str:
-    """A name for the holds of one piece of `work`, which nobody else has."""
+    """Return a unique holder name."""
     return f"{work}-{secrets.token_hex(8)}"
 
 
 @asynccontextmanager
 async def renew_holds(gates: Sequence[GateClient]) -> AsyncIterator[None]:
-    """The holds on `gates` that are placed, now or in the block, last as long as the block.
+    """Renew the holds on `gates` while the block runs. Release them afterwards.
 
-    A block that keeps the loop from running for longer than a hold lasts loses it all the same, and is told at
-    `resume`. Release after the block.
+    A block that keeps the event loop from running loses its holds; `resume` then raises.
     """
     async with AsyncExitStack() as stack:
         for gate in gates:
@@ -157,7 +149,7 @@ async def _renew(gate: GateClient) -> None:
         await asyncio.sleep(seconds)
         if not gate.may_be_held:
             continue
-        # An error of any kind is logged and no more: it must not take the place of what the block comes to.
+        # Only log an error: it must not replace the result of the block.
         error = await attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold")
         if error is not None:
             _log.warning(HOLD_NOT_RENEWED, url=gate.url, is_lost=gate.is_lost, error=error)

@@ -1,10 +1,7 @@
 """SGLang's control verbs for an engine of this process, at the URL of its sessions.
 
-    /abort_request /pause_generation /continue_generation /flush_cache /update_weights_from_disk    the engine
-    anything else                                                                                  sessions
-
-So a trainer drives the engine of `harness serve --engine local` as it drives a server behind the router, and sessions
-take part in the same way (`trainer_verbs`). The verbs are for operators. Nothing is generated here: sessions do that.
+A trainer drives the engine of `harness serve --engine local` as it drives servers behind the router, and sessions take
+part (`trainer_verbs`). The verbs need the admin token.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -30,7 +27,7 @@ from server_patch.router.verbs import VERBS, Order
 
 
 def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
-    """For `serve`: its application, which also carries out the verbs of `native`, the engine that it serves."""
+    """Wrap the application of `serve` to carry out the verbs of `native`."""
 
     @asynccontextmanager
     async def around(server: SessionServer) -> AsyncIterator[ASGIApp]:
@@ -42,7 +39,7 @@ def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
 
 
 class EngineVerbs:
-    """The ASGI application of both; the module says which path is whose."""
+    """Application that sends control verbs to the engine, the rest to sessions."""
 
     def __init__(
         self, sessions: ASGIApp, native: NativeServer, trainer: TrainerVerbs, settings: ServerSettings
@@ -53,7 +50,6 @@ class EngineVerbs:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         path = scope["path"] if scope["type"] == "http" else ""
         if path in self._native.verbs and scope["method"] in VERBS[path].methods:
             answer = await self._answer(Request(scope, receive))
@@ -62,7 +58,7 @@ class EngineVerbs:
             await self._sessions(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        """The engine's own answer, or why it was not asked."""
+        """Return the engine's answer, or an error."""
         verb = request.url.path
         answers: list[Response] = []
 

@@ -1,8 +1,7 @@
-"""The programs of the gateways, each in an environment of its own: made on first use, kept in the cache.
+"""Gateway programs, each in its own environment, built on first use and cached.
 
-A gateway pins dependencies that nobody else should have to live with, and most users never start one, so it is no part
-of any install. The environment's folder carries the digest of its requirement file; it is built beside its place under
-a lock and renamed when complete: one that exists is whole.
+Gateways pin dependencies and are rarely used, so no install includes them. A folder's name holds its requirements'
+digest; it is built under a lock and renamed when complete.
 """
 
 import hashlib
@@ -21,20 +20,18 @@ from server_patch.router import GatewayKind
 _INSTALL_S = 600.0
 
 Say = Callable[[str], None]
-"""Is told, in the user's words, what takes time."""
+"""Callback for progress messages."""
 
 
 class GatewayProgram(NamedTuple):
-    """A gateway that can be started."""
-
     kind: GatewayKind
     executable: Path
 
 
 def gateway_program(name: str, say: Say) -> GatewayProgram:
-    """The gateway called `name`, installed when it is missing. Blocks.
+    """Return the gateway `name`, installing it if missing. Blocks.
 
-    Raises `ScenarioError` for a name that is none, `LaneError` or `ModelError` when it cannot be installed.
+    Raises `ScenarioError` for an unknown name, `LaneError` or `ModelError` if installation fails.
     """
     try:
         kind = GatewayKind(name)

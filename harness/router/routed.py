@@ -1,16 +1,13 @@
 """The session server and the router at one URL.
 
     /sessions, /sessions/...             sessions
-    /v1/... with a session's key         sessions, for clients that know a key and no path
+    /v1/... with a session's key         sessions
     /router/health, /router/metrics      `/health` and `/metrics` of the session server
-    /router                              the router's own account of gateway and workers
+    /router                              gateway and workers
     anything else                        the router: control verbs to every worker, the rest to the gateway
 
-So `/health`, `/v1/models` and `/metrics` are the gateway's, as clients of an SGLang router expect. With an admin token,
-whatever is not the session server's needs it: control verbs must not be open to a network that sessions are open to.
-The admin token and the keys of sessions end here; gateway and workers see the operator's key for them, if there is one.
-
-Sessions never go through the gateway: their worker is chosen by the pool and asked directly.
+An admin token protects everything but sessions. It and session keys stop here; gateway and workers get the operator's
+key. Sessions never pass the gateway: the pool picks their worker.
 """
 
 import os
@@ -59,29 +56,29 @@ _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": Paus
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How to get a gateway, and how to use its workers."""
+    """Choice of a gateway, and limits of its workers."""
 
     worker_urls: tuple[str, ...] = ()
-    """Workers to begin with, of a gateway that is started here; each may name its key (`EngineAddress`)."""
+    """First workers of a gateway started here; each may name its key (`EngineAddress`)."""
     router_url: str | None = None
-    """The gateway that runs already; may name its key, which goes with every request that brings none."""
+    """Running gateway; may name a key for requests without one."""
     engine_key: str = field(default="", repr=False)
-    """Of the workers that name none of their own, those that join later among them; empty takes the environment's."""
+    """Default key of workers; empty reads the environment."""
     gateway_arguments: tuple[str, ...] = ()
-    """More arguments for a gateway that is started here."""
+    """Extra arguments of a gateway started here."""
     gateway_log: Path | None = None
-    """Where its output goes; None keeps it for the time it runs."""
+    """Output of the gateway; None discards it at the end."""
     worker_limit: int | None = 256
-    """Session requests that one worker has in flight at most."""
+    """Session requests in flight per worker."""
     queue_timeout_s: float = 600.0
-    """How long a session request waits for a worker."""
+    """Wait of a session request for a worker."""
     start_timeout_s: float = 600.0
-    """How long to wait for a first worker."""
+    """Wait for a first worker."""
     interval_s: float = 1.0
-    """Between two looks at the workers."""
+    """Seconds between polls of the workers."""
 
     def check(self) -> None:
-        """Raises `ScenarioError` unless exactly one gateway is meant, by addresses that are some."""
+        """Raise `ScenarioError` unless exactly one gateway is given, by valid addresses."""
         for url in (*self.worker_urls, *([self.router_url] if self.router_url else ())):
             EngineAddress.parse(url)
         if bool(self.worker_urls) == (self.router_url is not None):
@@ -91,7 +88,7 @@ class RouterSettings:
 
 
 class RoutedApp:
-    """The ASGI application of both; the module says which path is whose."""
+    """Application that sends each path to sessions or the router."""
 
     def __init__(self, sessions: ASGIApp, router: ASGIApp, *, admin_token: str | None = None) -> None:
         self._sessions = sessions
@@ -99,7 +96,6 @@ class RoutedApp:
         self._admin_token = admin_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
@@ -116,19 +112,19 @@ class RoutedApp:
         except Unauthorized as error:
             await error_response(error, to_agent=True)(scope, receive, send)
             return
-        # The router answers an operator, without the credential that was for us.
+        # The credential was for us: do not pass it on.
         if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
             kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
             scope = {**scope, "headers": kept}
         try:
             await self._router(scope, receive, send)
-        except HarnessError as error:  # a verb that sessions do not allow now: no worker was told
+        except HarnessError as error:  # a verb that sessions refuse now: no worker got it
             await error_response(error, to_agent=False)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """An engine whose workers the gateway knows, and what makes a session server the router in front of it."""
+    """An engine behind a gateway, and the router in front of it."""
 
     pool: DiscoveredPool
     gateway: Gateway
@@ -137,7 +133,7 @@ class Routed:
 
     @asynccontextmanager
     async def around(self, server: SessionServer) -> AsyncIterator[ASGIApp]:
-        """Both at one URL; the sessions of `server` take part in the verbs of the router."""
+        """Yield both at one URL; sessions take part in the router's verbs."""
         verbs = TrainerVerbs(server)
         async with running(verbs.follow()):
             self.front.attend(verbs.carry_out)
@@ -154,11 +150,10 @@ async def open_routed(
     admin_token: str | None = None,
     is_guarded: bool = False,
 ) -> AsyncIterator[Routed]:
-    """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
+    """Open the gateway and its worker list while the block runs. The caller enters the pool.
 
-    `program` is the gateway to start, if one is. Workers with another tokenizer than `tokenizer` do not join.
-    `is_guarded` promises that the caller lets nobody in before the workers of the pool have proven that they run the
-    repeat guard, as `serve` does. Raises `LaneError` when there is no gateway in time.
+    Workers with another tokenizer do not join. `is_guarded` promises that no client gets in before the pool's workers
+    have proven the repeat guard. Raises `LaneError` if no gateway answers in time.
     """
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
@@ -181,7 +176,7 @@ async def open_routed(
             also=[worker.url for worker in workers],
             heard=lambda order: _heed(pool, order),
             describe=describe,
-            # Every worker that the gateway may send a request to has been entered: its guard is that of the others.
+            # Only if every worker of the gateway is in the pool, which has proven its guard.
             is_guarded=lambda: (
                 is_guarded
                 and {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}
@@ -207,7 +202,7 @@ async def route_forever(
     *,
     started: Callable[[RunningServer, Gateway], None],
 ) -> None:
-    """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
+    """Run router and session server until SIGINT or SIGTERM. Call `started` once they answer."""
     tokenizer = chat_tokenizer.tokenizer
     is_guarded = choose_guard(settings.repeat_guard, os.environ) is not None
     opening = open_routed(
@@ -219,7 +214,7 @@ async def route_forever(
         is_guarded=is_guarded,
     )
     with listening(settings.host, settings.port):
-        pass  # a port that is taken is found before a gateway is started; it is bound when all else is ready
+        pass  # fail on a taken port before starting a gateway; the real bind comes last
     async with opening as routed:
 
         def answers(running: RunningServer) -> None:
@@ -230,14 +225,14 @@ async def route_forever(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys of the workers."""
+    """Keys of the workers."""
 
     by_origin: Mapping[str, str] = field(repr=False)
     default: str = field(repr=False)
 
     @classmethod
     def of(cls, workers: Sequence[EngineAddress], given: str) -> "_Keys":
-        """Those of `workers`, and `given`, or that of the environment, for every other one. Raises `ScenarioError`."""
+        """Collect the keys of `workers`; others use `given` or the environment's. Raises `ScenarioError`."""
         own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
         return cls(own, given or os.environ.get(ENGINE_KEY, ""))
 
@@ -287,11 +282,11 @@ def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | No
 
 
 def _heed(pool: DiscoveredPool, order: Order) -> None:
-    """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
+    # Workers that join during a pause must not serve.
     if order.verb == "/continue_generation":
         pool.workers.expect_pause(None)
     elif order.verb == "/pause_generation":
-        with suppress(VerbError, KeyError, TypeError):  # workers refuse what is no mode, and nothing changes
+        with suppress(VerbError, KeyError, TypeError):  # workers refuse an unknown mode, and nothing changes
             pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
 
 

@@ -1,8 +1,6 @@
-"""A trainer's wishes for the sessions, when all it says is SGLang's control verbs: a table and a few states, no I/O.
+"""Translate a trainer's SGLang verbs to the sessions' gate: a table and a few states, no I/O.
 
-Such a trainer knows engines and no sessions. Between the verbs that it sends, sessions must neither ask for tokens in
-vain nor lose turns, so the verbs stand for a hold on the gate: shut before the first worker is told, open after the
-last one was.
+The trainer knows engines, not sessions, so its verbs imply a hold on the gate.
 
     verb                                     gate before    gate after
     /pause_generation                        shut, swept    shut until /continue_generation
@@ -13,9 +11,8 @@ last one was.
     /continue_generation                     as it was      open
     any other                                as it was      as it was
 
-An `abort_all` does not say why. One that is followed by a pause or by new weights within the time allowed began an
-update: its turns go on afterwards. One that nothing follows ended a rollout: its sessions end. `/continue_generation`
-says that it was neither, and a drain of the gate that it was the end.
+An `abort_all` followed in time by a pause or new weights began an update: its turns continue. One that nothing follows
+ended a rollout: its sessions end. `/continue_generation` means neither, a drain the end.
 """
 
 from collections.abc import Mapping
@@ -28,27 +25,27 @@ from server_patch.router.verbs import Order, VerbError
 
 
 class Intent(StrEnum):
-    """The subject of a verb, as far as sessions are concerned."""
+    """Meaning of a verb for sessions."""
 
     PAUSE = "pause"
     CONTINUE = "continue"
     NEW_WEIGHTS = "new_weights"
-    """Weights are complete, and have their label."""
+    """Complete, labeled weights."""
     PART_OF_WEIGHTS = "part_of_weights"
-    """Weights that have no label yet, and may not be complete."""
+    """Unlabeled weights, perhaps incomplete."""
     ABORT_ALL = "abort_all"
 
 
 class Then(StrEnum):
-    """The fate of a gate that nobody said anything of for the time allowed."""
+    """Action at a gate when no verb follows in time."""
 
     OPEN = "open"
     END = "end"
-    """Every session ends, then it opens."""
+    """End every session, then open."""
 
 
 class Begun(StrEnum):
-    """The work that a trainer has begun and not ended yet, as its hold keeps it for a router that is started again."""
+    """Unfinished work of a trainer; its hold keeps it across a restart."""
 
     PAUSE = "pause"
     WEIGHTS = "weights"
@@ -68,17 +65,14 @@ _BY_VERB: Mapping[str, Intent] = MappingProxyType(
 
 
 def intent_of(order: Order) -> Intent | None:
-    """The intent of `order`; None when sessions are not concerned, or when workers will refuse it.
-
-    Raises `MalformedRequest` for an `abort_all` that is neither true nor false: engines disagree about what it says.
-    """
+    """Return the intent, or None if sessions are unaffected or workers will refuse. Raises `MalformedRequest`."""
     try:
         fields = order.fields
     except VerbError:
         return None
     if order.verb == "/abort_request":
         abort_all = fields.get("abort_all", False)
-        if not isinstance(abort_all, bool):
+        if not isinstance(abort_all, bool):  # engines disagree about other values
             raise MalformedRequest(f"abort_all: expected true or false, got {abort_all!r}", param="abort_all")
         return Intent.ABORT_ALL if abort_all else None
     intent = _BY_VERB.get(order.verb)
@@ -88,20 +82,17 @@ def intent_of(order: Order) -> Intent | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The state that the trainer's verbs have led to. A value: every step gives the next one."""
+    """State after the trainer's verbs; immutable."""
 
     is_pausing: bool = False
-    """It has paused workers, and did not continue them yet."""
+    """True if it has paused workers and not continued them."""
     due: float | None = None
-    """When `then` happens unless another verb comes before; in seconds of the gatekeeper's lease clock."""
+    """Deadline of `then` on the lease clock, unless a verb comes first."""
     then: Then = Then.OPEN
 
     @classmethod
     def of(cls, begun: str, *, until: float) -> "Trainer":
-        """A trainer that had `begun` that when its router went away; it has until then to go on.
-
-        A hold that does not say is taken for a pause, which nothing but the trainer ends.
-        """
+        """Restore a trainer from its hold after a restart. An unknown hold counts as a pause."""
         match begun:
             case Begun.WEIGHTS:
                 return cls(due=until)
@@ -112,7 +103,7 @@ class Trainer:
 
     @property
     def begun(self) -> Begun | None:
-        """See `Begun`; None when nothing is left to do."""
+        """See `Begun`; None if nothing is left to do."""
         if self.is_pausing:
             return Begun.PAUSE
         if self.due is None:
@@ -121,23 +112,18 @@ class Trainer:
 
     @property
     def is_shut(self) -> bool:
-        """The gate is held in the trainer's name."""
+        """True while the gate is held for the trainer."""
         return self.is_pausing or self.due is not None
 
     def sweeps_for(self, intent: Intent) -> bool:
-        """Whether the live version has to score what waits for it before workers are told: it may disappear next.
-
-        Workers that stand still score nothing, and what an update has begun to replace is no version any more.
-        """
+        """Return True if the live version must score pending tokens first, since it may disappear."""
+        # Paused workers score nothing, and a half-replaced version is none.
         is_update_under_way = self.due is not None and self.then is Then.OPEN
         return intent not in (Intent.CONTINUE, Intent.ABORT_ALL) and not self.is_pausing and not is_update_under_way
 
     def advance(self, intent: Intent, *, obeyed: int, until: float) -> "Trainer":
-        """Workers were told, and `obeyed` of them did it.
-
-        `until` is the end of the time that is allowed for another verb to follow.
-        """
-        # Said again and again until nothing runs, an abort may not put off the end that it waits for.
+        """Return the next state after `obeyed` workers did it; another verb may follow until `until`."""
+        # An abort repeated until nothing runs must not postpone the end.
         is_repeated_abort = self.then is Then.END and intent is Intent.ABORT_ALL
         if is_repeated_abort or (self.is_pausing and intent is not Intent.CONTINUE):
             return self

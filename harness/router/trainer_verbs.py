@@ -1,12 +1,8 @@
-"""Control verbs that come to the router, carried out at the workers without losing what sessions are doing.
+"""Carry out the trainer's control verbs at the workers without losing the sessions' work.
 
-The meaning of a verb for the gate is decided in `trainer`; here it is done: the hold is placed, what waits for the live
-version is scored, workers are told, the gate opens. Verbs that concern sessions come one after the other; an
-`abort_all` that comes meanwhile is part of the one under way. The hold is one like any other: while somebody else's
-covers the engines a verb is refused (`engines_held`) and no worker told, and a trainer that falls silent under its own
-pause shuts nobody out for longer than `HOLD_TTL_S`.
-
-Nobody has to be told which weights workers serve afterwards: every turn asks them before it begins or goes on.
+`trainer` decides what a verb means; here the hold is placed, pending tokens are scored, workers are called, and the
+gate opens. Verbs run one at a time; an `abort_all` meanwhile belongs to the current one. While another holder has the
+engines a verb is refused (`engines_held`).
 """
 
 import asyncio
@@ -27,14 +23,14 @@ from server_patch.router.fan_out import VerbResult
 from server_patch.router.verbs import Order
 
 HOLD_TTL_S = 900.0
-"""How long the gate stays shut after the last verb of a trainer that has paused workers and continues none."""
+"""Seconds from a paused trainer's last verb until the gate opens."""
 FOLLOW_S = 5.0
-"""How soon another verb has to follow an `abort_all` to make it part of an update, or a part of weights."""
+"""Wait for the verb that makes an `abort_all` or a part of weights an update."""
 SWEEP_S = 30.0
-"""How long what waits for the live version is scored before workers are told."""
+"""Time for scoring."""
 
 ABORT_ENDED_SESSIONS = "abort_all_ended_sessions"
-"""Logged when nothing followed an `abort_all`, with the number of sessions that it ended."""
+"""Event: nothing followed an `abort_all`; holds the number of ended sessions."""
 
 _HOLDER = "trainer"
 _HOLDERS = re.compile(rf"{_HOLDER}-[0-9a-f]{{16}}")  # of `new_holder`: others may call theirs `trainer-0`
@@ -45,20 +41,19 @@ log = get_logger(__name__)
 
 
 class TrainerVerbs:
-    """The part that the sessions of `server` take in the verbs of a trainer."""
+    """The sessions' part in a trainer's verbs."""
 
     def __init__(self, server: SessionServer) -> None:
         self._server = server
         self._gatekeeper = server.gatekeeper
         self._trainer = Trainer()
         self._trainer = self._recall()
-        self._one_at_a_time = asyncio.Lock()  # a verb that ends may not open the gate under one that is carried out
+        self._one_at_a_time = asyncio.Lock()  # a verb that ends must not open the gate under the next one
 
     async def carry_out(self, order: Order, tell: Tell) -> Sequence[VerbResult]:
-        """The outcome of `order` at each worker.
+        """Carry out `order` at each worker.
 
-        Raises `EnginesHeld` while a hold of somebody else covers them, `StoreError` when the hold cannot be kept; no
-        worker has been told then.
+        Before any worker is called, raises `EnginesHeld` or, if the hold cannot be stored, `StoreError`.
         """
         intent = intent_of(order)
         if intent is None:
@@ -67,7 +62,7 @@ class TrainerVerbs:
             return await tell()  # it is for the verb under way, which may wait for the turns that it ends
         async with self._one_at_a_time:
             if intent is Intent.ABORT_ALL and self._others:
-                return await tell()  # whoever shut the gate knows what for
+                return await tell()  # the holder of the gate knows what the abort is for
             if holder := next((hold.holder for hold in self._others if hold.engines), None):
                 raise EnginesHeld(f"the engines are paused by the hold of {holder!r}: wait until it is released")
             return await self._carry_out(intent, tell)
@@ -92,13 +87,13 @@ class TrainerVerbs:
             if self._trainer.begun is not None:
                 await self._note(self._trainer.begun)
             else:
-                # Nobody knows who obeyed a verb that broke off, and a worker that is not listed now did not.
+                # After a verb that broke off it is unknown which workers obeyed; a worker that is not listed did not.
                 are_continued = not before.is_pausing or 0 < len(results) == obeyed
                 await self._open(engines_continued=are_continued and not is_telling)
             self._gatekeeper.look_again()  # there may be something that is due
 
     async def follow(self) -> None:
-        """Do what is due when no verb has followed in time, for ever."""
+        """Act whenever no verb follows in time, forever."""
         while True:
             await self._gatekeeper.until(lambda: self._trainer.due is not None)
             await within(min(max(0.0, self._left_s), _LONGEST_LOOK_S), self._gatekeeper.until(self._is_over))
@@ -111,7 +106,7 @@ class TrainerVerbs:
         return (self._trainer.due or 0.0) - self._gatekeeper.lease_clock()
 
     def _is_over(self) -> bool:
-        """No other verb is waited for; somebody else who shuts the gate after an abort knows what it was for."""
+        # Another holder that shuts the gate after an abort knows what the abort was for.
         is_answered = self._trainer.then is Then.END and bool(self._others)
         return self._left_s <= 0 or is_answered
 
@@ -133,11 +128,7 @@ class TrainerVerbs:
         return [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
 
     def _recall(self) -> Trainer:
-        """The trainer's state, as far as it still counts.
-
-        A hold that ran out was all of it: the server has continued the engines. One that an earlier server left behind
-        says what it was for.
-        """
+        # Without a hold it has expired, and the server continued the engines. One of an earlier server names its work.
         if self._hold is None:
             return Trainer()
         if self._trainer.is_shut:
@@ -150,7 +141,6 @@ class TrainerVerbs:
         await self._gatekeeper.keep(self._gatekeeper.place(wanted, HoldKind.PAUSE, work=begun))
 
     async def _note(self, begun: Begun) -> None:
-        """Have the hold say so; it was placed before anybody knew whether workers would obey."""
         if self._hold is None or self._hold.work == begun:
             return
         try:
@@ -167,7 +157,6 @@ class TrainerVerbs:
             log.warning("gate_hold_not_forgotten", error=error.message)
 
     async def _sweep(self) -> None:
-        """Score what waits for the live version; what is not reached keeps its behavior values, and is counted."""
         version = await self._server.live_version()
         if version is None:
             return

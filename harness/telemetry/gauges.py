@@ -1,7 +1,4 @@
-"""Figures by key as Prometheus gauges, on a port of this machine: what a run writes into its files, to look at live.
-
-`train/loss` becomes `harness_train_loss`. A gauge keeps its last value until the next one.
-"""
+"""Serve figures as Prometheus gauges on a local port. `train/loss` becomes `harness_train_loss`."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +13,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class FigureGauges:
-    """A context manager that serves `/metrics` at `port` of the loopback address; 0 is any free one.
-
-    Entering it raises `CannotListen`.
-    """
+    """Context manager that serves `/metrics` on loopback; port 0 picks a free one. Raises `CannotListen`."""
 
     def __init__(self, port: int) -> None:
         self._wanted_port = port
@@ -40,11 +34,10 @@ class FigureGauges:
 
     @property
     def port(self) -> int:
-        """The port that it has."""
         return int(self._server.server_port)
 
     def set(self, figures: Mapping[str, float]) -> None:
-        """`figures` are the last ones; from any thread."""
+        """Set the current values; thread-safe."""
         for key, value in figures.items():
             if key not in self._gauges:
                 name = "harness_" + re.sub(r"\W+", "_", key)

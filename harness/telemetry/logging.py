@@ -1,6 +1,6 @@
-"""The log of our own commands on standard error: readable on a terminal, JSON lines elsewhere.
+"""The log of our commands on standard error: text on a terminal, JSON lines elsewhere.
 
-Programs that embed the harness have a log of their own, and do not call this; see `harness.machine.log`.
+Embedding programs configure their own log; see `harness.machine.log`.
 """
 
 import json
@@ -25,7 +25,7 @@ _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asct
 
 
 def configure_logging(level: str = "info") -> None:
-    """Write what the harness logs from `level` on to standard error; stdout stays free for results."""
+    """Log the harness from `level` on to standard error."""
     logger = logging.getLogger(ROOT)
     for before in logger.handlers[:]:
         logger.removeHandler(before)
@@ -37,18 +37,17 @@ def configure_logging(level: str = "info") -> None:
 
 
 def current_level() -> str:
-    """The level that `configure_logging` was called with."""
+    """Return the level set by `configure_logging`."""
     return logging.getLevelName(logging.getLogger(ROOT).level).lower()
 
 
 class _EventFormatter(logging.Formatter):
-    """An event by its values; what others log in our name (`server_patch`), by their words and their `extra`."""
-
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
         self._render = render
 
     def format(self, record: logging.LogRecord) -> str:
+        # `server_patch` logs messages with `extra`, not events.
         if isinstance(record.msg, LoggedEvent):
             event = dict(record.msg.values)
         else:
@@ -58,7 +57,7 @@ class _EventFormatter(logging.Formatter):
                 event["exception"] = self.formatException(record.exc_info)
         moment = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         event |= {"level": record.levelname.lower(), "timestamp": moment}
-        # Paths and messages hold what clients sent.
+        # Paths and messages hold text that clients sent.
         return self._render({key: printable(each) if isinstance(each, str) else each for key, each in event.items()})
 
 
@@ -67,7 +66,6 @@ def _render_json(event: dict[str, Any]) -> str:
 
 
 def _render_line(event: dict[str, Any]) -> str:
-    """For a person: time, level, name and values, and an exception below them."""
     level, exception = event.pop("level"), event.pop("exception", None)
     head = [event.pop("timestamp"), _color(f"{level:8}", _COLORS.get(level, _PLAIN)), _color(event.pop("event"), _BOLD)]
     values = (f"{key}={each if _is_word(each) else repr(each)}" for key, each in event.items())
@@ -76,7 +74,6 @@ def _render_line(event: dict[str, Any]) -> str:
 
 
 def _is_word(value: object) -> bool:
-    """A text that nobody can take for more than one value, or for more than one line."""
     return isinstance(value, str) and value.isprintable() and _OF_MORE.isdisjoint(value) and bool(value)
 
 
@@ -85,10 +82,9 @@ def _color(text: object, code: int) -> str:
 
 
 class _Lines(logging.Handler):
-    """Writes lines as far as somebody takes them: a pipe that nobody reads or a full disk costs no turn.
+    """Write lines without blocking: an unread pipe or a full disk delays no turn.
 
-    Every turn writes one from the event loop, and a write to a full pipe returns when somebody reads. So a line is
-    written when there is room for it. A reader that makes none for a moment loses what comes until it does.
+    The event loop writes a line per turn. A reader that makes no room for a moment loses lines until it does.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -102,7 +98,7 @@ class _Lines(logging.Handler):
             self._room = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; `logging` lets one thread in at a time."""
+        """Write a line; `logging` serializes calls."""
         with suppress(OSError, ValueError):  # the latter: the stream has been closed
             whole = self.format(record) + "\n"
             for start in range(0, len(whole), _PIECE):
@@ -112,6 +108,6 @@ class _Lines(logging.Handler):
                 self._stream.flush()
 
     def _has_room(self) -> bool:
-        """Whether a piece can be written without waiting for a reader; one that was there is waited for a moment."""
+        # Wait a moment for an active reader, not at all for one that has stalled.
         self._is_read = self._room is None or bool(self._room.poll(_READER_MS if self._is_read else 0))
         return self._is_read

@@ -1,7 +1,7 @@
-"""The page `/metrics`, in the Prometheus text format.
+"""The `/metrics` page, in the Prometheus text format.
 
-Each server has a registry of its own, so that several can live in one process. Names are fixed: dashboards depend on
-them. Labels have few values; ids of sessions never become labels.
+Each server has its own registry, so several fit in one process. Names are fixed: dashboards depend on them. Labels have
+few values, never session ids.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,7 +19,7 @@ _LONGEST_NAME = 100  # characters
 
 
 class ServerMetrics:
-    """Counters and histograms of one session server."""
+    """Metrics of one session server."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -128,11 +128,10 @@ class ServerMetrics:
         )
 
     def over_limit(self, limit: str) -> None:
-        """A request was refused because it held more than `limit` allows."""
         self._over_limit.labels(limit).inc()
 
     def parameter_ignored(self, dialect: str, name: str) -> None:
-        """A turn was asked for with a field that is not served. Clients choose names, so few of them are told apart."""
+        # Clients choose names, so the number of labels is bounded.
         if name not in self._ignored_names:
             if len(self._ignored_names) < _MOST_NAMES and len(name) <= _LONGEST_NAME:
                 self._ignored_names.add(name)
@@ -141,42 +140,36 @@ class ServerMetrics:
         self._ignored.labels(dialect, name).inc()
 
     def heavy_work_began(self, size_bytes: int) -> None:
-        """A large request waits to be worked on off the event loop, or is."""
+        """Count a large request that waits for, or is in, a worker thread."""
         self._heavy.inc()
         self._heavy_bytes.inc(size_bytes)
 
     def heavy_work_ended(self, size_bytes: int) -> None:
-        """It is done with; called from any thread."""
+        """Uncount it; thread-safe."""
         self._heavy.dec()
         self._heavy_bytes.dec(size_bytes)
 
     def session_created(self) -> None:
-        """One more session."""
         self._sessions.inc()
 
     def sessions_held(self, count: int, paged_out: int) -> None:
-        """How many sessions are held now, and how many of them are paged out."""
         self._open.set(count)
         self._paged_out.set(paged_out)
 
     def session_read_back(self, seconds: float) -> None:
-        """A session that was paged out is in memory again."""
         self._read_back.observe(seconds)
 
     def sessions_expired(self, count: int) -> None:
-        """So many sessions were closed because nobody had used them for too long."""
         self._expired.inc(count)
 
     def sessions_quarantined(self, count: int) -> None:
-        """How many sessions of the store cannot be read back."""
         self._quarantined.set(count)
 
     def turns_in_flight(self, count: int) -> None:
-        """How many turns are admitted and have no outcome now."""
         self._in_flight.set(count)
 
     def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
-        """An admitted turn came to an end, which adds `new` to the ledger; its prompt counts the first time alone."""
+        """Record the end of an attempt, which adds `new` tokens. The prompt counts on the first one only."""
         for part, value in seconds._asdict().items():
             self._parts.labels(part).observe(value)
         if is_first:
@@ -191,59 +184,48 @@ class ServerMetrics:
         self._engine.observe(turn.seconds)
 
     def turn_served(self, overhead_s: float) -> None:
-        """A turn was answered, after `overhead_s` seconds besides the engine's."""
         self._overhead.observe(overhead_s)
 
     def session_moved(self, recomputed_tokens: int) -> None:
-        """A session was served by another worker, which did not have `recomputed_tokens` of its prefix."""
+        """Count a move to a worker that lacked `recomputed_tokens` of the prefix."""
         self._moved.inc()
         self._recomputed.inc(recomputed_tokens)
 
     def workers_serving(self, count: int) -> None:
-        """How many workers of the pool serve now."""
         self._workers.set(count)
 
     def guard_proven(self) -> None:
-        """The engine runs the repeat guard that is wanted; a worker that does not serves nobody."""
         self._guard_active.set(1)
 
     def guard_disagreed(self) -> None:
-        """The repeat guard's signal for a turn is not what its tokens say."""
         self._guard_disagreements.inc()
 
     def sweep_ended(self, settled: int, left: int) -> None:
-        """A sweep gave `settled` tokens their proximal values and did not reach `left`."""
         self._settled.inc(settled)
         self._unmet.inc(left)
 
     def hold_expired(self) -> None:
-        """A hold on the gate ran out: its holder did not come back."""
         self._holds_expired.inc()
 
     def engines_woken(self) -> None:
-        """The server continued engines that a hold had left paused."""
         self._engines_woken.inc()
 
     def spans_sent(self, count: int) -> None:
-        """A collector took so many spans."""
         self._spans_sent.inc(count)
 
     def spans_dropped(self, reason: str, count: int) -> None:
-        """So many spans will not be sent (any more)."""
         self._spans_dropped.labels(reason).inc(count)
 
     def span_post_failed(self) -> None:
-        """A request with spans was not answered, or not with a success."""
         self._span_posts_failed.inc()
 
     def route_unknown(self, dialect: str) -> None:
-        """A request was for no route; `dialect` is that of its path, or `other`."""
+        """Count a request for an unknown route; `dialect` may be `other`."""
         self._unknown_routes.labels(dialect).inc()
 
     def error_answered(self, code: str) -> None:
-        """A request was answered with an error."""
         self._errors.labels(code).inc()
 
     def render(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return generate_latest(self._registry)

@@ -1,10 +1,10 @@
-"""Text that others chose, on a terminal: agents, models and clients must not move its cursor or fill it."""
+"""Foreign text on a terminal: it must not move the cursor or fill the screen."""
 
 _MOST = 10_000  # characters
 
 
 def printable(text: str) -> str:
-    """`text` with everything but line breaks and tabs that is no character to look at written as Python does, cut."""
+    """Escape unprintable characters but line breaks and tabs, and truncate."""
     shown = text if len(text) <= _MOST else f"{text[:_MOST]}..."
     if shown.isprintable():
         return shown

@@ -1,4 +1,4 @@
-"""The seconds of a turn by where they went: at the gate, in the queue of a pool, in the engine."""
+"""Seconds of a turn by place: gate, pool queue, engine."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,18 @@ from harness.types import Turn
 
 
 class TurnSeconds(NamedTuple):
-    """Disjoint; the rest of a turn is the session server's own work."""
+    """Disjoint; the rest is the session server's own time."""
 
     gate: float
-    """Held there, before its admission too, or for an update of the weights."""
+    """Held at the gate or for a weight update."""
     queue: float
-    """Waiting in the session server for a worker of its pool."""
+    """Waiting for a worker of the pool."""
     engine: float
-    """From the request to its answer, the engine's own queue and the way there included."""
+    """From request to answer, its own queue and transport included."""
 
 
 def measure_turn(turn: Turn, prior: Turn | None = None) -> TurnSeconds:
-    """The seconds of `turn`, less those of `prior`: the same turn as it broke off before it went on."""
+    """Measure `turn`, less its interrupted attempt `prior`."""
     gate, queue, asked = _sums(turn)
     if prior is not None:
         before = _sums(prior)

@@ -1,9 +1,7 @@
-"""A collector of OpenTelemetry, to which spans are sent by OTLP over HTTP, as JSON.
+"""An OpenTelemetry collector that takes OTLP spans over HTTP, as JSON.
 
-One POST at a time, each with a deadline, never through a proxy of the environment and never to where a redirect leads:
-the headers may hold a key. An answer is read as far as it is needed, and is no more than a verdict: whatever a
-collector says, nothing is raised. The verdicts are those of the protocol: after 429, 502, 503, 504 and a connection
-that broke the same may be sent again, after everything else that is no success it may not.
+One POST at a time, with a deadline, ignoring proxies and redirects since headers may hold a key. No answer raises. As
+in the protocol, 429, 502, 503, 504 and a broken connection allow a retry, other failures do not.
 """
 
 import asyncio
@@ -29,10 +27,10 @@ if TYPE_CHECKING:
     import aiohttp
 
 HEADERS_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
-"""Of the environment, from OpenTelemetry's specification: the first that is set has the headers of every request."""
+"""Variables of OpenTelemetry's specification; the first that is set holds the headers."""
 
 NO_KEYS = re.compile(r"(?!)")
-"""Finds nothing."""
+"""Pattern that finds nothing."""
 
 _TRACES_PATH = "/v1/traces"
 _AGAIN = frozenset({429, 502, 503, 504})
@@ -42,34 +40,34 @@ _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 class Verdict(StrEnum):
-    """What becomes of spans after a POST of them."""
+    """Result of a POST for its spans."""
 
     TAKEN = "taken"
-    """The collector has them, all or but for `Answer.rejected`."""
+    """Taken, except `Answer.rejected`."""
     AGAIN = "again"
-    """It may take them later."""
+    """To be sent again."""
     REFUSED = "refused"
-    """It will never take them."""
+    """Never to be taken."""
 
 
 class Answer(NamedTuple):
-    """The end of a POST."""
+    """Result of a POST."""
 
     verdict: Verdict
     trouble: str = ""
-    """What was wrong, in words that are the same for every time that it is; empty of a success."""
+    """Failure in fixed words; empty on success."""
     detail: str = ""
-    """More of it, for the log."""
+    """Detail for the log."""
     rejected: int = 0
-    """Spans that it has not taken, and never will."""
+    """Spans refused for good."""
     wait_s: float | None = None
-    """How long it wants to be left alone."""
+    """Pause that the collector requests."""
 
 
 def traces_url(endpoint: str) -> str:
-    """Where spans go, of a collector at `endpoint`: `/v1/traces` below it, unless it ends so already.
+    """Return the traces URL, appending `/v1/traces` if missing.
 
-    Raises `ScenarioError` when that is no address, or has a secret in it.
+    Raises `ScenarioError` for a bad address or one with a secret.
     """
     try:
         parts = urlsplit(endpoint)
@@ -91,10 +89,7 @@ def traces_url(endpoint: str) -> str:
 
 
 def read_headers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The headers for a collector that `environ` has: `name=value,...`, values percent-encoded.
-
-    Raises `ScenarioError`, which does not show them, when they are none.
-    """
+    """Parse the collector's headers, `name=value,...`, percent-encoded. Raises `ScenarioError`, without their content."""
     variable = next((name for name in HEADERS_VARIABLES if environ.get(name)), None)
     headers: dict[str, str] = {}
     for pair in environ[variable].split(",") if variable else ():
@@ -111,9 +106,9 @@ def read_headers(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_keys(headers: Mapping[str, str]) -> re.Pattern[str]:
-    """Finds the words of `headers` in the answer of a collector that says again what it was sent.
+    """Return a pattern for the words of `headers`, raw or as JSON, HTML and URLs encode them.
 
-    As they were sent, and as JSON, HTML and addresses write them.
+    A collector may echo what it was sent.
     """
     words = {word for value in headers.values() for word in value.split()}
     written = (
@@ -125,10 +120,7 @@ def find_keys(headers: Mapping[str, str]) -> re.Pattern[str]:
 
 
 def judge_answer(status: int, content: bytes, retry_after: str, now: float, keys: re.Pattern[str] = NO_KEYS) -> Answer:
-    """What the answer of a collector with `status`, `content` and `Retry-After` means at Unix second `now`.
-
-    What `keys` finds in its words is not repeated.
-    """
+    """Interpret a collector's answer at Unix second `now`, redacting what `keys` finds."""
     text = content.decode("utf-8", "replace")
     if status in _AGAIN:
         return Answer(Verdict.AGAIN, f"answered {status}", _words(text, keys), wait_s=_wait_s(retry_after, now))
@@ -137,7 +129,7 @@ def judge_answer(status: int, content: bytes, retry_after: str, now: float, keys
     try:
         said = msgspec.json.decode(content, type=_Response, strict=False) if content else _Response()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # It says that it has them, in no words of OTLP: perhaps it is somebody else.
+        # A success without OTLP in it: perhaps another kind of server.
         return Answer(Verdict.TAKEN, "answered with what is no OTLP", _words(text, keys))
     partial = said.partial_success or _PartialSuccess()
     if partial.rejected_spans > 0:
@@ -148,13 +140,7 @@ def judge_answer(status: int, content: bytes, retry_after: str, now: float, keys
 
 @dataclass(slots=True)
 class Collector:
-    """The collector whose `traces_url` is `url`.
-
-    Args:
-        url: See `traces_url`.
-        headers: Of every request.
-        timeout_s: For one request, the connection included.
-    """
+    """Collector at `url` (`traces_url`); `timeout_s` limits each request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -167,21 +153,21 @@ class Collector:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[None]:
-        """Posts may be made in the block. What that needs is loaded here, and not while somebody waits for a turn."""
-        import aiohttp  # a server that sends no spans may have no use for it
+        """Allow posts in the block."""
+        import aiohttp  # here and not during a turn; servers without spans may not need it
 
         connector = aiohttp.TCPConnector(limit=1, ssl=_tls_context() if self.url.startswith("https:") else True)
         async with aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={**self.headers, "content-type": "application/json", "user-agent": "session-harness"},
-            auto_decompress=False,  # nobody asked for it, and it can be a bomb
+            auto_decompress=False,  # not requested, and it could be a bomb
             trust_env=False,
         ) as self._http:
             yield
 
     async def post(self, body: bytes) -> Answer:
-        """The end of one POST of a request of OTLP; raises nothing but a cancellation."""
+        """Send one OTLP request. Raises only on cancellation."""
         import aiohttp
 
         assert self._http is not None, "posts are made while it is connected"
@@ -200,7 +186,7 @@ class Collector:
 
 
 def _tls_context() -> ssl.SSLContext:
-    import httpx  # which knows certificates; half the libraries of a server that has no other use for it
+    import httpx  # for its certificates; slow to import
 
     return httpx.create_ssl_context(trust_env=False)
 
@@ -215,7 +201,6 @@ class _Response(msgspec.Struct, rename="camel"):
 
 
 async def _read(response: "aiohttp.ClientResponse") -> bytes:
-    """The content of an answer, or its beginning."""
     content = b""
     while len(content) < _MOST_BYTES and (piece := await response.content.read(_MOST_BYTES - len(content))):
         content += piece
@@ -223,7 +208,6 @@ async def _read(response: "aiohttp.ClientResponse") -> bytes:
 
 
 def _wait_s(retry_after: str, now: float) -> float | None:
-    """The seconds that a `Retry-After` names, as a number or a date; None of one that names none."""
     text = retry_after.strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])
@@ -234,5 +218,5 @@ def _wait_s(retry_after: str, now: float) -> float | None:
 
 
 def _words(text: str, keys: re.Pattern[str]) -> str:
-    """The beginning of `text` for the log. A key that is cut would not be found, so they are looked for before."""
+    # Redact before truncating: half a key would not match.
     return printable(keys.sub("...", text)[:_MOST_WORDS].replace("\n", " "))

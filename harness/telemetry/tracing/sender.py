@@ -1,14 +1,8 @@
 """Spans on their way to a collector, beside a server that never waits for them.
 
-What is offered goes into a queue of bounded length; what finds it full is dropped and counted. A background task takes
-batches from it, one POST after the other: when there are enough spans, or when the first of them has waited for a
-moment. A batch that the collector may take later is sent again, less and less often, and is given up after some
-minutes; the queue fills meanwhile. When the server stops, what is left gets one more try and a few seconds in all.
-
-A batch may arrive twice: when its answer was lost, or when the server stopped meanwhile. Spans have the ids of what
-they are about, so a span that comes again is the same one.
-
-Each change of state is logged once: that spans are not taken, for which reason, and that they are again.
+A bounded queue drops and counts what does not fit. A background task posts batches, one at a time, when enough spans
+have come or the first has waited. It retries a batch with growing pauses, for minutes. At the end the rest gets one try
+within seconds. A batch may arrive twice, with the same span ids. Each change of state is logged once.
 """
 
 import asyncio
@@ -31,9 +25,9 @@ from harness.telemetry.tracing.spans import TracedSession, TracedTurn, write_req
 from server_patch.background import running
 
 SPANS_NOT_TAKEN = "spans_not_taken"
-"""Logged when a collector stops to take spans, or does so for another reason."""
+"""Event: a collector stops taking spans, or gives another reason."""
 SPANS_TAKEN = "spans_taken_again"
-"""Logged when it takes them again."""
+"""Event: it takes spans again."""
 
 _AT_ONCE = 16  # turns made into JSON in one go: half a millisecond
 
@@ -41,38 +35,38 @@ log = get_logger(__name__)
 
 
 class DropReason(StrEnum):
-    """Why spans were not sent."""
+    """Reason why spans were not sent."""
 
     QUEUE_FULL = "queue_full"
-    """They came faster than the collector took them, or it has taken none for a while."""
+    """The queue was full."""
     REFUSED = "refused"
-    """It will never take them: another status than those that may be asked again, or `partialSuccess`."""
+    """The collector refused them for good."""
     GIVEN_UP = "given_up"
-    """It has failed to take them for `SendingPace.give_up_s`."""
+    """It failed for `SendingPace.give_up_s`."""
     STOPPED = "stopped"
-    """The server stopped, and it did not take them in time."""
+    """The server stopped first."""
     INVALID = "invalid"
-    """A time of theirs is none."""
+    """They have an invalid time."""
 
 
 class SendingPace(NamedTuple):
-    """How much waits, and for how long; spans are counted, times are seconds."""
+    """Limits in spans and seconds."""
 
     queue_length: int = 16_384
     batch_length: int = 512
     every_s: float = 1.0
-    """How long the first span of a batch waits for the others."""
+    """Wait for a batch to fill."""
     first_pause_s: float = 1.0
-    """Before a batch is sent again; doubles each time."""
+    """Pause before the first retry; doubles each time."""
     longest_pause_s: float = 30.0
     give_up_s: float = 300.0
-    """After the first try of a batch."""
+    """Retry time of a batch."""
     stop_s: float = 3.0
-    """For all that is left when the server stops."""
+    """Time for the rest when the server stops."""
 
 
 class SpanSender:
-    """Sends what it is offered to `collector`, as long as the block of `sending` runs."""
+    """Sends offered spans to `collector` while the block of `sending` runs."""
 
     def __init__(self, collector: Collector, metrics: ServerMetrics, pace: SendingPace | None = None) -> None:
         self._collector = collector
@@ -80,27 +74,22 @@ class SpanSender:
         self._pace = pace or SendingPace()
         self._queue: deque[TracedTurn | TracedSession] = deque()
         self._waiting = 0
-        """Spans in the queue."""
         self._some = asyncio.Event()
         self._enough = asyncio.Event()
         self._batch: list[bytes] = []
-        """Spans that are being sent."""
         self._trouble = ""
         self._hurries = False
         self._ending: asyncio.Timeout | None = None
-        """Of what is left, while it is being sent."""
 
     def hurry(self) -> None:
-        """Send nothing any more when the block ends, and no more of what is left if it is ending."""
+        """Abandon what is left when the block ends, at once if it is ending."""
         self._hurries = True
         if self._ending is not None and not self._ending.expired():
             self._ending.reschedule(0.0)
 
     def offer(self, traced: TracedTurn | TracedSession, *, is_new: bool = True) -> None:
-        """Have the spans of `traced` sent, or drop them when the queue is full; never waits, never raises.
-
-        What is not new, as thousands of turns in one go may be, finds the queue full when half of it is.
-        """
+        """Queue spans, or drop them if the queue is full. Never waits, never raises."""
+        # Old turns come by the thousand and may fill only half of the queue.
         spans = traced.span_count
         if self._waiting + spans > (self._pace.queue_length if is_new else self._pace.queue_length // 2):
             self._drop(DropReason.QUEUE_FULL, spans)
@@ -113,7 +102,7 @@ class SpanSender:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """Send during the block, and what is left at its end for a bounded time."""
+        """Send during the block, then the rest for a bounded time."""
         async with self._collector.connect():
             try:
                 async with running(self._send_for_ever()):
@@ -137,7 +126,6 @@ class SpanSender:
             await self._send_batch()
 
     async def _send_rest(self) -> None:
-        """Send what is left, the batch that was being sent among it, until the collector fails to take some."""
         while self._batch or self._queue:
             if not self._batch:
                 await self._take_batch()
@@ -147,7 +135,6 @@ class SpanSender:
             self._settle(answer)
 
     async def _take_batch(self) -> None:
-        """Make a batch of what has waited longest. Others have their turn meanwhile."""
         for taken in count(1):
             if not self._queue or len(self._batch) >= self._pace.batch_length:
                 break
@@ -165,7 +152,6 @@ class SpanSender:
             self._enough.clear()
 
     async def _send_batch(self) -> None:
-        """Send the batch until the collector has it, will never have it, or has had time enough."""
         if not self._batch:
             return
         loop, first_s = asyncio.get_running_loop(), self._pace.first_pause_s
@@ -204,7 +190,6 @@ class SpanSender:
         return answer
 
     def _settle(self, answer: Answer) -> None:
-        """Be done with the batch, which has been answered for good."""
         spans = len(self._batch)
         rejected = spans if answer.verdict is Verdict.REFUSED else min(spans, answer.rejected)
         self._drop(DropReason.REFUSED, rejected)

@@ -1,11 +1,7 @@
-"""The spans of a session for OpenTelemetry: session, turn and engine request, in the JSON of OTLP. Pure.
+"""OpenTelemetry spans of a session: session, turn, engine request, as OTLP JSON. Pure.
 
-A session is a trace. Times are those of the record, ids are digests of those of the session, so the same session gives
-the same spans wherever and however often they are made: a server that sends them and a reader of its record agree, and
-what is sent twice is the same span. What was said is in none of them.
-
-`TracedSession` and `TracedTurn` hold what a span needs and none of the tokens, so whoever keeps them for a while keeps
-no session in memory.
+A session is a trace. Times come from the record and ids are digests, so a session always gives the same spans. They
+hold no content. `TracedSession` and `TracedTurn` hold no tokens, so keeping them is cheap.
 """
 
 import math
@@ -44,7 +40,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "harness.request.queued_seconds": "request: seconds in the queue of the pool",
     "harness.request.finish_reason": "request: why the engine stopped",
 }
-"""The attributes of spans, and of which span each is."""
+"""Attributes, and the spans that have them."""
 
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?=-|$)"
@@ -57,28 +53,28 @@ _LONGEST = 1 << 64
 
 
 def read_traceparent(text: str) -> str | None:
-    """The part of a `traceparent` (W3C Trace Context) that names a span; None of one that names none."""
+    """Return the part of a `traceparent` (W3C Trace Context) that names a span, or None."""
     found = _TRACEPARENT.match(text)
     return None if found is None or (text.startswith("00") and found.end() != len(text)) else found.group()
 
 
 class TracedRequest(NamedTuple):
-    """A request of a turn to an engine, which produced output tokens `start..end`."""
+    """An engine request, which produced output tokens `start..end`."""
 
     request_id: str
     start: int
     end: int
     began_at: float | None
-    """Unix seconds; None in records that do not say it, and then it has no span."""
+    """Unix seconds; None in old records, which then have no span."""
     seconds: float
     queued_s: float
     worker: str
-    """Empty of an engine on its own."""
+    """Empty for a single engine."""
     finish_reason: str | None
 
     @classmethod
     def of(cls, segment: TurnSegment) -> Self:
-        """The request of a turn in memory."""
+        """Convert a segment."""
         return cls(
             segment.request_id,
             segment.start,
@@ -96,27 +92,26 @@ class TracedTurn(NamedTuple):
 
     session_id: str
     turn: int
-    """Its index."""
     parent: int | None
     status: str
     end: str
     attempts: int
     held_s: float
-    """At the gate, before its admission too."""
+    """Seconds at the gate, before and after admission."""
     error_code: str | None
     prompt_length: int
     output_length: int
     versions: Sequence[tuple[str, int, int]]
-    """Label of the weights, start and end of each stretch of its output."""
+    """Weight label, start and end of each output span."""
     requests: Sequence[TracedRequest]
     asked_at: float
     ended_at: float
     traceparent: str | None
-    """Names the span of its agent in which it was asked for."""
+    """Span of the agent that made the request."""
 
     @classmethod
     def of(cls, session_id: str, turn: Turn) -> Self:
-        """The turn of a session in memory."""
+        """Convert a turn."""
         notes = turn.notes
         error = notes.get("error")
         return cls(
@@ -139,11 +134,11 @@ class TracedTurn(NamedTuple):
 
     @property
     def span_count(self) -> int:
-        """How many spans it has at most."""
+        """Maximum number of spans."""
         return 1 + len(self.requests)
 
     def spans(self) -> Iterator[Json]:
-        """That of the turn, then those of its requests. Raises `ValueError`, `OverflowError` of a time that is none."""
+        """Yield the spans of the turn and its requests. Raises `ValueError` or `OverflowError` for an invalid time."""
         yield self._span()
         for place, request in enumerate(self.requests):
             if request.began_at is not None:
@@ -188,12 +183,12 @@ class TracedTurn(NamedTuple):
 
 
 class TracedSession(NamedTuple):
-    """A session with turns; what a run knows of its rollout is None where nobody does."""
+    """A session with turns; facts that only a run knows may be None."""
 
     session_id: str
     turns: int
     lasted: tuple[float, float]
-    """Unix seconds at which its first call came and its last turn ended."""
+    """Unix seconds of the first request and the last turn's end."""
     scenario: str | None = None
     rollout: int | None = None
     outcome: str | None = None
@@ -202,11 +197,10 @@ class TracedSession(NamedTuple):
 
     @property
     def span_count(self) -> int:
-        """One: turns have their own."""
         return 1
 
     def spans(self) -> Iterator[Json]:
-        """The span of the session, which those of its turns are below. Raises `ValueError`, `OverflowError`."""
+        """Yield the span of the session. Raises `ValueError` or `OverflowError`."""
         attributes = {
             "harness.scenario": self.scenario,
             "harness.rollout": self.rollout,
@@ -221,7 +215,7 @@ class TracedSession(NamedTuple):
 
 
 def write_request(spans: Sequence[bytes]) -> bytes:
-    """The request of OTLP with `spans`, each of which is JSON."""
+    """Assemble an OTLP request from JSON spans."""
     return b"".join((_HEAD, b",".join(spans), _TAIL))
 
 
@@ -235,7 +229,6 @@ def _span(
     kind: int,
     status: int | None,
 ) -> Json:
-    """The span `name` of the trace, between two times; its id, like that of its parent, is made of trace and name."""
     span: Json = {
         "traceId": _digest(16, trace),
         "spanId": _digest(8, trace, *name),

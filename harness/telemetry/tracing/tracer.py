@@ -1,9 +1,7 @@
-"""The spans of a server's sessions, offered to a sender at the moments at which the record has them.
+"""Offers the spans of a server's sessions to a sender as the record gains them.
 
-A turn is offered with each of its outcomes: one that broke off and goes on later is offered again, under the same ids.
-A session that takes over from another offers the turns that it has of it as its own. The session itself is offered when
-it is closed, or when its server stops: a later server on the same store offers it again when it has become longer or is
-closed.
+A turn is offered with each outcome, under the same ids. A session that takes over offers its turns as its own. A
+session is offered when closed or when its server stops, and again by a later server if it has grown.
 """
 
 from collections.abc import Iterable
@@ -17,30 +15,30 @@ from harness.types import Turn
 
 
 class SessionTracer:
-    """Tells `sender` of the sessions of one server."""
+    """Reports the sessions of one server to `sender`."""
 
     def __init__(self, sender: SpanSender) -> None:
         self.sender = sender
         self._going_on: set[str] = set()
-        """Sessions with turns that were offered since they were themselves."""
+        """Sessions with turns offered since they were."""
         self._closed: WeakSet[Session] = WeakSet()
 
     def tell_turn(self, session: Session, turn: Turn) -> None:
-        """An admitted turn of `session` was recorded."""
+        """Report a recorded turn."""
         self.sender.offer(TracedTurn.of(session.session_id, turn))
-        if session in self._closed:  # an engine has handed it over too late
+        if session in self._closed:  # the engine returned it late
             self.tell_session(session)
         else:
             self._going_on.add(session.session_id)
 
     def tell_session(self, held: Session | SessionStub) -> None:
-        """A session is held no longer."""
+        """Report a closed session."""
         if isinstance(held, Session):
             self._closed.add(held)
         self._offer(held)
 
     def tell_takeover(self, previous: Session, session: Session) -> None:
-        """`session` has turns of `previous`, which is closed."""
+        """Report that `session` continues the closed `previous`."""
         self.tell_session(previous)
         for turn in session.turns:
             self.sender.offer(TracedTurn.of(session.session_id, turn), is_new=False)
@@ -48,7 +46,7 @@ class SessionTracer:
             self._going_on.add(session.session_id)
 
     def tell_open_sessions(self, held: Iterable[Session | SessionStub]) -> None:
-        """What the server holds is held by nobody from now on, or by the next server on its store."""
+        """Report every open session, when the server stops."""
         for each in held:
             if each.session_id in self._going_on:
                 self._offer(each)

@@ -1,4 +1,4 @@
-"""The agent that an option of a trainer names: a program, or a function that can be imported."""
+"""The agent that a trainer's option names: a program, or an importable function."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,28 +11,28 @@ from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
 AGENT_RESULT = "agent_result"
-"""Key in a sample's metadata of what a program left as its result.
+"""Metadata key of a program's result.
 
-The model can write that file, so it sets neither reward nor other metadata unless the trainer trusts it by name.
+The model can write that file, so it sets no reward or other metadata unless the trainer trusts the program.
 """
 
 LoadFunction = Callable[[Any], Any]
-"""Finds what a dotted path names, as the framework does; None for none."""
+"""Function that resolves a dotted path as the framework does; None for None."""
 
 AGENT_METADATA = "agent"
-"""Key in a sample's metadata of the object whose items become the metadata of a program.
+"""Metadata key of the object whose items a program may see.
 
-A program acts for the model, which must not read the answer there; functions are trusted with everything.
+A program acts for the model, which must not read the answer there. Functions see everything.
 """
 
 
 def is_script(name: str) -> bool:
-    """Whether `name` is the path of a script or of a profile, by how it ends."""
+    """Return True if `name` ends as the path of a script or profile."""
     return name.endswith((".py", ".toml"))
 
 
 def find_script(name: str, option: str) -> Path:
-    """The script or profile that ships under `name`, or the one at that path. Raises `AdapterError` naming `option`."""
+    """Return the bundled agent `name`, or the script at that path. Raises `AdapterError` naming `option`."""
     script = Path(name)
     try:
         script = script if is_script(name) else bundled_agent(name)
@@ -44,7 +44,7 @@ def find_script(name: str, option: str) -> Path:
 
 
 def find_function(path: str | None, option: str, load: LoadFunction) -> Callable[..., Any]:
-    """The function at that dotted path. Raises `AdapterError` naming `option`."""
+    """Import a function. Raises `AdapterError` naming `option`."""
     try:
         function = load(path)
     except Exception as error:  # importing runs the module: it may raise anything
@@ -55,15 +55,15 @@ def find_function(path: str | None, option: str, load: LoadFunction) -> Callable
 
 
 def stated_number(value: object) -> float | None:
-    """A number that an agent states in its result, such as its `reward`; None for anything else."""
+    """Return a finite number from an agent's result, else None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None  # type: ignore[arg-type]  # a number, as of the line above
 
 
 def stated_reward(rollout: Rollout) -> float | None:
-    """The `reward` of the agent's result; None where the rollout was ended before the agent could state one.
+    """Return the `reward` in the agent's result, or None if the rollout was cut short.
 
-    Raises `AdapterError` where the agent ended by itself without one: it never states any.
+    Raises `AdapterError` if the agent ended by itself without one: it would never state any.
     """
     stated = (rollout.agent_result or {}).get("reward")
     reward = stated_number(stated)
@@ -73,7 +73,7 @@ def stated_reward(rollout: Rollout) -> float | None:
 
 
 def program_metadata(metadata: Mapping[str, Any], place: str) -> Json:
-    """The items that a program may know of. Raises `AdapterError` naming `place` where they are no object."""
+    """Return the metadata that a program may see. Raises `AdapterError` naming `place` unless it is an object."""
     given = metadata.get(AGENT_METADATA, {})
     if not isinstance(given, dict):
         raise AdapterError(f"{place}[{AGENT_METADATA!r}]: expected an object, got {type(given).__name__}")

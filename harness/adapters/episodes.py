@@ -1,7 +1,7 @@
-"""One rollout for each call of a trainer that makes a plug-in per call, or per sample, and never says when it ends.
+"""Rollouts for trainers that create a plug-in per call or sample and never signal the end.
 
-Such a plug-in keeps nothing: everybody in a loop who has the same settings shares one manager and one connection. What
-is left of a loop that was closed is forgotten; nothing of it works any more.
+Plug-ins keep no state: those of one loop with equal settings share a manager and a connection. State of a closed loop
+is dropped.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ DEADLINE_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSettings:
-    """Where episodes run, and which agent plays them."""
+    """Server and agent of episodes."""
 
     server: SessionServerAddress
     agent: AgentFunction | str
-    """A function, its dotted path, the name of a program that ships, or the path of a script or profile."""
+    """Function, dotted path, bundled program's name, or path of a script or profile."""
     agent_env: tuple[tuple[str, str], ...] = ()
     deadline_s: float = DEADLINE_S
     matching: tuple[str, ...] | None = None
-    """None: that of the agent's profile."""
+    """None: from the agent's profile."""
     workdir: Path | None = None
-    """Where the directories of rollouts stay; None: they go with their rollouts."""
+    """Folder that keeps rollout directories; None deletes them."""
     trust_agent_result: bool = False
-    """A program's result may state the reward, although the model can write it. A function's always may."""
+    """True if a program's result may state the reward, although the model can write it."""
 
     @classmethod
     def read(
@@ -54,7 +54,7 @@ class EpisodeSettings:
         workdir: str | None = None,
         trust_agent_result: bool = False,
     ) -> Self:
-        """These settings with the admin token of the environment; raises `AdapterError` for an agent not there."""
+        """Build settings with the environment's admin token. Raises `AdapterError` for a missing agent."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
@@ -65,7 +65,7 @@ class EpisodeSettings:
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
 
     def require_trusted(self, instead: str) -> None:
-        """Raise `AdapterError` where the agent is a program whose result may not state the reward."""
+        """Raise `AdapterError` if the agent is a program whose result is not trusted."""
         if isinstance(self.find_agent(), Path) and not self.trust_agent_result:
             raise AdapterError(
                 "agent: the model can write a program's result, so it states no reward;"
@@ -73,7 +73,7 @@ class EpisodeSettings:
             )
 
     def find_agent(self) -> Path | AgentFunction:
-        """The script or the function. Raises `AdapterError` for one that is not there."""
+        """Return the script or function. Raises `AdapterError` if missing."""
         if not isinstance(self.agent, str):
             return self.agent
         if "." not in self.agent or is_script(self.agent):
@@ -82,7 +82,7 @@ class EpisodeSettings:
 
 
 class Episodes:
-    """Rollouts of one loop with the same settings."""
+    """Rollouts of one loop with equal settings."""
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self._settings = settings
@@ -101,13 +101,13 @@ class Episodes:
         """Run one rollout to its end.
 
         Args:
-            prompt: What the conversation begins with.
-            metadata: The row of the data set. Functions get it whole, programs the items of the object `agent` in it.
-            sampling_params: As for SGLang.
-            most_tokens: Of the session's sequence, prompt included.
-            selection: Of samples; None: that of the agent's profile, for a trainer that takes several.
+            prompt: Start of the conversation.
+            metadata: Row of the data set. A function gets all of it, a program only the items in its `agent` object.
+            sampling_params: SGLang's parameters.
+            most_tokens: Limit of the session's sequence, prompt included.
+            selection: Which samples; None takes the agent profile's choice, for trainers that accept several.
 
-        Raises `AdapterError` for what cannot be kept, and what `TrainerSessions.open` raises.
+        Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open` does.
         """
         sampling = session_sampling(sampling_params)
         manager, agent = await self._sessions.open()
@@ -134,7 +134,7 @@ class Episodes:
             )
 
     async def close(self) -> None:
-        """End what was opened. Idempotent."""
+        """Close manager and connection. Idempotent."""
         await self._sessions.close()
 
 
@@ -144,11 +144,9 @@ _open: dict[tuple[asyncio.AbstractEventLoop, EpisodeSettings], Episodes] = {}
 def episodes_of(
     settings: EpisodeSettings, register_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
 ) -> Episodes:
-    """Those of the running loop with these settings.
+    """Return the running loop's episodes for these settings.
 
-    Args:
-        settings: Equal ones share what they open.
-        register_end: Gets the end of what is opened here, for a trainer that calls such functions when its loop ends.
+    `register_end` gets the cleanup function, for trainers that call such functions when their loop ends.
     """
     for place in [place for place in _open if place[0].is_closed()]:
         del _open[place]
@@ -161,15 +159,14 @@ def episodes_of(
 
 
 async def close_episodes() -> None:
-    """End everything that was opened in the running loop, for programs that go on after their trainer. Idempotent."""
+    """Close everything opened in the running loop, for programs that outlive their trainer. Idempotent."""
     loop = asyncio.get_running_loop()
     for place in [place for place in _open if place[0] is loop]:
         await _open.pop(place).close()
 
 
 def _with_metadata(function: AgentFunction, metadata: Mapping[str, Any]) -> FunctionAgent:
-    """`function` with a row that may hold anything, which a session's own metadata may not."""
-
+    # A row may hold anything, while a session's own metadata may not.
     async def run(**given: Any) -> dict[str, Any] | None:
         return await function(**{**given, "metadata": dict(metadata)})
 

@@ -1,4 +1,4 @@
-"""The sampling parameters of trainers, which are named as SGLang names them, as those of a session. Pure."""
+"""Sampling parameters of trainers, in SGLang's names, as a session's. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,35 +26,35 @@ NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "stop_token_ids": ("stop_token_ids", _as_list),
     "sampling_seed": ("seed", _same),
 }
-"""By SGLang's name: the session's name, and the value there."""
+"""Session's name and converter, by SGLang's name."""
 
 ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
-"""They say how SGLang writes text. A session keeps the tokens, all of them, and reads them itself."""
+"""Parameters of SGLang's text output. A session keeps all tokens and decodes them itself."""
 
 FILTERS: Mapping[str, Callable[[Any], bool]] = {
     "top_p": lambda value: value < 1,
     "top_k": lambda value: value > 0,
     "min_p": lambda value: value > 0,
 }
-"""Parameters that keep tokens from being sampled, by SGLang's name, and the values with which they do."""
+"""Parameters that filter tokens, and the values that do."""
 
 FILTERED = "the loss takes ratios to rollout logprobs, and they are those of the unfiltered distribution"
 
 
 def is_filter(name: str, value: Any) -> bool:
-    """Whether the parameter `name` keeps tokens from being sampled; None is a value that nobody has set."""
+    """Return True if the parameter filters tokens; None means unset."""
     return value is not None and FILTERS[name](value)
 
 
 def require_unfiltered(params: Mapping[str, Any], owner: str) -> None:
-    """Raise `AdapterError` naming the first of `params` that keeps tokens from being sampled, as one of `owner`."""
+    """Raise `AdapterError` naming the first parameter that filters tokens."""
     for name in FILTERS:
         if is_filter(name, params.get(name)):
             raise AdapterError(f"{owner}{name}={params[name]!r} cannot be kept: {FILTERED}")
 
 
 def session_sampling(params: Mapping[str, Any]) -> Json:
-    """The `sampling` of a session by these parameters. Raises `AdapterError` for one that sessions do not know."""
+    """Convert to a session's `sampling`. Raises `AdapterError` for an unknown parameter."""
     sampling: Json = {}
     for name, value in params.items():
         if value is None or name in ABOUT_TEXT:

@@ -1,7 +1,7 @@
-"""A `SessionManager` inside a trainer's own loop, opened by the first rollout that needs it.
+"""A `SessionManager` in a trainer's loop, opened by the first rollout.
 
-Trainers make their plug-ins before any loop runs. So connection, manager and the environment of a program are made
-once, in the loop of the first rollout; what fails is tried again by the next one. Nothing here works in another loop.
+Trainers create plug-ins before any loop runs. So connection, manager and agent environment are made once, in the first
+rollout's loop, and retried after a failure. They work in that loop only.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from harness.rollouts.manager import SessionManager
 
 ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
 MODEL = "policy"
-"""The model's name for clients that have to state one."""
+"""Model name for clients that need one."""
 
 _ANSWER_S = 10.0
 
@@ -31,8 +31,6 @@ _Function = TypeVar("_Function")
 
 
 class OpenSessions(NamedTuple, Generic[_Function]):
-    """What rollouts run on."""
-
     manager: SessionManager
     agent: ProgramAgent | _Function
 
@@ -41,9 +39,9 @@ class TrainerSessions(Generic[_Function]):
     """One session server and one agent.
 
     Args:
-        server: The session server; it has to run this version of the harness.
-        find_agent: The script or profile of the agent, or a function; called when the sessions are opened.
-        env: Added to the environment of a program, over the variables of its profile.
+        server: Session server; must run this version of the harness.
+        find_agent: Returns the agent's script, profile or function; called on opening.
+        env: Added to a program's environment, over its profile's variables.
     """
 
     def __init__(
@@ -56,18 +54,18 @@ class TrainerSessions(Generic[_Function]):
         self._client: SessionServerClient | None = None
 
     async def open(self) -> OpenSessions[_Function]:
-        """The manager and its agent; opened once, tried again after a failure.
+        """Return the manager and its agent, opened once and retried after a failure.
 
-        Raises `SessionServerError` when the session server does not answer, `AgentError` when the environment of a
-        program cannot be made, `AdapterError` for an agent that is not there and a server of another version.
+        Raises `SessionServerError` if the server does not answer, `AgentError` for a broken program, `AdapterError` for
+        a missing agent or a server of another version.
         """
         if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
             self._opening = asyncio.create_task(self._open(), name="adapter: open")
-            self._opening.add_done_callback(read_end)  # whoever waits for it may be cancelled
+            self._opening.add_done_callback(read_end)  # its caller may be cancelled
         return await asyncio.shield(self._opening)
 
     async def close(self) -> None:
-        """End what was opened. Idempotent."""
+        """Close what was opened. Idempotent."""
         opening, client, self._opening, self._client = self._opening, self._client, None, None
         if opening is not None:
             await asyncio.wait({opening})
@@ -96,7 +94,7 @@ class TrainerSessions(Generic[_Function]):
 
 @asynccontextmanager
 async def rollout_directory(keep: Path | None, name: str) -> AsyncIterator[Path]:
-    """A directory for one rollout, called `name`; it stays below `keep`, and without that goes with the rollout."""
+    """Yield a directory for one rollout, below `keep` or deleted afterwards."""
     if keep is not None:
         yield keep / name
         return

@@ -5,7 +5,7 @@
         workflow_kwargs={"session_server": URL, "agent": "sure_agent.run", "gconfig": config.gconfig},
     )
 
-`close` is for programs that go on after AReaL. See docs/embedding.md.
+Programs that outlive AReaL call `close`. See docs/embedding.md.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["SessionWorkflow", "close"]
 
 
 def __getattr__(name: str) -> Any:
-    """`SessionWorkflow`, which AReaL has to take for a workflow of its own: so AReaL is imported by whoever asks."""
+    """Return `SessionWorkflow`, importing AReaL on first use to register it."""
     if name != "SessionWorkflow":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from harness.adapters.areal.workflow import register_workflow

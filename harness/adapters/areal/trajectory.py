@@ -1,7 +1,7 @@
-"""From a sample to the columns of an AReaL trajectory, and from its generation settings to ours. Pure.
+"""AReaL trajectory columns and generation settings. Pure.
 
-Every column is as long as the sequence, with its value at the token itself: AReaL rolls them where it needs the token
-before. A token that no policy sampled has mask 0, logprob 0 and version -1.
+Each column is as long as the sequence, with a value at its own token: AReaL shifts them itself. A token that no policy
+sampled has mask 0, logprob 0 and version -1.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,9 @@ _ALL_TOKENS = 10**8
 
 
 def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
-    """The columns of one trajectory: shape [tokens], and [] for the reward and the repeat guard's signal.
+    """Return the columns of one trajectory, shape [tokens]; [] for the reward and the repeat guard's signal.
 
-    Args:
-        sample: One branch of a session.
-        reward: Of the whole rollout.
-        version: AReaL's own count when the episode began; stands for the engines' labels where those say nothing.
+    `version` is AReaL's count when the episode began, used where the engines' labels are no numbers.
     """
     prompt = len(sample.tokens) - sample.response_length
 
@@ -49,12 +46,12 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
 
 
 def sglang_params(gconfig: Any) -> Json:
-    """The parameters of `GenerationHyperparameters`, as SGLang names them.
+    """Convert `GenerationHyperparameters` to SGLang's names.
 
-    Raises `AdapterError` naming one that sessions cannot keep, or that the loss cannot bear: AReaL's takes ratios to
-    the logprobs of the rollout, and the settings do not say whether they are those of an evaluation. `n_samples` is
-    AReaL's own: it calls once for each.
+    Raises `AdapterError` for a parameter that sessions do not support, or that filters tokens: AReaL's loss takes
+    ratios to the rollout's logprobs.
     """
+    # `n_samples` is ignored: AReaL calls once for each.
     for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:
         if getattr(gconfig, name) != kept:
             raise AdapterError(f"gconfig.{name}={getattr(gconfig, name)!r} cannot be kept; expected {kept!r}")

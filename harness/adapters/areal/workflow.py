@@ -1,4 +1,4 @@
-"""What AReaL awaits for each episode: a rollout on a session server, and a trajectory out of it."""
+"""AReaL's workflow: run a rollout on a session server and return a trajectory."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,28 +13,28 @@ from harness.rollouts.agents.task import AgentFunction
 from harness.samples.rollout import ENDED_WELL, Rollout
 
 VERSION = "1.0.4"
-"""Of areal: the interface that everything here is written for."""
+"""Version of areal whose interface this module uses."""
 
 EPISODE_REJECTED = "areal_episode_rejected"
 
 _PARAMETERS = ["self", "engine", "data"]
-"""Of `RolloutWorkflow.arun_episode`."""
+"""Parameters of `RolloutWorkflow.arun_episode`."""
 
 _log = get_logger(__name__)
 
 
 class SessionWorkflow:
-    """A workflow of AReaL's.
+    """A workflow for AReaL.
 
     Args:
-        session_server: URL of the session server; its admin token, where it has one, is in `HARNESS_ADMIN_TOKEN`.
-        agent: An async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, its dotted path, the name
-            of a program that ships, or the path of a script.
-        gconfig: AReaL's `GenerationHyperparameters`; None leaves sampling to the agent.
+        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its admin token.
+        agent: An async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, its dotted path, a bundled
+            program's name, or a script's path.
+        gconfig: AReaL's `GenerationHyperparameters`; None lets the agent choose.
         options: `agent_env`, `deadline_s`, `matching`, `workdir`, `trust_agent_result`, as in `EpisodeSettings.read`.
 
-    Raises `AdapterError` for an agent that is not there, for generation settings that cannot be kept, and for a program
-    whose result is not trusted where `score` is not overridden.
+    Raises `AdapterError` for a missing agent, unsupported generation settings, and a program whose result is not
+    trusted unless `score` is overridden.
     """
 
     def __init__(self, session_server: str, agent: AgentFunction | str, gconfig: Any = None, **options: Any) -> None:
@@ -45,10 +45,10 @@ class SessionWorkflow:
         self._most_tokens: int | None = None if gconfig is None else gconfig.max_tokens
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """One trajectory, tensors of shape [1, tokens]; None, which rejects it, for a rollout that was cut short.
+        """Run an episode. Return tensors of shape [1, tokens], or None, a rejection, if the rollout was cut short.
 
-        Raises `AdapterError` for data without `messages` and what `score` raises, and what keeps every rollout from
-        running (`SessionServerError`, `AgentError`); AReaL logs it and rejects the episode.
+        AReaL rejects the episode if this raises: `AdapterError` for data without `messages`, errors of `score`, and
+        `SessionServerError` or `AgentError`.
         """
         import torch
         from areal import workflow_context
@@ -70,15 +70,15 @@ class SessionWorkflow:
         return {name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()}
 
     async def score(self, rollout: Rollout, data: Mapping[str, Any]) -> float | None:  # noqa: ARG002  # for overriders
-        """The reward, which the agent states; None rejects. A workflow whose agents state none overrides this.
+        """Return the reward that the agent stated; None rejects. Override for agents that state none.
 
-        Raises `AdapterError` where an agent that ended by itself has stated none.
+        Raises `AdapterError` if the agent ended by itself without one.
         """
         return stated_reward(rollout)
 
 
 def register_workflow() -> type[SessionWorkflow]:
-    """`SessionWorkflow`, after AReaL was told that it is a workflow. Raises `AdapterError` for another interface."""
+    """Register `SessionWorkflow` with AReaL. Raises `AdapterError` for another interface."""
     import areal
     from areal.api import RolloutWorkflow
 

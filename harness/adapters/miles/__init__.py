@@ -1,11 +1,10 @@
-"""miles (interface of radixark/miles 31f1ca96) over a session server: what its options name.
+"""miles (interface of radixark/miles 31f1ca96) over a session server.
 
     --rollout-function-path harness.adapters.miles.RolloutFn
     --custom-generate-function-path harness.adapters.miles.Generate
     --custom-convert-samples-to-train-data-path harness.adapters.miles.convert
 
-`abort` is for modules of agents, which miles asks for one; `close` is for programs that go on after miles. See
-docs/embedding.md.
+Agent modules export `abort` for miles; programs that outlive miles call `close`. See docs/embedding.md.
 """
 
 from harness.adapters.miles.convert import convert

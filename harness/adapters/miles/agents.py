@@ -1,8 +1,7 @@
-"""The agent of a run, by miles' contract or a program of ours, and the task of one rollout.
+"""The agent of a run, a function by miles' contract or a program of ours, and its task.
 
-By that contract `base_url` ends in the session's id, without `/v1`, and `prompt` is what the data set has: a text or a
-list of messages. Functions are trusted with the whole metadata of a sample, as by miles. A program acts for the model,
-which must not read the answer there: it gets `program_metadata`, and so does the session.
+By that contract `base_url` ends in the session's id, without `/v1`, and a function gets all of a sample's metadata. A
+program, which acts for the model, gets only `program_metadata`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,11 +17,11 @@ from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.types import Json
 
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
-"""`async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
+"""Type of `async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
 
 
 def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent:
-    """The script or the function that the options name. Raises `AdapterError` naming the option of one not there."""
+    """Return the script or function in the options. Raises `AdapterError` naming the option."""
     if settings.agent is not None:
         return find_script(settings.agent, "--harness-agent")
     return find_function(settings.agent_function_path, "--custom-agent-function-path", load)
@@ -31,10 +30,7 @@ def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent
 def make_task(
     settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
-    """The task of `sample`, one of miles'.
-
-    Raises `AdapterError` for sampling parameters that cannot be kept, and for metadata of a program that are no object.
-    """
+    """Make the task of a miles sample. Raises `AdapterError` for unsupported sampling parameters or metadata."""
     sampling = session_sampling(sampling_params)
     place = {"index": sample.index, "group_index": sample.group_index}
     session: Json = {"sampling": sampling}
@@ -58,7 +54,7 @@ def make_task(
 
 
 def _call_as_miles(agent: MilesAgent, settings: MilesSettings, sample: Any, sampling: Json) -> FunctionAgent:
-    """`agent`, called the way miles calls it; the key of the session is in the metadata, since miles knows none."""
+    # miles has no session keys, so the key travels in the metadata.
     bound = {} if settings.max_seq_len is None else {"max_seq_len": settings.max_seq_len}
 
     async def run(*, base_url: str, api_key: str, **_ours: Any) -> dict[str, Any] | None:

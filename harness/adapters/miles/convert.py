@@ -1,7 +1,4 @@
-"""Columns for the trainer: miles' own, and what the proximal policy said of each token.
-
-miles makes its columns itself; `proximal_columns` come beside them, one list per sample, as long as its response.
-"""
+"""Training columns: miles' own, plus the proximal policy's, one list per sample and as long as its response."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +10,9 @@ COLUMNS = ("behavior_versions", "proximal_versions", "proximal_log_probs")
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
-    """For `--custom-convert-samples-to-train-data-path`: miles' training data with `COLUMNS` beside its own.
+    """Return miles' training data plus `COLUMNS`, for `--custom-convert-samples-to-train-data-path`.
 
-    Raises `AdapterError` for options that miles decides beside this function, and for samples of somebody else.
+    Raises `AdapterError` for unsupported options and foreign samples.
     """
     from miles.ray.rollout.train_data_conversion import convert_samples_to_train_data
     from miles.utils.misc import load_function
@@ -28,7 +25,7 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
 
 def proximal_columns(samples: Sequence[Any]) -> Json:
-    """`COLUMNS` of `samples`. Raises `AdapterError` for one that `Generate` has not made, or whose length changed."""
+    """Return `COLUMNS`. Raises `AdapterError` for a sample that `Generate` has not made, or whose length changed."""
     columns: Json = {name: [] for name in COLUMNS}
     for sample in samples:
         for name in COLUMNS:

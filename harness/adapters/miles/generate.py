@@ -1,7 +1,7 @@
-"""What miles calls for every sample: a rollout on a session server, and samples of miles out of it.
+"""miles' generate function: run a rollout on a session server and return miles samples.
 
-A rollout that fails is an ABORTED sample; only a setting that cannot be kept raises (`AdapterError`), for every sample,
-since every one of them would be wrong.
+A failed rollout becomes an ABORTED sample. Only unsupported settings raise (`AdapterError`), since every sample would
+be wrong.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ MILES_REWARD_FAILED = "miles_reward_failed"
 
 _log = get_logger(__name__)
 
+# By miles' `GenerateState`. miles makes a `Generate` per state, or per sample where a data set names its own, and calls
+# a module's `abort` with its arguments only.
 _of_state: dict[Any, MilesRollouts] = {}
-"""By miles' `GenerateState`: its rollouts, until they are closed. miles makes a `Generate` per state, or per sample
-where a data set names its own, and asks a module for `abort` by nothing but its arguments."""
 
 
 class Generate:
-    """For `--custom-generate-function-path`; miles makes one and awaits it for every sample."""
+    """Generate function for `--custom-generate-function-path`."""
 
     add_arguments = staticmethod(add_arguments)
 
     async def __call__(self, request: Any) -> Any:
-        """Return a `GenerateFnOutput` for this `GenerateFnInput`: a list of samples, or one where miles needs that.
+        """Convert a `GenerateFnInput` to a `GenerateFnOutput`: a list of samples, or one if required.
 
-        Raises `AdapterError` for a setting that cannot be kept.
+        Raises `AdapterError` for unsupported settings.
         """
         from miles.rollout.base_types import GenerateFnOutput
         from miles.utils.misc import load_function
@@ -53,17 +53,17 @@ class Generate:
 async def run_sample(
     state: Any, sample: Any, sampling_params: Json, load: LoadFunction, scoring: str, *, is_one: bool
 ) -> Any:
-    """Run the rollout of `sample` and return a list of samples; one sample where the framework needs that.
+    """Run the rollout of `sample` and return a list of samples, or one if required.
 
     Args:
         state: The framework's `GenerateState`: `args`, `tokenizer`, `aborted`.
         sample: One of the framework's.
-        sampling_params: As for SGLang.
-        load: Finds what a path names, as the framework does.
-        scoring: Path of the function that scores a sample; called once for several, which share a reward.
-        is_one: It is for an evaluation, which takes one sample.
+        sampling_params: SGLang's parameters.
+        load: Resolves a path as the framework does.
+        scoring: Path of the scoring function; called once for samples that share a reward.
+        is_one: True for an evaluation, which takes one sample.
 
-    Raises `AdapterError` for a setting that cannot be kept.
+    Raises `AdapterError` for unsupported settings.
     """
     rollouts = _rollouts_of(state, load)
     settings = replace(rollouts.settings, selection=Selection.ONE) if is_one else rollouts.settings
@@ -72,30 +72,30 @@ async def run_sample(
         await _share_reward(samples, state.args, load, scoring)
     except AdapterError:
         raise
-    except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
+    except Exception as error:  # noqa: BLE001  # a failure costs one rollout only
         _log.warning(MILES_ROLLOUT_FAILED, index=sample.index, error=repr(error), exc_info=True)
         samples = [aborted_sample(sample, f"{type(error).__name__}: {error}")]
     return samples[0] if settings.selection == Selection.ONE else samples
 
 
 async def open_rollouts(state: Any, load: LoadFunction) -> None:
-    """Have everything ready for rollouts of `state`; once it is, this does nothing.
+    """Prepare rollouts of `state`, once.
 
-    Raises what would keep every one of them from running: `SessionServerError`, `AgentError`, `AdapterError`.
+    Raises `SessionServerError`, `AgentError` or `AdapterError` if no rollout could run.
     """
     await _rollouts_of(state, load).open()
 
 
 async def abort(args: Any) -> None:
-    """End every rollout of the run with these `args`: for a module of agents, which miles asks for its `abort`.
+    """End every rollout of the run with these `args`; agent modules export this for miles.
 
-    Returns when they have ended. `Generate` sees an abort of miles by itself, 50 ms later.
+    `Generate` notices miles' own abort 50 ms later.
     """
     await asyncio.gather(*(rollouts.end() for rollouts in _rollouts_with(args)))
 
 
 async def close(args: Any) -> None:
-    """End every rollout of the run with these `args`, and everything that was opened for them. Idempotent."""
+    """End every rollout of the run with these `args`, and close what they use. Idempotent."""
     for rollouts in _rollouts_with(args):
         await rollouts.close()
     for state in [state for state in _of_state if state.args is args]:
@@ -112,19 +112,19 @@ async def _generate(
         rollout = await rollouts.run(task, state)
     if rollout is None:
         return [aborted_sample(sample, "the step was aborted")]
-    # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
+    # In the loop, as miles does: its tokenizer is used there and is not thread-safe.
     return samples_of(sample, rollout, state.tokenizer.decode, trusts_agent=settings.trusts_agent)
 
 
 async def _share_reward(samples: Sequence[Any], args: Any, load: LoadFunction, scoring: str) -> None:
-    """Give several samples of a rollout without a reward the one of its last answer; ABORTED where there is none."""
+    # Samples of one rollout share the reward of its last answer.
     is_aborted = any(sample.status is type(sample.status).ABORTED for sample in samples)
     if len(samples) < 2 or is_aborted or samples[0].reward is not None:
         return
     main = [sample for sample in samples if sample.metadata[STAMPS].get("role") == Role.MAIN]
     try:
         reward = await load(scoring)(args, (main or samples)[-1])
-    except Exception as error:  # noqa: BLE001  # one rollout costs itself
+    except Exception as error:  # noqa: BLE001  # a failure costs one rollout only
         _log.warning(MILES_REWARD_FAILED, index=samples[0].index, error=repr(error), exc_info=True)
         for sample in samples:
             sample.status = type(sample.status).ABORTED
@@ -134,9 +134,8 @@ async def _share_reward(samples: Sequence[Any], args: Any, load: LoadFunction, s
 
 
 def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:
-    """Those of `state`; made anew in another loop, since nothing of theirs works there. Raises `AdapterError`."""
     found = _of_state.get(state)
-    if found is None or found.loop is not asyncio.get_running_loop():
+    if found is None or found.loop is not asyncio.get_running_loop():  # they work in their own loop only
         found = _of_state[state] = MilesRollouts(state.args, load)
     return found
 

@@ -1,7 +1,7 @@
-"""miles' own rollout function, with the set-up looked at before anything runs.
+"""miles' rollout function, with the setup checked before any rollout runs.
 
-miles hands its arguments to a rollout function when it makes it, and to a generate function with the first sample only.
-There a mistake in the set-up costs every sample, and a step that filters them makes groups for ever.
+miles gives its arguments to a generate function only with the first sample. A setup error there costs every sample, and
+a step that filters them makes groups forever.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ GENERATE = "harness.adapters.miles.Generate"
 
 
 class RolloutFn:
-    """For `--rollout-function-path`: miles' `InferenceRolloutFn`, refused at the start where `Generate` would refuse.
+    """miles' `InferenceRolloutFn` for `--rollout-function-path`.
 
-    Raises `AdapterError` that names the option when it is made, also for an agent that is not there.
+    Its constructor raises `AdapterError`, naming the option, for settings that `Generate` refuses.
     """
 
     def __init__(self, given: Any) -> None:
@@ -34,11 +34,10 @@ class RolloutFn:
         self._miles = InferenceRolloutFn(given)
 
     async def __call__(self, given: Any) -> Any:
-        """What miles' own answers for this `RolloutFnInput`.
+        """Run miles' rollout function on this `RolloutFnInput`.
 
-        Raises before the first one what would keep every rollout from running: `SessionServerError` when the session
-        server does not answer, `AgentError` for a program that cannot be made ready, `AdapterError` for a server of
-        another version. Once this has worked, such a thing costs the samples that it meets.
+        The first call raises if no rollout could run: `SessionServerError` if the server does not answer, `AgentError`
+        for a broken program, `AdapterError` for a server of another version. Later such failures cost single samples.
         """
         await open_rollouts(self._miles.state, self._load)
         return await self._miles(given)

@@ -1,10 +1,9 @@
-"""The rollouts of one `GenerateState` of miles: a manager in miles' own loop, and the end of everything on an abort.
+"""Rollouts of one miles `GenerateState`, in miles' own loop.
 
-miles ends a step by setting `state.aborted`, ends every request in the engines, and waits for what is pending. A turn
-that it cuts looks to a session server like one of a weight update, and would go on. So the state is watched while
-rollouts run: when it says aborted, each of their sessions is drained for good, its requests end in the engines, its
-agent is stopped (`SessionManager.abort` with these sessions). No gate moves: evaluations and other runs on the same
-session server go on, and there is nothing to open afterwards. A rollout that waits for its session is cancelled.
+To end a step, miles sets `state.aborted`, aborts every engine request, and waits. A cut turn would look like one of a
+weight update and continue. So while rollouts run the state is polled; on an abort their sessions drain for good, their
+requests end and their agents stop. No gate moves, so other runs on the server go on. A rollout that waits for its
+session is cancelled.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 
 LOOK_S = 0.05
-"""Between two looks at `state.aborted`."""
+"""Seconds between polls of `state.aborted`."""
 
 
 class MilesRollouts:
-    """Needs the running loop, and works in it alone. Raises `AdapterError` for arguments that cannot be kept."""
+    """Rollouts of the running loop. Raises `AdapterError` for unsupported arguments."""
 
     def __init__(self, args: Any, load: LoadFunction) -> None:
         self.args = args
@@ -39,16 +38,15 @@ class MilesRollouts:
         self._manager: SessionManager | None = None
         self._running: dict[asyncio.Task[Rollout], AgentTask] = {}
         self._watch: asyncio.Task[None] | None = None
-        """Ends when an abort is over; there is one while rollouts run."""
         self._wants_end = asyncio.Event()
 
     async def open(self) -> ProgramAgent | MilesAgent:
-        """The agent, with the manager ready to run it; raises what `TrainerSessions.open` raises."""
+        """Return the agent, ready to run; raises as `TrainerSessions.open` does."""
         self._manager, agent = await self._sessions.open()
         return agent
 
     async def run(self, task: AgentTask, state: Any) -> Rollout | None:
-        """The rollout of `task`; None when an abort came before it had a session, or it could not be ended."""
+        """Run `task`. Return None if an abort came before its session, or it could not be ended."""
         assert self._manager is not None
         if state.aborted or self._wants_end.is_set():
             return None
@@ -64,19 +62,19 @@ class MilesRollouts:
             raise
         finally:
             running.add_done_callback(read_end)
-            running.cancel()  # where it has ended, as nearly always, this does nothing
+            running.cancel()  # no effect if it has ended, as it nearly always has
             del self._running[running]
             await self._let_watch_end()
         return running.result() if running.done() and not running.cancelled() else None
 
     async def end(self) -> None:
-        """End every rollout; what comes meanwhile is not begun. Returns when they have ended."""
+        """End every rollout, start none meanwhile, and return when all have ended."""
         if self._watch is not None and not self._watch.done():
             self._wants_end.set()
             await asyncio.wait({self._watch})
 
     async def close(self) -> None:
-        """End every rollout, and what was opened for them. Idempotent."""
+        """End every rollout and close what they use. Idempotent."""
         await self.end()
         await self._sessions.close()
 
@@ -90,7 +88,6 @@ class MilesRollouts:
             self._wants_end.clear()
 
     async def _end_all(self) -> None:
-        """End what runs now, in bounded time; the manager logs what goes wrong."""
         assert self._manager is not None
         sessions = {id(task): session_id for session_id, task in self._manager.live.items()}
         for running, task in self._running.items():
@@ -100,7 +97,7 @@ class MilesRollouts:
         await self._manager.abort(list(self._running), sessions=ended)
 
     async def _let_watch_end(self) -> None:
-        """The last rollout that ends takes the watch with it; an abort is seen to its end first."""
+        # The last rollout ends the watch, but an abort runs to its end first.
         watch = self._watch
         if self._running or watch is None:
             return

@@ -1,7 +1,6 @@
-"""From a rollout to samples of miles. Pure: their type is that of the sample that came in.
+"""Convert a rollout to miles samples, of the type of the incoming sample. Pure.
 
-No column is ever None, in a sample that failed neither: miles decides by the first sample of a batch which columns
-there are.
+No column is ever None, even in a failed sample: miles infers a batch's columns from its first sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +20,24 @@ FIELDS = frozenset(
         *("non_generation_time", "prefix_cache_info"),
     }
 )
-"""Of miles' `Sample`: those that are read or written here."""
+"""Fields of miles' `Sample` that this module uses."""
 
 STAMPS = "harness"
-"""Key in a sample's metadata of what the session says of it: turns, end, outcome, staleness."""
+"""Metadata key of the session's facts: turns, end, outcome, staleness."""
 
 Decode = Callable[[list[int]], str]
-"""Text of token ids, as miles' tokenizer writes it."""
+"""Function that decodes token ids with miles' tokenizer."""
 
 
 def require_fields(sample: Any) -> None:
-    """Raises `AdapterError` naming the fields that `sample` should have and has not."""
+    """Raise `AdapterError` naming the fields that `sample` lacks."""
     missing = sorted(name for name in FIELDS if not hasattr(sample, name))
     if missing:
         raise AdapterError(f"Sample has no {', '.join(missing)}; expected the interface of miles {COMMIT}")
 
 
 def aborted_sample(origin: Any, reason: str) -> Any:
-    """A sample without tokens in the place of `origin`."""
+    """Return a sample without tokens in place of `origin`."""
     sample = _write_columns(deepcopy(origin), None, lambda _ids: "")
     sample.status = type(origin.status).ABORTED
     sample.metadata = {**origin.metadata, STAMPS: {"outcome_detail": reason}}
@@ -46,10 +45,10 @@ def aborted_sample(origin: Any, reason: str) -> Any:
 
 
 def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> list[Any]:
-    """The samples of `rollout`, which was made for `origin`; one at least.
+    """Return the samples of `rollout`, at least one.
 
-    With `trusts_agent` the agent's result sets metadata and reward. Without, it is `AGENT_RESULT` in the metadata.
-    Several share a `rollout_id`, by which miles weighs their tokens and their reward as those of one rollout.
+    A trusted agent's result sets metadata and reward; else it goes under `AGENT_RESULT`. Several samples share a
+    `rollout_id`, by which miles weighs them as one rollout.
     """
     if not rollout.samples:
         sample = aborted_sample(origin, rollout.outcome.detail)
@@ -98,7 +97,6 @@ def _stamps(rollout: Rollout) -> Json:
 
 
 def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
-    """`sample`, with every column as in `ours`; all of them empty where there is none."""
     tokens: Sequence[int] = [] if ours is None else ours.tokens.tolist()
     length = 0 if ours is None else ours.response_length
     sample.tokens = list(tokens)
@@ -118,7 +116,7 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
 
 
 def _time_elsewhere(result: Json, rollout: Rollout) -> float:
-    """Seconds that passed outside of generations: by the agent's own account, or by the clocks of the session."""
+    # The agent's own figure, else by the clocks of the session.
     metrics = result.get("agent_metrics")
     stated = stated_number(metrics.get("total_tool_time")) if isinstance(metrics, dict) else None
     if stated is not None:

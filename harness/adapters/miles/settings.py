@@ -1,7 +1,6 @@
-"""The adapter's options, and those of miles that cannot be kept beside it. Pure.
+"""Options of the adapter, and unsupported options of miles. Pure.
 
-Refused by name rather than ignored: a run whose routing is not replayed, or whose ratios are taken to logprobs of
-another distribution, trains to its end and is worth nothing.
+Unsupported options raise: ignoring one would train a whole run to a worthless end.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from harness.machine.log import get_logger
 from harness.samples.delivery import DEPRECATED_SELECTIONS, Selection
 
 COMMIT = "31f1ca96"
-"""Of radixark/miles: the interface that everything here is written for."""
+"""Commit of radixark/miles whose interface this module uses."""
 
 DEADLINE_S = 1800.0
 
@@ -30,31 +29,31 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MilesSettings:
-    """The options of a run, as far as the adapter is concerned."""
+    """Options of a run."""
 
     session_server: str
     admin_token: str | None
     agent_function_path: str | None
-    """Of miles' own `--custom-agent-function-path`; None where `agent` is a program."""
+    """From `--custom-agent-function-path`; None if `agent` is a program."""
     agent: str | None
-    """Name of a bundled agent, or path of a script."""
+    """Bundled agent's name, or a script's path."""
     agent_env: Mapping[str, str]
-    """Added to the environment of a program."""
+    """Added to a program's environment."""
     deadline_s: float
     max_seq_len: int | None
     """Tokens of a session's longest branch, prompt included."""
     matching: tuple[str, ...] | None
-    """None: that of the agent's profile."""
+    """None: from the agent's profile."""
     selection: str | None
-    """A `Selection` or a path of the server's; None: that of the agent's profile, with lists."""
+    """`Selection`, or a path on the server; None: from the agent's profile."""
     workdir: Path | None
-    """Where the directories of rollouts stay; None: they go with their rollouts."""
+    """Folder that keeps rollout directories; None deletes them."""
     trusts_agent: bool
-    """The agent's result sets reward and metadata: that of a function, and of a program by option."""
+    """True if the agent's result sets reward and metadata; always for a function."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `Generate`; miles calls this while it builds its parser."""
+    """Declare the options; miles calls this while it builds its parser."""
     add = parser.add_argument
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
@@ -69,10 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_settings(args: Any) -> MilesSettings:
-    """The settings in `args`, those of miles; options that were never declared have their defaults.
-
-    Raises `AdapterError` that names the option it cannot go on with.
-    """
+    """Read the settings, with defaults for undeclared options. Raises `AdapterError` naming the option."""
     server = getattr(args, "harness_session_server", None)
     if not server:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
@@ -100,7 +96,7 @@ def read_settings(args: Any) -> MilesSettings:
 
 
 def read_variables(assignments: Sequence[str]) -> dict[str, str]:
-    """The variables of these `NAME=VALUE`. Raises `AdapterError` for anything else; values are not in its message."""
+    """Parse `NAME=VALUE` items. Raises `AdapterError`, without values in its message."""
     variables: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = str(assignment).partition("=")
@@ -111,11 +107,11 @@ def read_variables(assignments: Sequence[str]) -> dict[str, str]:
 
 
 class Refusal(NamedTuple):
-    """An option of miles that cannot be kept."""
+    """An unsupported option of miles."""
 
     option: str
     is_set: Callable[[Any], object]
-    """From miles' arguments."""
+    """Predicate on miles' arguments."""
     reason: str
 
 
@@ -128,7 +124,7 @@ def _begins(name: str, prefix: str) -> Callable[[Any], bool]:
 
 
 def _needs_logprobs(args: Any) -> bool:
-    """The loss takes ratios to the logprobs of the rollout."""
+    # The loss then takes ratios to the rollout's logprobs.
     return bool(getattr(args, "use_tis", False) or getattr(args, "use_rollout_logprobs", False))
 
 
@@ -182,22 +178,22 @@ NO_LISTS = (
         "slime counts samples, not rollouts",
     ),
 )
-"""With these a rollout is one sample. Each is refused beside a `--harness-selection` of several."""
+"""Options that require one sample per rollout, and so refuse a `--harness-selection` of several."""
 
 
 def require_kept(args: Any) -> None:
-    """Raises `AdapterError` naming the first option in `args` that cannot be kept."""
+    """Raise `AdapterError` naming the first unsupported option."""
     for refusal in REFUSALS:
         if refusal.is_set(args):
             raise AdapterError(f"{refusal.option} cannot be kept: {refusal.reason}")
 
 
 def _find_selection(args: Any) -> str | None:
-    """The stated selection, or `one` where the framework takes no lists; None leaves it to the agent's profile.
+    """Return the given selection, `one` if the framework takes no lists, or None for the agent profile's.
 
-    miles calls the function of `--custom-rm-path` with lists for lists, and most are made for single samples. Raises
-    `AdapterError` for a selection that is not there, or cannot be kept.
+    Raises `AdapterError` for an unknown or unsupported selection.
     """
+    # miles passes lists to `--custom-rm-path`, and most such functions expect single samples.
     stated = getattr(args, "harness_selection", None)
     refusal = next((each for each in NO_LISTS if each.is_set(args)), None)
     if stated is None:
@@ -216,5 +212,5 @@ def _find_selection(args: Any) -> str | None:
 
 @cache
 def _warn_deprecated(stated: str, instead: str) -> None:
-    """Log once that the name goes with the next release."""
+    """Log once that a name is deprecated."""
     _log.warning(SELECTION_DEPRECATED, stated=stated, instead=str(instead))

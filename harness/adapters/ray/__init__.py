@@ -1,1 +1,3 @@
-"""Rollouts on the nodes of a Ray cluster; see docs/scaling.md. Programs import its names from `harness`."""
+"""Rollouts on the nodes of a Ray cluster; see docs/scaling.md. Start with `rollouts.py`, the controller. `node.py` runs
+on every node. Programs import the names from `harness`.
+"""

@@ -1,7 +1,7 @@
-"""What runs on one node: a session server, and the agents of its sessions. Knows nothing of Ray.
+"""One node: a session server and the agents of its sessions. Knows nothing of Ray.
 
-Agents talk to the server of their own node, so a turn crosses no network but the one to the engine, and a node that is
-lost takes with it its own sessions and no others.
+Agents use the server of their node, so turns cross the network to the engine only, and a lost node loses only its own
+sessions.
 """
 
 import asyncio
@@ -25,36 +25,33 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 
 ABORT_S = 600.0
-"""Seconds after which an abort is over whose controller has not said so; longer than one takes."""
+"""Seconds until a node ends an abort whose controller is lost; longer than an abort takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """The same for every node."""
+    """Settings common to all nodes."""
 
     engine: str
-    """As for `harness serve --engine`: `sglang=URL[,URL]`, `vllm=URL[,URL]`; `scripted` has one of each node's own."""
+    """As for `harness serve --engine`; with `scripted` each node has its own."""
     tokenizer: str
-    """Folder with the model's tokenizer, at this path on every node."""
+    """Folder of the model's tokenizer, at this path on every node."""
     admin_token: str = field(repr=False)
-    """Opens the admin verbs of every node; a controller that comes later needs the same one."""
+    """Admin token of every node; a later controller needs the same."""
     store: str = "memory"
-    """`memory`, or the path of a file on the node's own disk."""
+    """`memory`, or a file on the node's disk."""
     script: str | None = None
-    """For the scripted engine."""
+    """Script of the scripted engine."""
 
 
 class _Serving(NamedTuple):
-    """A node that was started."""
-
     stack: AsyncExitStack
-    """Ends it."""
     address: SessionServerAddress
     manager: SessionManager
 
 
 class RolloutNode:
-    """A session server and a manager of rollouts, both started by `start`."""
+    """A session server and a manager of rollouts."""
 
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
@@ -62,28 +59,28 @@ class RolloutNode:
         self._aborts: dict[str, AgentHooks] = {}
 
     async def start(self, setup: NodeSetup, host: str) -> SessionServerAddress:
-        """Serve sessions at `host`, a free port; where it does so already, or begins to, this only says where.
+        """Serve sessions at `host` on a free port. Return the address, also if already serving.
 
-        One start is that of every controller that asks, and goes on when one of them is gone. Raises `AdapterError`
-        for another setup than it was started with, and what keeps a server from starting.
+        Controllers share one start, which goes on if one of them is lost. Raises `AdapterError` for a setup other than
+        the first, and any error of starting.
         """
         others = [each.name for each in fields(setup) if getattr(setup, each.name) != getattr(self._setup, each.name)]
         if others:
             raise AdapterError(f"an earlier controller has started it with another {', another '.join(others)}")
         if self._starting is None or (self._starting.done() and self._serving is None):
             self._starting = asyncio.create_task(self._open(host), name="ray node: start")
-            self._starting.add_done_callback(read_end)  # whoever waits for it may be gone
+            self._starting.add_done_callback(read_end)  # its caller may be gone
         return (await asyncio.shield(self._starting)).address
 
     async def run(self, task: AgentTask) -> tuple[Rollout, tuple[Sample, ...]]:
-        """The rollout of `task` without its samples, and these."""
+        """Run `task`. Return the rollout without samples, and its samples."""
         rollout = await self._require_manager().run(task)
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:
-        """The step of `SessionManager.abort_hooks` of this name; so are the next three. `abort` is its id.
+        """Run this step of `SessionManager.abort_hooks`, like the next three methods. `abort` is an id.
 
-        It is over after `ABORT_S` also where nobody says so: its controller may be lost, and the node is not.
+        The abort ends after `ABORT_S` at the latest, in case its controller is lost.
         """
         self._aborts[abort] = hooks = self._require_manager().abort_hooks()
         asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
@@ -96,11 +93,11 @@ class RolloutNode:
         await ask()
 
     async def stop_agents(self, seconds: float) -> list[str]:
-        """End the agents that still run; the sessions of those that are left even then."""
+        """Kill agents that still run. Return the sessions of survivors."""
         return await self._require_manager().stop_agents(seconds)
 
     async def clear(self, abort: str) -> None:
-        """The abort of that id is over. Idempotent."""
+        """End the abort with that id. Idempotent."""
         self._clear(abort)
 
     async def stop(self) -> None:

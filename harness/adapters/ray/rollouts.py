@@ -1,9 +1,8 @@
-"""The controller: a node's actor on every node of a Ray cluster, and rollouts divided among them.
+"""Controller of a Ray cluster: an actor on every node, and rollouts spread over them.
 
-Actors are detached and named by their node: they go on when their controller is lost, with the rollouts that run on
-them, and the next controller of the same name finds them. The holds of a lost controller end with their time to live,
-as those of any other; nothing here keeps a gate. A node that is lost is given nothing from then on, and each of its
-rollouts ends with an outcome that says so. Samples stay on the node that made them until somebody fetches them.
+Actors are detached and named by node: they and their rollouts outlive their controller, and the next one of its name
+finds them. A lost controller's holds expire. A lost node gets no more rollouts, and each of its own ends with an
+outcome. Samples stay on their node until fetched.
 """
 
 import asyncio
@@ -26,46 +25,43 @@ from harness.sessions.record import empty_record
 RAY_NODE_LOST = "ray_node_lost"
 RAY_RESULT_LOST = "ray_result_lost"
 STOP_S = 60.0
-"""Seconds that a node gets to end its agents and its server, before it is killed."""
+"""Time for a node to end by itself before it is killed."""
 ROLLOUTS_AT_ONCE = 10_000
-"""Calls that one actor has under way at most."""
+"""Maximum concurrent calls of an actor."""
 
 _log = get_logger(__name__)
 
 
 class NodeRollout(NamedTuple):
-    """A rollout, and where its samples are."""
+    """A rollout, and a reference to its samples."""
 
     rollout: Rollout
-    """Its `samples` are empty; they are not here."""
+    """Without `samples`."""
     samples: Any
-    """`ray.ObjectRef` of a tuple of `Sample`; None for a rollout whose node was lost."""
+    """`ray.ObjectRef` of a tuple of `Sample`; None if the node was lost."""
 
 
 class _Node:
-    """One actor, as the controller knows it."""
-
     def __init__(self, described: Any, actor: Any, *, is_ours: bool) -> None:
         self.node_id: str = described["NodeID"]
         self.host: str = described["NodeManagerAddress"]
         self.actor = actor
-        self.is_ours = is_ours
-        """This controller has made the actor; an earlier one may have left it."""
+        self.is_ours = is_ours  # else an earlier controller has left it
         self.address: SessionServerAddress | None = None
         self.running = 0
         self.is_lost = False
 
 
 class RayRollouts:
-    """An async context manager, after `ray.init`; its end stops the nodes.
+    """Async context manager, to be entered after `ray.init`; its exit stops the nodes.
 
     Args:
-        setup: Of every node.
-        name: A controller takes over what an earlier one of its name has left; there is one at a time.
-        start_s: Seconds until every node has to serve.
-        cpus: That Ray reserves for each node's server and its agents.
+        setup: Settings of every node.
+        name: Name of the controller, which takes over the actors of an earlier one. Only one may run.
+        start_s: Seconds until every node must serve.
+        cpus: CPUs that Ray reserves per node.
 
-    Entering raises `AdapterError` that names the node which does not start; what it has started is gone then.
+    Entering raises `AdapterError` naming a node that does not start, and undoes the others.
     """
 
     def __init__(self, setup: NodeSetup, *, name: str = "harness", start_s: float = 300.0, cpus: float = 1.0) -> None:
@@ -104,19 +100,19 @@ class RayRollouts:
 
         stopping = [asyncio.wait_for(_call(node.actor.stop), STOP_S) for node in self._alive()]
         try:
-            await asyncio.gather(*stopping, return_exceptions=True)  # whatever it met, the actor goes
+            await asyncio.gather(*stopping, return_exceptions=True)  # the actor is killed in any case
         finally:
             for node in self._nodes:
                 ray.kill(node.actor)
 
     @property
     def session_servers(self) -> Sequence[SessionServerAddress]:
-        """Of the nodes that are not lost: for `abort_rollout`, `paused_rollout` and `WeightUpdater`."""
+        """Servers of the live nodes, for `abort_rollout`, `paused_rollout` and `WeightUpdater`."""
         return [node.address for node in self._alive() if node.address is not None]
 
     def abort_hooks(self) -> Sequence[AgentHooks]:
-        """For `abort_rollout`: the agents of each node that is not lost."""
-        abort = secrets.token_hex(8)  # a node tells by it which of several aborts at once is over
+        """Return the hooks of each live node's agents, for `abort_rollout`."""
+        abort = secrets.token_hex(8)  # a node may have several aborts at once
         return [
             AgentHooks(
                 f"agents on node {node.node_id}",
@@ -129,9 +125,9 @@ class RayRollouts:
         ]
 
     async def run(self, task: AgentTask) -> NodeRollout:
-        """Run `task` on the node that has the fewest rollouts; its agent and its paths have to be there.
+        """Run `task` on the node with the fewest rollouts, where its agent and paths must exist.
 
-        Raises `AdapterError` when every node is lost.
+        Raises `AdapterError` if every node is lost.
         """
         import ray
         from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
@@ -145,13 +141,13 @@ class RayRollouts:
         try:
             ended, samples = node.actor.run.options(num_returns=2).remote(task)
             return NodeRollout(await _await(ended), samples)
-        except ObjectLostError as error:  # its node may be there; if it is not, the next rollout finds that out
+        except ObjectLostError as error:  # the node may still be alive; if not, the next rollout notices
             _log.warning(RAY_RESULT_LOST, node=node.node_id, error=_reason(error))
             return NodeRollout(_lost(task, f"its result was lost on node {node.node_id}", started), None)
         except (RayActorError, NodeDiedError, WorkerCrashedError) as error:
             if not node.is_lost:
                 node.is_lost = True
-                ray.kill(node.actor)  # one that was only out of reach must not serve behind gates nobody turns
+                ray.kill(node.actor)  # an unreachable one must not go on serving behind gates that no controller turns
                 _log.warning(RAY_NODE_LOST, node=node.node_id, running=node.running, error=_reason(error))
             detail = f"node {node.node_id} was lost, and the session with it"
             return NodeRollout(_lost(task, detail, started), None)
@@ -162,7 +158,6 @@ class RayRollouts:
         return [node for node in self._nodes if not node.is_lost]
 
     def _find(self, described: Any) -> _Node:
-        """The actor of a node; one that an earlier controller has left, where there is one."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -194,7 +189,6 @@ class RayRollouts:
 
 
 async def _await(reference: Any) -> Any:
-    """What `reference` stands for; cancelled, the call behind it is cancelled too."""
     import ray
 
     try:
@@ -224,6 +218,6 @@ def _lost(task: AgentTask, detail: str, started: float) -> Rollout:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of what Ray says, which is the error itself."""
+    # Ray puts the error itself into the last line.
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

@@ -4,8 +4,8 @@
     --dynamic-sampling-filter-path harness.adapters.slime.check_no_aborted
     --custom-convert-samples-to-train-data-path harness.adapters.slime.convert
 
-slime and miles share their samples and their state, so this is the adapter of miles, called as slime calls. slime asks
-nobody for options: those of the adapter are in the file of `--custom-config-path`. See docs/embedding.md.
+slime shares miles' samples and state, so this wraps the miles adapter. Its options go into the `--custom-config-path`
+file. See docs/embedding.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,10 @@ __all__ = ["abort", "check_no_aborted", "close", "convert", "generate"]
 
 
 async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:
-    """Return a list of samples; one sample in an evaluation and where slime needs that.
+    """Return a list of samples, or one in an evaluation or if required.
 
-    Raises `AdapterError` for what cannot be kept, and what keeps the first rollout from running (`open_rollouts`): with
-    a filter, slime would make groups for ever.
-    In training an ABORTED sample has no reward: the filter drops its group, and a number would hide that there is no
-    filter. An evaluation of slime filters nothing and adds the rewards up: a rollout that failed is worth 0 there.
+    Raises `AdapterError` for unsupported settings, and as `open_rollouts` does at first: with a filter, slime would
+    make groups forever.
     """
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import load_function
@@ -35,6 +33,8 @@ async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bo
     await open_rollouts(state, load_function)
     scoring = "slime.rollout.rm_hub.async_rm"
     made = await run_sample(state, sample, sampling_params, load_function, scoring, is_one=evaluation)
+    # In training an ABORTED sample has no reward: the filter drops its group, and a number would hide a missing filter.
+    # An evaluation filters nothing and sums rewards, so there a failure counts 0.
     if evaluation:
         key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
         for each in _flatten([made]):
@@ -44,7 +44,7 @@ async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bo
 
 
 def check_no_aborted(args: Any, samples: Sequence[Any], **_more: Any) -> Any:  # noqa: ARG001  # slime's signature
-    """For `--dynamic-sampling-filter-path`, as miles has one: no group in which a sample is ABORTED."""
+    """Drop groups with an ABORTED sample, for `--dynamic-sampling-filter-path`."""
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
     if any(_is_aborted(sample) for sample in _flatten(samples)):
@@ -53,7 +53,6 @@ def check_no_aborted(args: Any, samples: Sequence[Any], **_more: Any) -> Any:  #
 
 
 def _flatten(samples: Sequence[Any]) -> Iterator[Any]:
-    """The samples of a group, whose members may be lists of them."""
     for member in samples:
         yield from member if isinstance(member, list) else [member]
 

@@ -1,10 +1,8 @@
-"""Columns for the trainer: slime's own, and what the proximal policy said of each token.
+"""Training columns: slime's own, plus the proximal policy's.
 
-slime hands samples to a convert function in the place of its own columns, and makes these in a method of the actor that
-calls it. So that method is called on an object which has what it reads (`READ`), and nothing else of an actor.
-
-Where rollouts have several samples, that method would take the whole batch for one group. Then the rewards are made
-here, as miles makes them: one per rollout, relative to those of its group.
+slime makes its columns in a method of the calling actor, so that method is called on a stand-in with the attributes in
+`READ`. With several samples per rollout it would treat the batch as one group. Then rewards are normalized here, one
+per rollout, as miles does.
 """
 
 from collections import defaultdict
@@ -20,15 +18,15 @@ METHOD = "_convert_samples_to_train_data"
 READ = frozenset(
     {"args", "custom_convert_samples_to_train_data_func", "custom_reward_post_process_func", "_post_process_rewards"}
 )
-"""Attributes that `METHOD`, and what it calls, reads."""
+"""Attributes that `METHOD` and its callees read."""
 CENTERED, SCALED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"), ("grpo", "gspo", "cispo")
-"""Advantage estimators for which slime takes the mean of a group off its rewards, and divides by their deviation."""
+"""Advantage estimators for which slime centers rewards by group, and scales them."""
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
-    """For `--custom-convert-samples-to-train-data-path`: slime's training data with the proximal columns beside it.
+    """Return slime's training data plus proximal columns, for `--custom-convert-samples-to-train-data-path`.
 
-    Raises `AdapterError` for samples of somebody else, and for a slime that makes its columns elsewhere.
+    Raises `AdapterError` for foreign samples and another slime interface.
     """
     from slime.ray.rollout import RolloutManager
     from slime.utils.misc import load_function
@@ -49,9 +47,9 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
 
 def normalize_by_rollout(args: Any, samples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the rewards of `samples`, raw and relative to their groups; a rollout counts once in its group.
+    """Return the rewards, raw and relative to their groups, counting each rollout once.
 
-    Raises `AdapterError` for samples of one rollout with several rewards.
+    Raises `AdapterError` if samples of a rollout differ in reward.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTERED or not args.rewards_normalization:

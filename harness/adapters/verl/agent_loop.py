@@ -1,6 +1,6 @@
-"""What verl awaits for each sample: a rollout on a session server, and an `AgentLoopOutput` out of it.
+"""verl's agent loop: run a rollout on a session server and return an `AgentLoopOutput`.
 
-verl makes an agent loop for every sample, so nothing is kept here.
+verl creates a loop per sample, so it keeps no state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,33 +18,33 @@ from harness.samples.delivery import Selection
 from harness.samples.rollout import ENDED_WELL, Rollout
 
 VERSION = "0.9.1"
-"""Of verl: the interface that everything here is written for."""
+"""Version of verl whose interface this module uses."""
 
 VERL_REWARD_MISSING = "verl_reward_missing"
 
 _log = get_logger(__name__)
 
 _NOT_OURS = frozenset({"logprobs", "repetition_penalty"})
-"""Sampling parameters of verl that sessions do not know: every token has its logprob, and nothing is penalized."""
+"""Parameters of verl unknown to sessions: every token has its logprob, and none is penalized."""
 
 
 class SessionAgentLoop:
-    """An agent loop of verl's: `_target_` of an item in the file of `agent_loop_config_path`.
+    """An agent loop for verl, the `_target_` of an item in the `agent_loop_config_path` file.
 
     Args:
-        trainer_config: With the rest of verl's own arguments; the rollout's lengths are read from it.
-        tokenizer: Fills a rollout without tokens with its end-of-sequence id.
-        session_server: URL of the session server; its admin token, where it has one, is in `HARNESS_ADMIN_TOKEN`.
-        agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, the name of
-            a program that ships, or the path of a script.
-        is_scored_by_agent: The agent states the reward; False leaves it to verl.
-        agent_env: Added to the environment of a program.
-        deadline_s: Seconds that an agent may take.
-        matching: Differences in histories that do not count; None: those of the agent's profile.
-        workdir: Keeps the directories of rollouts here.
-        trust_agent_result: A program may state the reward, although the model can write its result.
+        trainer_config: verl's configuration; holds the rollout's lengths.
+        tokenizer: Its end-of-sequence id fills a rollout without tokens.
+        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its admin token.
+        agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, a bundled
+            program's name, or a script's path.
+        is_scored_by_agent: True if the agent states the reward, False if verl scores.
+        agent_env: Added to a program's environment.
+        deadline_s: Time limit of an agent.
+        matching: History differences to ignore; None: from the agent's profile.
+        workdir: Folder that keeps rollout directories.
+        trust_agent_result: True if a program may state the reward, although the model can write its result.
 
-    Raises `AdapterError` for an agent that is not there and for settings that cannot be kept.
+    Raises `AdapterError` for a missing agent and unsupported settings.
     """
 
     def __init__(
@@ -92,12 +92,11 @@ class SessionAgentLoop:
             self._settings.require_trusted("set is_scored_by_agent=False")
 
     async def run(self, sampling_params: Mapping[str, Any], **fields: Any) -> Any:
-        """Return an `AgentLoopOutput` for the row `fields` of the data set; masked where the rollout was cut short.
+        """Return an `AgentLoopOutput` for a data set row, masked if the rollout was cut short.
 
-        verl's queue, which is known by the `session_id` in its rows, gets a list of a rollout with several samples.
-        So it is, with a reward of 0, where a program states none. Raises `AdapterError` for what cannot be kept and
-        for a function that states no reward where it has to, and what keeps every rollout from running:
-        `SessionServerError`, `AgentError`.
+        Returns a list for several samples to verl's queue, known by `session_id` in its rows. A program without a
+        reward gives a masked output with reward 0. Raises `AdapterError` for unsupported settings or a function without
+        a reward, `SessionServerError` and `AgentError` if no rollout could run.
         """
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
@@ -114,7 +113,7 @@ class SessionAgentLoop:
         is_scored = reward is not None or not self._is_scored_by_agent
         rollout = fit(rollout, self._room, is_trained=is_scored and rollout.outcome.kind in ENDED_WELL)
         if self._is_scored_by_agent and reward is None:
-            reward = 0.0  # verl would score this one by itself, and a batch has rewards from one place
+            reward = 0.0  # else verl would score this one, and a batch must have one source of rewards
         about = (self._room, self._tokenizer.eos_token_id, fields.get("global_steps"))
         made = [output_fields(rollout, sample, *about) for sample in rollout.samples or (None,)]
         outputs = [AgentLoopOutput(**each, reward_score=reward) for each in made]
@@ -125,19 +124,19 @@ class SessionAgentLoop:
             return stated_reward(rollout)
         except AdapterError as error:
             if not isinstance(self._settings.find_agent(), Path):
-                raise  # a mistake of the function's, for every row
+                raise  # a bug in the function, which affects every row
             _log.warning(VERL_REWARD_MISSING, error=error.message)  # the model may have written that result
             return None
 
 
 def _needs_logprobs(config: Any) -> bool:
-    """The loss takes ratios to the logprobs of the rollout; otherwise verl computes logprobs of its own."""
+    # The loss then takes ratios to the rollout's logprobs; otherwise verl computes its own.
     correction = getattr(getattr(config, "algorithm", None), "rollout_correction", None)
     return any(getattr(correction, name, None) for name in ("rollout_is", "rollout_rs", "bypass_mode"))
 
 
 def _takes_lists(config: Any) -> bool:
-    """True where verl counts a rollout once however many outputs it has: in its group, and by tokens in its loss."""
+    # Settings under which verl counts a rollout once however many outputs it has, in its group and in the loss.
     algorithm, actor = getattr(config, "algorithm", None), getattr(config.actor_rollout_ref, "actor", None)
     return (
         getattr(algorithm, "adv_estimator", "gae") in ("gae", "grpo", "reinforce_plus_plus")

@@ -1,6 +1,6 @@
-"""From a rollout to the fields of verl's `AgentLoopOutput`. Pure.
+"""Convert a rollout to fields of verl's `AgentLoopOutput`. Pure.
 
-verl rejects no rollout: it has to get tokens for every one of them. Those of one that was cut short are masked.
+verl needs tokens for every rollout; those of one that was cut short are masked.
 """
 
 from dataclasses import replace
@@ -20,32 +20,28 @@ FIELDS = frozenset(
         "extra_fields",
     }
 )
-"""Of verl's `AgentLoopOutput`: those that are written here."""
+"""Fields of verl's `AgentLoopOutput` that this module sets."""
 
 STAMPS = "harness"
-"""Key in `extra_fields` of what the session says of the rollout."""
+"""`extra_fields` key of the session's facts."""
 
 TOO_LONG = "too_long"
-"""The reason in a ledger for tokens that verl has no room for."""
+"""Ledger reason for tokens that verl has no room for."""
 
 
 class Room(NamedTuple):
-    """Tokens that verl has room for."""
+    """Maximum tokens in verl."""
 
     prompt: int
     response: int
 
 
 def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
-    """Return `rollout` with the samples that verl has room for; its ledger counts these, the rest is `too_long`.
+    """Return `rollout` with the samples that fit; its ledger counts the rest as `too_long`.
 
-    A longer response is cut at its end, as by verl's own loops. A sample with a longer prompt is left out: its response
-    was sampled behind the whole. Where there is no other one it stays, masked, for verl wants tokens.
-
-    Args:
-        rollout: As it was collected.
-        room: Tokens of prompt and response.
-        is_trained: False masks every token.
+    A longer response is cut at its end, as in verl's own loops. A sample with a longer prompt is dropped, since its
+    response depends on all of it; the last one stays, masked, if there is no other. Without `is_trained` every token is
+    masked.
     """
     delivery = SampleDelivery(rollout.samples)
     fitting = [cut_response(each, room.response) for each in rollout.samples if _prompt_length(each) <= room.prompt]
@@ -64,15 +60,14 @@ def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
 def output_fields(
     rollout: Rollout, sample: Sample | None, room: Room, filler_id: int, global_steps: int | None
 ) -> Json:
-    """Make the fields of one output, all but its reward.
+    """Build the fields of one output, except its reward.
 
     Args:
-        rollout: As `fit` returns it.
-        sample: One of its samples; None where it has none.
+        rollout: From `fit`.
+        sample: One of its samples, or None.
         room: A longer prompt is cut at its beginning.
-        filler_id: The one token of prompt and response without a sample.
-        global_steps: The step that asks, counted from 1; its weights are version `global_steps - 1` where the engines'
-            labels say nothing.
+        filler_id: Token of prompt and response without a sample.
+        global_steps: Current step, from 1. Version `global_steps - 1` replaces labels that are no numbers.
     """
     version = max(0, (global_steps or 0) - 1)
     columns = _filler(filler_id) if sample is None else _columns(sample, room, version)

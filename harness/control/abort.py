@@ -159,8 +159,8 @@ class _Abort:
             await asyncio.gather(*(self._stop(hooks, kill_s) for hooks in self._hooks))
 
     async def collect(self) -> None:
-        # `gather(*pending)` alone would hang on a task that ignores its cancellation. So a bounded wait comes first, and
-        # only tasks that have ended are gathered.
+        # `gather(*pending)` alone would hang on a task that ignores its cancellation. So a bounded wait comes first,
+        # and only tasks that have ended are gathered.
         with self._step(AbortStep.COLLECT, self._budget.collect_s) as seconds:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=seconds)

@@ -76,8 +76,8 @@ class ServersInUpdate:
 
     async def take_back(self) -> bool:
         """Claim the engines again where a hold expired. Return True on success."""
-        # A server continues the engines when a hold expires, or leaves them to another update that has them. One restarted
-        # without its store knows of neither and would leave them paused forever.
+        # A server continues the engines when a hold expires, or leaves them to another update that has them. One
+        # restarted without its store knows of neither and would leave them paused forever.
         seconds = self._budget.gate_s
         lost = (gate for gate in self._gates if gate.has_run_out)
         calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)

@@ -3,7 +3,8 @@
 import ctypes
 import gc
 
-# Objects left by some dozen turns. Python's own 700 are fewer than one turn has in use, so each collection would be in vain.
+# Objects left by some dozen turns. Python's own 700 are fewer than one turn has in use, so each collection would be in
+# vain.
 _YOUNG_OBJECTS = 10_000
 
 

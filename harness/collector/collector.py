@@ -1,4 +1,4 @@
-"""Collects steps, one after the other, for one rank of a trainer.
+"""Collector of steps, one after the other, for one rank of a trainer.
 
     async with Collector(source, StepRules(StepBudget(32, group_size=8), over_sampling=2)) as collector:
         collection = collector.begin(0)
@@ -6,13 +6,7 @@
             ...  # whole, in the order that the rules ask for
         step = await collection.finished()
 
-Exactly `rollouts_per_step` rollouts make a step, over the collectors of all ranks together. A collector ends what it
-has begun, and never anything else: any number of them, and evaluations beside them, share a session server. When it is
-left, whatever it still runs is ended, and the sessions that it kept are given back. One that is killed leaves its
-sessions on the server, which gives them back in a day.
-
-`RolloutBatch` of a suite has a loop of its own. It runs a list to its end and has nothing to decide: no rollout is
-replaced, ended early or waited for out of turn, and one that is interrupted is run again by `--resume`.
+A collector ends only rollouts that it began, so several can share a session server.
 """
 
 import asyncio
@@ -30,11 +24,11 @@ from harness.samples.rollout import Rollout
 
 
 async def take_all(rollout: Rollout) -> None:
-    """The check that finds every rollout of use."""
+    """Accept every rollout."""
 
 
 class Collector:
-    """An async context manager; one step at a time. `check` is asked of every rollout that has a reward."""
+    """Async context manager for one step at a time. `check` runs for every rewarded rollout."""
 
     def __init__(self, source: RolloutSource, rules: StepRules, check: RolloutCheck = take_all) -> None:
         self._source = source
@@ -48,12 +42,12 @@ class Collector:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await to_the_end(self._leave())  # whoever shares the server would have what it leaves
+        await to_the_end(self._leave())  # leftovers would burden all clients of the server
 
     def begin(self, step: int, *, is_last: bool = False) -> StepCollection:
-        """Step `step`, which begins now; nothing of it is kept for a next one when it `is_last`.
+        """Begin `step`. If it `is_last`, keep nothing for a next step.
 
-        Raises `StepError` while the one before is not over.
+        Raises `StepError` while the step before is not over.
         """
         if self._current is not None and not self._current.is_over:
             raise StepError(
@@ -72,9 +66,9 @@ class Collector:
     async def _leave(self) -> None:
         if self._current is not None:
             await self._current.close()
+        # A killed collector cannot do this; the server then deletes its sessions after a day.
         kept = [scored.rollout.session_id for group in self._carried() for scored in group.cut_short.values()]
         await asyncio.gather(*(self._source.give_back(session_id) for session_id in kept if session_id is not None))
 
     def _carried(self) -> tuple[CarriedGroup, ...]:
-        """What the latest step has left."""
         return () if self._current is None else self._current.carried

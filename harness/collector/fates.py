@@ -1,7 +1,7 @@
-"""What becomes of a rollout in a step: one table over the kinds of outcome.
+"""Fates of rollouts, by outcome.
 
-A failure of the engine or of the harness says nothing about the policy, so another attempt takes its place. A failure
-of the agent may be the policy's own doing; whether it counts as one of the step's rollouts is the trainer's choice.
+An engine or harness failure says nothing about the policy, so the rollout is replaced. An agent failure may be the
+policy's doing: the trainer chooses.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from harness.samples.rollout import OutcomeKind
 
 
 class RolloutFate(StrEnum):
-    """What becomes of a rollout."""
+    """Consequence of a rollout for its place in a step."""
 
     KEPT = "kept"
-    """It fills its place in the step."""
+    """Fills its place in the step."""
     COUNTED = "counted"
-    """It fills its place, and nothing of it is trained."""
+    """Fills its place, untrained."""
     REPLACED = "replaced"
-    """Another attempt takes its place, as long as there is one."""
+    """Another attempt takes its place."""
 
 
 class OnFailure(StrEnum):
-    """What becomes of a rollout that its agent failed."""
+    """Choice for agent failures."""
 
     REPLACE = "replace"
     COUNT = "count"
@@ -35,21 +35,18 @@ FATES: Mapping[OutcomeKind, RolloutFate | None] = {
     OutcomeKind.CRASHED: None,
     OutcomeKind.GARBAGE: None,
     OutcomeKind.TIMED_OUT: None,
-    OutcomeKind.DRAINED: RolloutFate.REPLACED,
+    OutcomeKind.DRAINED: RolloutFate.REPLACED,  # by another client: rollouts that a step ends never come here
     OutcomeKind.NOT_STARTED: RolloutFate.REPLACED,
     OutcomeKind.ENGINE_FAILED: RolloutFate.REPLACED,
     OutcomeKind.HARNESS_FAILED: RolloutFate.REPLACED,
 }
-"""None where `OnFailure` decides. A drained rollout was ended by others: those that a step ends never come here."""
+"""None if `OnFailure` decides."""
 
 
 def fate_of(kind: OutcomeKind, on_failure: OnFailure, *, is_usable: bool = True) -> RolloutFate:
-    """The fate of a rollout that ended as `kind`.
-
-    `is_usable`: it has a finite reward, and its encoder did not raise. One that ended well and is not is replaced: a
-    reward that is missing is never a zero.
-    """
+    """Return the fate of a rollout. `is_usable`: it has a finite reward, and its encoder did not fail."""
     fate = FATES[kind]
     if fate is None:
         return RolloutFate.COUNTED if on_failure is OnFailure.COUNT else RolloutFate.REPLACED
+    # A missing reward is never a zero.
     return RolloutFate.REPLACED if fate is RolloutFate.KEPT and not is_usable else fate

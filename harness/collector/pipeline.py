@@ -1,18 +1,11 @@
-"""From rollouts to an update of the weights: a step is generated, packed and learned at once.
+"""Step pipeline: generates, packs and learns a step concurrently.
 
     async with StepPipeline(source, rules, learner, SegmentMaker(packing_length=8192)) as pipeline:
         for step in range(100):
             trained = await pipeline.run(step, version)
 
-Rollouts run on; what has ended becomes segments and packs, and the learner takes them over a queue of one, in a thread.
-While a pack waits there, nothing more is encoded: no more segments live than `lookahead` and two packs hold.
-
-Every pack of a step goes through `Learner.accumulate` once, and `finish_step` follows the last one, once. When
-anything fails before that, or the caller is cancelled, the learner is told to forget the step: half a step is not
-trained. `finish_step` itself is not interrupted.
-
-With a `max_staleness` above 0 the next step's rollouts begin as soon as those of this step are complete, while it is
-still being learned, and go on while the caller updates the weights.
+With `max_staleness` above 0, the next step's rollouts begin once those of this step are complete, and continue during
+the weight update.
 """
 
 import asyncio
@@ -47,22 +40,22 @@ _LONG = 20_000  # tokens: beyond, encoding takes milliseconds that the event loo
 
 
 class StepPipeline:
-    """An async context manager that trains `learner` on rollouts of `source`, on one rank, one step at a time.
+    """Async context manager that trains `learner` on rollouts of `source`, on one rank, step by step.
 
     Args:
-        source: Where rollouts come from.
-        rules: How they are collected.
-        learner: What the packs are for. The pipeline only feeds it; weights travel to engines between two steps.
-        maker: What becomes of a rollout's samples; `packing_length` and `max_staleness` are its.
-        lookahead: See `PackStream`. Of a step with few segments a large one holds all of them back to its end.
+        source: Runs rollouts.
+        rules: Collector settings.
+        learner: Takes packs. The caller sends weights to engines between steps.
+        maker: Makes segments.
+        lookahead: See `PackStream`. A large one holds back all of a small step.
         position_rows: See `Pack.of`.
-        advantages: From the rewards of a group to advantages.
-        credit: In the place of `advantages`, from the rewards of the group's turns to those of turns.
-        normalizer: What the summed loss is divided by.
-        journal: Told of every step before anything of it is trained.
-        last_step: No rollout of a later one is begun or kept.
+        advantages: From rewards of a group.
+        credit: Replaces `advantages` by turn.
+        normalizer: Divisor of the loss.
+        journal: Receives every step before it is trained.
+        last_step: No rollout begins beyond it.
 
-    Raises `StepError` when groups are to be resumed that would be too old to train.
+    Raises `StepError` if resumed groups would be too old to train.
     """
 
     def __init__(
@@ -114,11 +107,10 @@ class StepPipeline:
             self._thread.shutdown(wait=False)  # it has nothing to do any more
 
     async def run(self, step: int, version: int) -> TrainedStep:
-        """Collect, pack and learn step `step` while the policy `version` is live.
+        """Collect, pack and learn `step` while policy `version` is live.
 
-        Raises what made it fail: `StepError` with the causes of rollouts, `LearnerError`, an error of the journal.
-        Nothing of it is trained then, and everything that it began has ended. Cancelled in `finish_step`, it raises
-        once that has come to its end, and the step is trained: `Learner.step` tells.
+        Raises `StepError`, `LearnerError` or a journal error; nothing is then trained or running. If cancelled in
+        `finish_step`, raises after it: the step is trained.
         """
         began = time.monotonic()
         collection, self._ahead = self._ahead, None
@@ -166,13 +158,12 @@ class StepPipeline:
         return self._collector.begin(step, is_last=step == self._last_step)
 
     async def _go_ahead(self, collection: StepCollection) -> None:
-        """Begin the next step as soon as `collection` is over, where its rollouts may be older than its weights."""
         await collection.finished()
+        # Only then may rollouts be older than the weights.
         if self._maker.max_staleness and collection.step != self._last_step:
             self._ahead = await self._begin(collection.step + 1)
 
     async def _pack(self, collection: StepCollection, version: int, queue: _Queue, flow: StepFlow) -> None:
-        """Segments and packs of everything that is handed over; ends with the last pack of the step."""
         async for group in collection.groups():
             flow.normalizers[Normalizer.ROLLOUTS] += len(group.rollouts) + group.counted
             advantages: Sequence[Advantage] = ()
@@ -190,14 +181,12 @@ class StepPipeline:
         await queue.put(None)
 
     async def _hand_on(self, pack: Pack | None, queue: _Queue) -> None:
-        """Return when the learner has taken `pack`: nothing is encoded while one waits."""
         if pack is not None:
             await queue.put(pack)
+            # Until the learner takes the pack, encode nothing: this bounds the segments in memory.
             await queue.join()
 
     async def _learn(self, queue: _Queue, flow: StepFlow) -> None:
-        """Take packs to the learner until there are no more."""
-
         def accumulate(pack: Pack) -> str:
             self._learner.accumulate(pack)
             return pack.digest()
@@ -217,21 +206,19 @@ class StepPipeline:
         await self._encode(rollout, partial(self._maker.try_out, rollout))
 
     async def _encode(self, rollout: Rollout, call: Callable[[], _T]) -> _T:
-        """The result of `call`, which encodes samples of `rollout`: one call at a time, in a thread when it is long."""
         async with self._encoding:
             if sum(sample.tokens.size for sample in rollout.samples) < _LONG:
                 return call()
             return await asyncio.to_thread(call)
 
     async def _abandon(self, collection: StepCollection) -> None:
-        """The step has failed: everything that it began ends, and the learner forgets it."""
         for each in filter(None, (collection, self._ahead)):
             await each.close()
         self._ahead = None
         await self._in_thread(self._learner.discard_step)
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
-        """A thread cannot be ended, so a cancellation waits for it: nobody else may touch the learner before."""
+        # A thread cannot be cancelled, so a cancellation waits for it: the learner takes one call at a time.
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
 

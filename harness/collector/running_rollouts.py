@@ -1,8 +1,7 @@
-"""The rollouts of a step that run now: begun one by one, awaited in time, and ended together or alone.
+"""Running rollouts of a step.
 
-Every rollout has a deadline; one that still runs then is ended, and nobody else is. Ending is bounded, too: the source
-has its time, then tasks are cancelled, and one that ignores its cancellation is left behind and named. What a rollout
-means for its step is decided elsewhere.
+Ending is bounded: the source gets its time, then tasks are cancelled, then a task that ignores that is left behind and
+logged.
 """
 
 import asyncio
@@ -25,12 +24,12 @@ ROLLOUT_LEFT = "rollout_left"
 SURPLUS_ROLLOUT_RAISED = "surplus_rollout_raised"
 
 END_S = 120.0
-"""For a source to end rollouts before their tasks are cancelled; it has bounds of its own, which come first."""
+"""Limit for the source, which has its own."""
 CANCEL_S = 30.0
-"""For a rollout to obey its cancellation."""
+"""Limit for a cancelled rollout."""
 
 RolloutCheck = Callable[[Rollout], Awaitable[None]]
-"""Raises `SegmentError` when nothing can be made of a rollout, which is replaced then; anything else fails the step."""
+"""Raises `SegmentError` to replace a rollout. Other exceptions fail the step."""
 
 _LARGEST_REWARD = 3e38  # what a column of float32 holds
 
@@ -39,17 +38,17 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that runs no more."""
+    """A rollout that no longer runs."""
 
     index: RolloutIndex
     scored: ScoredRollout | None
-    """None when its task was cancelled, or ignored that."""
+    """None if cancelled or left behind."""
     problem: str = ""
-    """Why it is of no use, beside its outcome; empty when only that counts."""
+    """Why it is unusable, beyond its outcome."""
 
 
 class RunningRollouts:
-    """Rollouts of `source`; each is checked when it has a reward, and ended when it runs longer than `deadline_s`."""
+    """Rollouts of `source`, checked once scored, ended after `deadline_s`."""
 
     def __init__(self, source: RolloutSource, check: RolloutCheck, *, deadline_s: float, off_scale: OffScale) -> None:
         self._source = source
@@ -59,23 +58,23 @@ class RunningRollouts:
         self._rollouts: dict[RolloutIndex, asyncio.Task[ScoredRollout]] = {}
         self._watches: dict[RolloutIndex, asyncio.Task[PlayedRollout]] = {}
         self.left: list[RolloutIndex] = []
-        """Those that ignored their cancellation."""
+        """Rollouts that ignored their cancellation."""
 
     def __len__(self) -> int:
         return len(self._watches)
 
     def begin(self, index: RolloutIndex, resumes: str | None) -> None:
-        """Begin a rollout; `resumes` is the session that it goes on from."""
+        """Begin a rollout, or continue the session `resumes`."""
         self._watches[index] = asyncio.create_task(self._watch(index, resumes), name=f"watch {index}")
 
     async def wait(self) -> list[PlayedRollout]:
-        """Those that have come to an end, at least one, by index; raises what the source or the check has raised."""
+        """Wait for ended rollouts. Raises what the source or check raised."""
         await asyncio.wait(self._watches.values(), return_when=asyncio.FIRST_COMPLETED)
         ended = sorted(index for index, watch in self._watches.items() if watch.done())
         return [self._watches.pop(index).result() for index in ended]
 
     async def end_all(self, keep: Keep) -> list[PlayedRollout]:
-        """End everything that runs; what it has come to, by index. Bounded; raises nothing."""
+        """End all rollouts. Bounded; never raises."""
         await self._end(list(self._rollouts), keep)
         for index in self.left:
             if index in self._watches:
@@ -109,7 +108,6 @@ class RunningRollouts:
         return PlayedRollout(index, scored, late if is_late else await self._find_problem(scored))
 
     async def _find_problem(self, scored: ScoredRollout) -> str:
-        """Why a rollout that ended well is of no use all the same."""
         if FATES[scored.rollout.outcome.kind] is not RolloutFate.KEPT:
             return ""
         if scored.reward is None or not abs(scored.reward) <= _LARGEST_REWARD:  # NaN is not
@@ -121,7 +119,6 @@ class RunningRollouts:
         return ""
 
     async def _end(self, indices: Collection[RolloutIndex], keep: Keep) -> None:
-        """The tasks of these rollouts are done afterwards, or left behind."""
         running = {index: self._rollouts[index] for index in indices if not self._rollouts[index].done()}
         if not running:
             return

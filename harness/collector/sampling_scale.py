@@ -1,11 +1,6 @@
-"""Are the behavior logprobs of a rollout those of the distribution that its tokens were drawn from? Pure.
+"""Sampling scale: checks that behavior logprobs describe the distribution of the tokens. Pure.
 
-Engines report raw logprobs. Sampling at another temperature than 1, or with top-p, top-k or min-p, draws from another
-distribution than they describe, and a ratio to them is wrong without anybody noticing. That is refused, or allowed by
-name and stamped into every sample.
-
-A least length or a grammar forbids tokens, too. Turns of that kind are trained by cross-entropy, without a ratio: their
-tokens lose their behavior values on the way to the learner.
+Engines report raw logprobs. With other temperature, top-p, top-k or min-p, ratios to them are silently wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,23 +15,20 @@ from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample
 
 ON_SCALE: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""Parameters that change the distribution, with the values that leave it as it is."""
+"""Sampling parameters with their neutral values."""
 
 
 class OffScale(StrEnum):
-    """What becomes of tokens that were not drawn from the distribution that their logprobs describe."""
+    """Policy for off-scale tokens."""
 
     REFUSE = "refuse"
-    """Training stops with `StepError`."""
+    """Raise `StepError`."""
     ALLOW = "allow"
-    """They are trained, and their samples say so: `metadata["off_scale"]`."""
+    """Train, and set `metadata["off_scale"]`."""
 
 
 def require_on_scale(sampling: Json, off_scale: OffScale, *, where: str) -> None:
-    """Raises `StepError` that names the parameter of `sampling` that draws from another distribution, if one does.
-
-    `where` says whose parameters they are, for the message.
-    """
+    """Raise `StepError` for a parameter in `sampling` that is not neutral."""
     found = _deviations(sampling)
     if found and off_scale is OffScale.REFUSE:
         name, value = next(iter(found.items()))
@@ -48,10 +40,7 @@ def require_on_scale(sampling: Json, off_scale: OffScale, *, where: str) -> None
 
 
 def stamp_scale(rollout: Rollout, off_scale: OffScale) -> Rollout:
-    """`rollout`, with the parameters by which its tokens are off scale in the metadata of every sample they concern.
-
-    Raises `StepError` like `require_on_scale`.
-    """
+    """Return `rollout` with off-scale parameters in its samples' metadata. Raises `StepError`."""
     turns = {each.number: each for each in _trained_turns(rollout.session)}
     for turn in turns.values():
         require_on_scale(turn.used, off_scale, where=f"session {rollout.session_id}, turn {turn.number}")
@@ -66,10 +55,9 @@ def stamp_scale(rollout: Rollout, off_scale: OffScale) -> Rollout:
 
 
 def forget_constrained(segment: Segment, rollout: Rollout, sample: Sample) -> Segment:
-    """`segment` of `sample`, with the tokens to train of turns that forbade tokens as if nobody had sampled them.
-
-    They keep their advantages, as the weights of their cross-entropy.
-    """
+    """Mark trained tokens of turns that forbade tokens as not sampled."""
+    # A minimum length or a grammar also changes the distribution. Such turns are trained by cross-entropy without a
+    # ratio, weighted by their advantages, which stay.
     told = set(sample.metadata.get("turns", ()))
     constrained = [turn for turn in _trained_turns(rollout.session) if turn.number in told and turn.forbids_tokens]
     if not constrained:
@@ -85,7 +73,7 @@ def forget_constrained(segment: Segment, rollout: Rollout, sample: Sample) -> Se
 
 
 class _TrainedTurn(NamedTuple):
-    """A turn that the model chose the words of, and where its output lies in a sample: tokens `start..end`."""
+    """Unscripted turn, tokens `start..end` of a sample."""
 
     number: int
     start: int

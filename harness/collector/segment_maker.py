@@ -1,8 +1,6 @@
-"""From a rollout that a step trains to the segments that a learner gets, with an account of every token. Pure.
+"""Segment maker: from a rollout to segments, accounting for every token. Pure.
 
-Whatever is not trained is named: tokens that are older than allowed, segments that do not fit into a pack, and what an
-encoder drops or cuts. The counts of a rollout's samples add up to what its session's ledger has as trained and masked:
-a turn that several samples share is trained, and counts, in the first of them that has a segment (I13).
+Accounts of a rollout sum to the trained and masked tokens of its session's ledger.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -29,32 +27,31 @@ from harness.types import Sample
 
 
 class MadeSegment(NamedTuple):
-    """What was made of a sample."""
+    """A sample's segment, if any, and its account."""
 
     segment: Segment | None
     facts: SegmentedSample
     counts: dict[str, int]
-    """What the encoder has counted."""
+    """Encoder counters."""
 
 
 class Stale(StrEnum):
-    """What becomes of a sample with tokens that are too old."""
+    """Policy for samples with stale tokens."""
 
     MASK = "mask"
-    """They are masked, the others are trained."""
+    """Mask the stale tokens only."""
     DROP = "drop"
-    """It is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMaker:
-    """Segments of at most `packing_length` tokens. Raises `StepError` when a bound makes no sense."""
+    """Maker of segments. Raises `StepError` for invalid limits."""
 
     packing_length: int
     encoder: SegmentEncoder = field(default_factory=WholeSampleEncoder)
     too_long: TooLong = TooLong.ERROR
     max_staleness: int = 0
-    """How many versions a trained token may lie behind the live one."""
+    """Largest lag in versions."""
     staleness: Stale = Stale.MASK
 
     def __post_init__(self) -> None:
@@ -65,16 +62,16 @@ class SegmentMaker:
             )
 
     def try_out(self, rollout: Rollout) -> None:
-        """Whether segments can be made of `rollout` once it is due.
+        """Check that `rollout` can become segments.
 
-        Raises `SegmentError` when its encoder raises, or touches what was sampled: the rollout is of no use. Raises
-        `StepError` for a segment that is too long where that is an error: nothing can be trained as it was asked for.
+        Raises `SegmentError` if the encoder raises or changes sampled values, `StepError` for a segment that is too
+        long under `TooLong.ERROR`.
         """
         for sample in rollout.samples:
             self._fit(self._encode(rollout, sample).segment)
 
     def make(self, scored: ScoredRollout, advantage: Advantage, version: int) -> Iterator[MadeSegment]:
-        """What becomes of each sample of `scored` while `version` is the live policy; raises like `try_out`."""
+        """Yield a segment per sample while policy `version` is live. Raises like `try_out`."""
         rollout = scored.rollout
         delivery = SampleDelivery(rollout.samples)
         tried: list[_TriedSample] = []
@@ -84,6 +81,7 @@ class SegmentMaker:
                 delivery.take(sample)
         own: dict[int, set[int]] = {}
         counted: set[int] = set()
+        # Samples with a segment first: a shared turn counts in the first of them.
         for number in sorted(range(len(tried)), key=lambda number: tried[number].segment is None):
             turns = {turn for turn, _ in turn_spans(tried[number].sample)}
             own[number] = turns - counted
@@ -113,7 +111,7 @@ class SegmentMaker:
         version: int,
         own: Collection[int],
     ) -> MadeSegment:
-        """The segment with its advantage, and the account of the tokens of the turns `own`: others count elsewhere."""
+        """Set the advantage, and count tokens of the turns `own`."""
         rollout = scored.rollout
         sample, encoded, fitted, segment = tried
         is_own = np.ones(sample.tokens.size, dtype=bool)
@@ -157,7 +155,7 @@ class SegmentMaker:
             encoded = self.encoder.encode(rollout, sample)
             if encoded.segment is not None:
                 require_sampled_prefix(encoded.segment, sample)
-        except Exception as error:  # the code of somebody else: its rollout is of no use, and the step goes on
+        except Exception as error:  # user code: its rollout is replaced, and the step continues
             raise SegmentError(f"the encoder failed: {type(error).__name__}: {error}") from error
         return encoded
 
@@ -169,26 +167,19 @@ class SegmentMaker:
 
 
 def _by_token(advantages: Sequence[float], rollout: Rollout, sample: Sample) -> npt.NDArray[np.float32]:
-    """The advantage of each token of `sample`, out of those of the trained turns of `rollout`."""
     turns = earned_rewards(rollout.samples, 0.0)
     response = spread_over_tokens(sample, dict(zip(turns, advantages, strict=True)))
     return np.concatenate([np.zeros(sample.tokens.size - sample.response_length, dtype=np.float32), response])
 
 
 class _TriedSample(NamedTuple):
-    """A sample, masked by what was delivered before it, and what was made of it."""
-
     sample: Sample
     encoded: EncodedSample
-    fitted: Segment | None
-    """As a pack can hold it."""
-    segment: Segment | None
-    """With its stale tokens masked; None where no other is to be trained."""
+    fitted: Segment | None  # within the packing length
+    segment: Segment | None  # without stale tokens; None if nothing is left to train
 
 
 class _Tokens(NamedTuple):
-    """Tokens of a segment; sampled ones only where they are its own."""
-
     trained: int = 0
     masked: int = 0
     appended: int = 0
@@ -202,7 +193,7 @@ def _count(segment: Segment | None, is_own: npt.NDArray[np.bool_]) -> _Tokens:
     if segment is None:
         return _Tokens()
     is_sampled, is_trained = segment.behavior_versions != NOT_SAMPLED, segment.loss_mask == 1
-    own = is_sampled & np.resize(is_own, len(segment))  # what is longer than the sample was appended, not sampled
+    own = is_sampled & np.resize(is_own, len(segment))  # the part beyond the sample was appended
     return _Tokens(
         trained=int((own & is_trained).sum()),
         masked=int((own & ~is_trained).sum()),

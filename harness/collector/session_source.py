@@ -1,6 +1,6 @@
-"""Rollouts of a `SessionManager`: a task and a reward for every index, with functions of the caller's.
+"""Session source: rollouts of a `SessionManager`, with the caller's tasks and rewards.
 
-Knows which session belongs to which rollout, so that ending some of them ends these sessions and nobody else's.
+Knows the session of each rollout, so ending rollouts ends no other sessions.
 """
 
 import asyncio
@@ -16,18 +16,14 @@ from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward, reward_turns
 
 MakeTask = Callable[[RolloutIndex], AgentTask]
-"""The task of a rollout: one prompt for all members of a group, and a working directory of its own for each attempt."""
+"""One prompt per group, and a separate working directory per attempt."""
 
 Reward = Callable[[RolloutIndex, Rollout], Awaitable[float | RolloutReward | None]]
-"""The reward of a rollout that ended well, with those of its turns where there are some; None when there is none. What
-it raises is the reason why there is none."""
+"""Reward, optionally by turn; None or an exception for none."""
 
 
 class SessionSource:
-    """A `RolloutSource`; `training_seed` gives every session a seed, unless its task states one.
-
-    `budget` bounds how rollouts are ended early.
-    """
+    """`RolloutSource` that seeds sessions from `training_seed`, unless their task does."""
 
     def __init__(
         self,
@@ -66,9 +62,10 @@ class SessionSource:
             self._told.pop(index, None)
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
-        """See `RolloutSource`; a rollout that is being scored loses its reward, unless sessions are kept."""
+        """See `RolloutSource`."""
         for index in running:
             self._told.setdefault(index, keep)
+            # Cancel scoring, unless sessions are kept: then the reward still arrives.
             if index in self._scoring and keep is not Keep.SESSIONS:
                 self._scoring[index].cancel()
         live = {id(task): session_id for session_id, task in self._manager.live.items()}

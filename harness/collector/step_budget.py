@@ -1,4 +1,4 @@
-"""How many rollouts make an optimizer step, and which of them a rank collects. Pure."""
+"""Step budget: rollouts per optimizer step, and each rank's share. Pure."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,14 +8,13 @@ from harness.errors import StepError
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Exactly `rollouts_per_step` raw rollouts make a step, over all ranks together, in whole groups.
+    """Exact number of rollouts per step, over all ranks.
 
-    Raises `StepError` when one of the two is below 1, or the budget is no multiple of the group size.
+    Raises `StepError` for values below 1 or a partial group.
     """
 
     rollouts_per_step: int
     group_size: int = 1
-    """Rollouts of one prompt, which are delivered together."""
 
     def __post_init__(self) -> None:
         if self.rollouts_per_step < 1 or self.group_size < 1:
@@ -27,12 +26,12 @@ class StepBudget:
 
     @classmethod
     def derive(cls, per_device_batch: int, world_size: int, gradient_accumulation: int, group_size: int = 1) -> Self:
-        """The global batch of a trainer that counts in batches: their product."""
+        """Return the budget that equals the global batch of a trainer."""
         return cls(per_device_batch * world_size * gradient_accumulation, group_size)
 
     @classmethod
     def cover(cls, rollouts: int, per_device_batch: int, world_size: int, group_size: int = 1) -> Self:
-        """The least such product that is at least `rollouts`; may be more than was asked for."""
+        """Return the smallest such budget of at least `rollouts`."""
         batch = per_device_batch * world_size
         if batch < 1:
             raise StepError(f"per_device_batch times world_size is at least 1, this is {batch}")
@@ -40,14 +39,11 @@ class StepBudget:
 
     @property
     def groups(self) -> int:
-        """Groups of a step, over all ranks."""
+        """Number over all ranks."""
         return self.rollouts_per_step // self.group_size
 
     def slice_of(self, rank: int, world_size: int) -> range:
-        """The groups of a step that `rank` collects, 0 to `groups` over all ranks; a rank may have none.
-
-        Raises `StepError` unless `rank` is one of `world_size`.
-        """
+        """Return the groups of `rank`, possibly none. Raises `StepError`."""
         if not 0 <= rank < world_size:
             raise StepError(f"expected a rank from 0 to {world_size - 1}, got {rank}")
         return range(self.groups * rank // world_size, self.groups * (rank + 1) // world_size)

@@ -1,10 +1,7 @@
-"""One step of one rank being collected: begins rollouts as its plan says, and ends whatever it began.
+"""Step collection: runs the rollouts of one step on one rank, and ends everything that it began.
 
-A step is complete, fails or is closed. In each case every rollout that it began has come to an end when `finished`
-returns or raises, and nobody else's has; sessions that the step before had kept are taken over by then, or given back.
-
-Which rollout begins, what a failed one means and when the step is complete is `StepPlan`'s business; who a place of the
-plan is, `StepPlaces`'; how a rollout ends, `RunningRollouts`'.
+`StepPlan` decides what begins and when a step is complete, `StepPlaces` what fills each place, `RunningRollouts` how
+rollouts end.
 """
 
 import asyncio
@@ -25,10 +22,9 @@ from harness.machine.deadlines import read_end, to_the_end
 
 
 class StepCollection:
-    """Step `step`, which collects in a task of its own from the moment it is made, until it is over or closed.
+    """Collection of `step` in its own task, from construction on.
 
-    It begins with the groups `inherited`, and `keeps` what it has over-sampled for the next one. `check` is asked of
-    every rollout that has a reward.
+    Begins with `inherited` groups; `keeps` leaves over-sampled groups to the next step.
     """
 
     def __init__(
@@ -43,10 +39,9 @@ class StepCollection:
     ) -> None:
         self.step = step
         self.carried = tuple(inherited)
-        """What is left to the next step, once this one is over; its sessions are the caller's. All that it has
-        inherited, when it was closed before it ran."""
+        """Groups for the next step, with sessions that the caller owns once this step is over."""
         self.began_at = self.complete_at = math.inf
-        """On the monotonic clock, once it is so."""
+        """Monotonic times."""
         self._source = source
         self._rules = rules
         self._keeps = keeps
@@ -63,10 +58,10 @@ class StepCollection:
         self._attempts: dict[RolloutIndex, RolloutAttempt] = {}  # of what runs
         self._groups: asyncio.Queue[CollectedGroup | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"collect step {step}")
-        self._task.add_done_callback(read_end)  # of a step whose end nobody awaits
+        self._task.add_done_callback(read_end)  # the caller may never await the end
 
     async def groups(self) -> AsyncIterator[CollectedGroup]:
-        """The groups of the step in its order, each as soon as it is due. Raises like `finished`."""
+        """Yield groups in the step's order, each once due. Raises like `finished`."""
         while (group := await self._groups.get()) is not None:
             yield group
         if not self._plan.is_complete:
@@ -74,19 +69,19 @@ class StepCollection:
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it runs any more."""
+        """True once nothing runs."""
         return self._task.done()
 
     async def finished(self) -> CollectedStep:
-        """The step, once everything that it began has ended.
+        """Return the step once everything that it began has ended.
 
-        Raises `StepError` with the causes when it cannot be complete, and what the source, the filter or the check has
-        raised. A cancelled caller leaves it going on.
+        Raises `StepError` with causes, or what the source, filter or check raised. Cancelling the caller does not stop
+        it.
         """
         return await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """End the step, whether it is complete or not; bounded."""
+        """End the step. Bounded."""
         self._task.cancel()
         await to_the_end(asyncio.wait({self._task}))
 
@@ -105,6 +100,7 @@ class StepCollection:
             raise
         finally:
             self.complete_at = time.monotonic()
+            # Readers of `groups` get their end even if this step failed, and everything ends before `_run` does.
             self._groups.put_nowait(None)
             await to_the_end(self._end())
         return CollectedStep(
@@ -119,17 +115,16 @@ class StepCollection:
         )
 
     def _begin(self) -> None:
-        """Begin what may begin; a place that was filled in the step before is settled at once."""
         while len(self._running) < self._rules.concurrency and (attempt := self._plan.begin()) is not None:
             begun = self._places.begin(attempt)
             self._attempts[begun.index] = attempt
+            # A place that the step before filled is settled at once.
             if begun.ended is None:
                 self._running.begin(begun.index, begun.resumes)
             else:
                 self._settle(PlayedRollout(begun.index, begun.ended))
 
     def _settle(self, played: PlayedRollout) -> None:
-        """A rollout has ended; its group is judged when it is whole by that."""
         attempt, ended = self._attempts.pop(played.index), self._judge(played)
         self._places.settle(attempt, ended)
         if self._plan.settle(attempt, ended.fate, ended.cause):
@@ -152,7 +147,6 @@ class StepCollection:
             self._groups.put_nowait(self._places.deliver(number))
 
     async def _end(self) -> None:
-        """End what still runs, and give back the sessions that nobody goes on with."""
         played = await self._running.end_all(Keep.SESSIONS if self._keeps else Keep.SAMPLES)
         for each in played:
             attempt, ended = self._attempts.pop(each.index), self._judge(each)
@@ -161,4 +155,5 @@ class StepCollection:
             else:
                 self._places.settle(attempt, ended)
         self.carried = self._places.close(keeps=self._keeps)
+        # Kept sessions of the step before are taken over or given back by now.
         await asyncio.gather(*map(self._source.give_back, self._places.unclaimed))

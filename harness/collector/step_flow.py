@@ -1,4 +1,4 @@
-"""One step on its way from rollouts to the learner: what became of its samples, its packs, and where the time went."""
+"""Step flow: one step on its way to the learner."""
 
 import time
 from collections import Counter
@@ -14,18 +14,18 @@ from harness.samples.packs import Pack
 
 
 class Normalizer(StrEnum):
-    """What the summed loss of a step is divided by."""
+    """Divisor of the summed loss of a step."""
 
     TOKENS = "tokens"
-    """Its tokens with loss mask 1."""
+    """With loss mask 1."""
     SEQUENCES = "sequences"
-    """Its segments."""
+    """Segments."""
     ROLLOUTS = "rollouts"
-    """Its rollouts, counted ones too."""
+    """Counted ones included."""
 
 
 class StepFlow:
-    """One step on its way: what became of its samples, its packs, and where the time went."""
+    """Samples, packs and times of one step."""
 
     def __init__(self, stream: PackStream) -> None:
         self.stream = stream
@@ -38,7 +38,7 @@ class StepFlow:
         self._names: list[tuple[RolloutIndex, int]] = []  # of the segments in the stream, by number
 
     def add_next(self, making: Iterator[MadeSegment]) -> Pack | None:
-        """Make the next segment; the next pack, when there is enough to choose from with it."""
+        """Make the next segment. Return a pack if one is ready."""
         made = next(making)
         facts = made.facts
         self.samples.append(facts)
@@ -51,7 +51,7 @@ class StepFlow:
         return self.stream.add(made.segment)
 
     def note_learned(self, pack: Pack, digest: str, asked_at: float, began_at: float) -> None:
-        """The learner, which had asked for a pack, began with this one, and has just ended it."""
+        """Record a pack that the learner has just finished."""
         self.pack_waits_s += began_at - asked_at
         self.learned.append((began_at, time.monotonic()))
         names = tuple(self._names[number] for number in pack.numbers)

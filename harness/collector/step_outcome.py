@@ -1,7 +1,7 @@
-"""What a collector hands over, group by group, and what it says of a step at its end. Values without I/O.
+"""Step outcome: handed-over groups, and a step at its end. No I/O.
 
-Every rollout that began has one `RolloutUse` in the step in which it came to its end, and its session's ledger beside
-it: the ledger of the run is made of these. A rollout that is carried comes to its end in a later step.
+Every rollout has one `RolloutUse`, in the step in which it ended, with its session's ledger: these make up the run's
+ledger.
 """
 
 from collections.abc import Mapping
@@ -14,36 +14,34 @@ from harness.types import Json
 
 
 class RolloutUse(StrEnum):
-    """What a step made of a rollout."""
+    """Use of a rollout in a step."""
 
     DELIVERED = "delivered"
-    """It is one of the step's, and what its samples hold is trained."""
+    """Trained."""
     COUNTED = "counted"
-    """It is one of the step's, and nothing of it is trained."""
+    """In the step, untrained."""
     REPLACED = "replaced"
-    """It failed or was late; another attempt took its place."""
+    """Failed or late; retried."""
     FILTERED = "filtered"
-    """A filter dropped its group."""
     OVER_SAMPLED = "over_sampled"
-    """The step was complete without its group; it was ended, or had ended."""
+    """Group not needed."""
     CARRIED = "carried"
-    """The same, and the next step goes on with it."""
+    """Not needed; continued next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledRollout:
-    """What is worth knowing of a rollout, without its tokens."""
+    """A rollout without tokens."""
 
     index: RolloutIndex
     use: RolloutUse
     kind: OutcomeKind | None
-    """None when it was cancelled before it had a session, or never came to an end."""
+    """None if cancelled without a session, or never ended."""
     session_id: str | None
     reward: float | None
     cause: str
-    """Why it is not trained; empty when it is."""
+    """Why it is not trained."""
     ledger: Json
-    """Of its session, as in its record; all zero without one."""
     seconds: float
 
 
@@ -53,45 +51,43 @@ class CollectedGroup:
 
     index: GroupIndex
     rollouts: tuple[ScoredRollout, ...]
-    """To be trained, by member; each has a finite reward. Counted ones are left out."""
+    """To train, by member."""
     counted: int = 0
-    """Rollouts that are of the step, and are not trained."""
+    """Untrained rollouts."""
 
     @property
     def rewards(self) -> list[float]:
-        """Of `rollouts`."""
         return [scored.reward for scored in self.rollouts if scored.reward is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedGroup:
-    """A group that a step began, did not need, and leaves to the next one."""
+    """Group left to the next step, by member."""
 
     index: GroupIndex
     ended: Mapping[int, ScoredRollout] = field(default_factory=dict)
-    """Rollouts that fill their places, by member."""
     cut_short: Mapping[int, ScoredRollout] = field(default_factory=dict)
-    """Rollouts to go on with, by member; their sessions were kept."""
+    """Rollouts to continue."""
     attempts: Mapping[int, int] = field(default_factory=dict)
-    """By member, the number of the attempt that comes next: that of the rollout to go on with where there is one."""
+    """Next attempt, or the one to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
-    """A step on one rank, once it is complete and everything that it began has ended."""
+    """Complete step on one rank."""
 
     step: int
     groups: tuple[GroupIndex, ...]
-    """Those that make the step, in the order in which they were handed over."""
+    """In hand-over order."""
     rollouts: tuple[SettledRollout, ...]
-    """Every rollout that came to its end, in the order in which they did."""
+    """In the order of their ends."""
     dropped: Mapping[str, int]
-    """Groups that the filter dropped, by reason."""
+    """Filtered groups by reason."""
     ended_groups: tuple[GroupIndex, ...]
-    """Groups that were over-sampled: begun, and no part of the step."""
+    """Over-sampled groups."""
     carried: tuple[CarriedGroup, ...] = ()
-    """Those of them that the next step goes on with."""
+    """Over-sampled groups that the next step continues."""
     left: tuple[RolloutIndex, ...] = ()
-    """Rollouts that ignored their cancellation and may still run."""
+    """Rollouts that ignored their cancellation."""
     generate_s: float = 0.0
-    """From the first rollout that began until the last group was whole."""
+    """Seconds until the last group was whole."""

@@ -1,18 +1,7 @@
-"""The places of a step on one rank: which rollout each one is, what fills it, and what is left to the next step. Pure.
+"""Places of a step on one rank: what fills each, and what is left to the next step. Pure.
 
-A plan counts groups from 0 in the order in which they begin. Those that the step before left come first, then the
-rank's slice of the step, then spare ones, whose numbers lie above the budget and are no other rank's.
-
-Every rollout that has a session is recorded once, in the step that it comes to its end in. One that goes on from a kept
-session has a session of its own, which begins by taking over the tokens of that one. How it ended says who holds them:
-
-    how it ended                        recorded with           the kept session
-    with a session of its own           its own session         was taken over
-    never begun, or refused one         the kept session        is given back
-    without one in any other way        no session              is given back, if it is there
-
-In the last row (cancelled, drained, no answer) nobody here knows whether the server had come to taking it over. Either
-way one session is left behind that no step stands for, and the database of the run books it as `interrupted`.
+Groups count from 0: first those left by the step before, then the rank's slice, then spare ones, numbered above the
+budget. Every rollout with a session is recorded once, in the step in which it ended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,21 +28,21 @@ class BegunRollout:
 
     index: RolloutIndex
     ended: ScoredRollout | None
-    """What the step before has made of it already."""
+    """Result from the step before."""
     resumes: str | None
-    """The session that it goes on from."""
+    """Session to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """A rollout that runs no more, and what that means for its place."""
+    """A rollout that no longer runs, and its fate."""
 
     index: RolloutIndex
     scored: ScoredRollout | None
-    """None when nothing is known of it: it was cancelled."""
+    """None if cancelled."""
     fate: RolloutFate
     cause: str
-    """Why it is not trained; empty when it is."""
+    """Why it is not trained."""
 
 
 @dataclass(slots=True)
@@ -73,13 +62,12 @@ class _Group:
 
 
 class StepPlaces:
-    """The places of step `step`, which begins with the groups `inherited`."""
+    """Places of `step`, after the groups `inherited`."""
 
     def __init__(self, step: int, rules: StepRules, inherited: Sequence[CarriedGroup] = ()) -> None:
         self.unclaimed: list[str] = []
-        """Sessions that had been kept to go on from, and that nobody takes over any more; some may have been before."""
+        """Kept sessions that no rollout continues."""
         self.delivered: list[GroupIndex] = []
-        """The groups that were handed over, in order."""
         self._step = step
         self._rules = rules
         self._slice = rules.budget.slice_of(rules.rank, rules.world_size)
@@ -90,11 +78,11 @@ class StepPlaces:
 
     @property
     def wanted(self) -> int:
-        """Groups that make the step on this rank."""
+        """Groups of the step on this rank."""
         return len(self._slice)
 
     def begin(self, attempt: RolloutAttempt) -> BegunRollout:
-        """The rollout that `attempt` is; one that goes on is the same rollout as before."""
+        """Return the rollout of `attempt`; a continued one keeps its index."""
         if attempt.group == len(self._groups):
             new = attempt.group - self._inherited
             spare = self._rules.budget.groups + (new - self.wanted) * self._rules.world_size + self._rules.rank
@@ -107,14 +95,14 @@ class StepPlaces:
         return BegunRollout(index, ended, place.cut_short.rollout.session_id if place.cut_short else None)
 
     def settle(self, attempt: RolloutAttempt, ended: EndedRollout) -> None:
-        """A rollout has come to its end."""
+        """Record a rollout that ended."""
         if ended.fate is not RolloutFate.REPLACED:
             place = self._place(attempt)
             place.filled, place.is_counted = ended.scored, ended.fate is RolloutFate.COUNTED
         self._record(attempt, ended, _USES[ended.fate])
 
     def leave(self, attempt: RolloutAttempt, ended: EndedRollout) -> None:
-        """A rollout was ended because the step is over; the next one goes on with it if its session was kept."""
+        """Record a rollout that ended with the step, for the next one if its session was kept."""
         kept = ended.scored if ended.scored is not None and ended.scored.has_kept_session else None
         self._record(attempt, ended, RolloutUse.OVER_SAMPLED if kept is None else RolloutUse.CARRIED)
         if kept is not None:
@@ -123,7 +111,7 @@ class StepPlaces:
             place.cut_short = replace(kept, rollout=replace(kept.rollout, samples=()))
 
     def rewards(self, group: int) -> list[float]:
-        """Those of the rollouts that fill a whole group, by member; counted ones are left out."""
+        """Return the rewards of a group, without counted rollouts."""
         return [
             place.filled.reward
             for place in self._groups[group].places
@@ -131,12 +119,12 @@ class StepPlaces:
         ]
 
     def drop(self, group: int, reason: str) -> None:
-        """A filter dropped a whole group."""
+        """Record a filtered group."""
         self._groups[group].verdict = reason
         self._groups[group].places = []
 
     def deliver(self, group: int) -> CollectedGroup:
-        """A whole group of the step is handed over."""
+        """Hand over a whole group."""
         delivered = self._groups[group]
         delivered.verdict = ""
         kept = tuple(place.filled for place in delivered.places if place.filled is not None and not place.is_counted)
@@ -146,13 +134,11 @@ class StepPlaces:
         return CollectedGroup(delivered.index, kept, counted)
 
     def close(self, *, keeps: bool) -> tuple[CarriedGroup, ...]:
-        """The step is over: what is left to the next one, which is nothing unless it `keeps` what was begun.
-
-        Rollouts that the step before had left, and nobody has begun, are recorded here unless they are left once more.
-        """
+        """Return the groups for the next step, if it `keeps` any."""
         self._keeps = keeps
         if keeps:
             return tuple(_carry(group) for group in self._groups if group.verdict is None and _holds_rollouts(group))
+        # Rollouts from the step before that never began end here.
         for number, group in enumerate(self._groups):
             for member, place in enumerate(group.places):
                 scored = place.filled or place.cut_short
@@ -162,7 +148,7 @@ class StepPlaces:
         return ()
 
     def settled(self) -> Iterator[SettledRollout]:
-        """Every rollout that was recorded, with what the step made of it, once it is over."""
+        """Yield recorded rollouts with their final use."""
         for group, rollout in self._settled:
             use = rollout.use
             if use in (RolloutUse.DELIVERED, RolloutUse.COUNTED) and group.verdict != "":
@@ -171,7 +157,7 @@ class StepPlaces:
             yield replace(rollout, use=use)
 
     def over_sampled(self) -> Iterator[GroupIndex]:
-        """Groups that were begun, and are no part of the step although no filter dropped them."""
+        """Yield groups that are neither in the step nor filtered."""
         for group in self._groups:
             if group.verdict is None and any(place.is_begun for place in group.places):
                 yield group.index
@@ -185,11 +171,19 @@ class StepPlaces:
             for member in range(self._rules.budget.group_size)
         ]
 
+    # A continued rollout has a new session, which first takes over the tokens of the kept one.
+    #
+    #     how it ended                        recorded with           the kept session
+    #     with a session of its own           its own session         was taken over
+    #     never begun, or refused one         the kept session        is given back
+    #     without one in any other way        no session              is given back, if it is there
     def _record(self, attempt: RolloutAttempt, ended: EndedRollout, use: RolloutUse) -> None:
         place, scored = self._place(attempt), ended.scored
         kept, place.cut_short = place.cut_short, None
         if kept is not None and (scored is None or scored.rollout.session_id is None):
             self.unclaimed.append(str(kept.rollout.session_id))
+            # Otherwise (cancelled, drained, no answer) the server may or may not have taken the session over. Either
+            # way one session belongs to no step, and the database of the run books it as `interrupted`.
             was_refused = scored is not None and scored.rollout.outcome.kind is OutcomeKind.NOT_STARTED
             scored = kept if was_refused or not place.is_begun else scored
         rollout = None if scored is None else scored.rollout
@@ -211,7 +205,6 @@ def _holds_rollouts(group: _Group) -> bool:
 
 
 def _carry(group: _Group) -> CarriedGroup:
-    """What there is of a group, for another step to go on with."""
     return CarriedGroup(
         group.index,
         ended={member: place.filled for member, place in enumerate(group.places) if place.filled is not None},

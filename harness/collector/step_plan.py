@@ -1,13 +1,7 @@
-"""The plan of one step on one rank: which rollout begins next, what a failed one means, when the step is complete.
+"""Plan of one step on one rank: the next rollout, the effect of a failure, and completion.
 
-A step wants a number of groups, each of several rollouts of one prompt. It may begin more than it wants; the first ones
-that are whole and pass the filter make the step, and whatever still runs then is ended. A group that is dropped makes
-room for another one, and a rollout that is replaced for another attempt, both within bounds: a step fails, with the
-causes, and never hangs on what cannot succeed.
-
-Groups are numbered from 0 in the order in which they begin, so the first are those of the rank's slice
-(`StepBudget.slice_of`), and later ones are spare. No clock and no task is known here: the same calls in the same order
-give the same step.
+The first whole groups that pass the filter make the step. Dropped groups and failed rollouts are replaced within
+limits: a step fails with its causes and never hangs. Equal calls give equal steps, without clocks and tasks.
 """
 
 from collections import Counter
@@ -20,17 +14,17 @@ from harness.errors import StepError
 
 
 class Order(StrEnum):
-    """In which order the groups of a step are handed over."""
+    """Order in which groups are handed over."""
 
     INDEX = "index"
-    """By number, whatever was finished first: a group waits until each one before it is kept or dropped."""
+    """By number, once all before are decided."""
     ARRIVAL = "arrival"
     """As they are kept."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RolloutAttempt:
-    """One rollout: the `number`-th try, from 0, to fill place `member` of a group."""
+    """Try `number` to fill place `member`."""
 
     group: int
     member: int
@@ -39,29 +33,27 @@ class RolloutAttempt:
 
 @dataclass(slots=True)
 class _Group:
-    waiting: list[RolloutAttempt]  # attempts that nobody has begun
+    waiting: list[RolloutAttempt]  # attempts not begun
     open_places: int  # neither kept nor counted
     verdict: str | None = None  # None until it is judged, "" when it is kept, else the reason why it was dropped
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step of `wanted` groups of `group_size` rollouts, of which `over_sampling` more are begun."""
+    """Step of `wanted` groups, with `over_sampling` more begun."""
 
     wanted: int
     group_size: int = 1
     over_sampling: int = 0
     attempts: int = 3
-    """For each place of a group."""
+    """Per place."""
     most_dropped: int = 0
-    """Groups that may be dropped and made up for."""
+    """Groups that may be replaced."""
     order: Order = Order.INDEX
     dropped: Counter[str] = field(default_factory=Counter, init=False)
-    """Groups that were dropped, by reason."""
+    """Groups by reason."""
     fates: Counter[RolloutFate] = field(default_factory=Counter, init=False)
-    """Rollouts that were settled, by what became of them."""
     running: set[RolloutAttempt] = field(default_factory=set, init=False)
-    """Begun and not settled; to be ended once the step is complete."""
     _groups: list[_Group] = field(default_factory=list, init=False)
     _kept: list[int] = field(default_factory=list, init=False)  # in the order of their verdicts
     _handed_over: int = field(default=0, init=False)
@@ -76,16 +68,16 @@ class StepPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Every group that is wanted has been kept."""
+        """True once every wanted group is kept."""
         return len(self._kept) == self.wanted
 
     @property
     def over_sampled(self) -> list[int]:
-        """Groups that were begun and are not part of the step, once it is complete; dropped ones are not among them."""
+        """Groups begun but neither kept nor dropped."""
         return [number for number, group in enumerate(self._groups) if self.is_complete and group.verdict is None]
 
     def begin(self) -> RolloutAttempt | None:
-        """The rollout to begin next, of the lowest group that has one; None when there is none to begin now."""
+        """Return the next rollout, of the lowest group, or None."""
         if self.is_complete:
             return None
         group = next((each for each in self._groups if each.waiting), None)
@@ -100,10 +92,9 @@ class StepPlan:
         return attempt
 
     def settle(self, attempt: RolloutAttempt, fate: RolloutFate, cause: str = "") -> bool:
-        """`attempt` has come to an end; whether its group is whole by that, and is to be judged now.
+        """Settle `attempt`. Return True if its group is now whole.
 
-        After the step is complete nothing follows from it. Raises `StepError` when it does not run, or when it was the
-        last attempt of its place and was not to be kept: with the causes of all that were replaced.
+        Raises `StepError` if it does not run, or with all causes if a place has no attempts left.
         """
         if attempt not in self.running:
             raise StepError(f"{attempt} does not run: it has not begun, or is settled")
@@ -125,10 +116,7 @@ class StepPlan:
         return False
 
     def judge(self, group: int, reason: str | None = None) -> None:
-        """`group` is whole, and kept, or dropped for `reason`; nothing follows when the step is complete already.
-
-        Raises `StepError` when it is not whole or was judged before, or when more groups were dropped than may be.
-        """
+        """Keep a whole group, or drop it for `reason`. Raises `StepError`, also for one drop too many."""
         if group >= len(self._groups) or self._groups[group].open_places or self._groups[group].verdict is not None:
             raise StepError(f"group {group} cannot be judged: it is not whole, or was judged before")
         if self.is_complete:
@@ -143,7 +131,7 @@ class StepPlan:
             raise StepError(f"more than {self.most_dropped} groups of a step were dropped: {reasons}")
 
     def hand_over(self) -> list[int]:
-        """The kept groups that are due now, in the step's order; each is named once."""
+        """Return kept groups that are now due, once."""
         if self.order is Order.ARRIVAL:
             due = self._kept
         elif self.is_complete:

@@ -1,4 +1,4 @@
-"""How a rank collects its part of every step: the settings of a collector, checked when they are made. Pure."""
+"""Step rules: validated settings of a collector. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,37 +12,34 @@ from harness.errors import StepError
 
 
 class Partial(StrEnum):
-    """What becomes of over-sampled groups, which still run when the step is complete."""
+    """Policy for over-sampled groups at completion."""
 
     DROP = "drop"
-    """They are ended, and nothing of them is trained."""
     RESUME = "resume"
-    """They are ended, their sessions are kept, and the next step begins by going on with them: their first tokens are a
-    version older then."""
+    """Keep their sessions and continue next step, one version older."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRules:
-    """The settings of a collector. Raises `StepError` that names the one that makes no sense."""
+    """Settings of a collector. Raises `StepError` naming an invalid one."""
 
     budget: StepBudget
     rank: int = 0
     world_size: int = 1
     concurrency: int = 32
-    """Rollouts that run at once, scoring included; or the size of a micro-batch."""
+    """Rollouts at once, scoring included."""
     over_sampling: int = 0
-    """Groups that are begun beyond those of the rank's slice; the first ones that are whole and kept make the step."""
+    """Extra groups to begin."""
     partial: Partial = Partial.DROP
     group_filter: GroupFilter | None = None
-    """Asked of every whole group; None keeps all."""
     most_dropped: int = 32
-    """Groups that the filter may drop in a step; each is made up for by another one."""
+    """Groups that the filter may drop per step; each is replaced."""
     attempts: int = 3
-    """For each place of a group; then the step fails."""
+    """Per place; then the step fails."""
     on_failure: OnFailure = OnFailure.REPLACE
     order: Order = Order.INDEX
     deadline_s: float = 1800.0
-    """For a rollout, scoring included; one that still runs then is ended and replaced."""
+    """Per rollout, scoring included."""
     off_scale: OffScale = OffScale.REFUSE
 
     def __post_init__(self) -> None:

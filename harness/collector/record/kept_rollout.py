@@ -1,7 +1,4 @@
-"""A scored rollout as bytes, and back: what a run keeps of it until its step has been trained, and a little longer.
-
-`from_bytes(to_bytes(r))` equals `r` in every column, so what is packed again is what was packed.
-"""
+"""Kept rollouts: scored rollouts as bytes. Round trips are exact, so packing again gives equal packs."""
 
 from typing import Any
 
@@ -29,7 +26,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_bytes(scored: ScoredRollout) -> bytes:
-    """All of `scored`, its samples and the record of its session included."""
+    """Encode `scored` with its samples and session record."""
     group, rollout = scored.index.group, scored.rollout
     kept = _Kept(
         index=(group.step, group.number, scored.index.member, scored.index.attempt),
@@ -48,7 +45,7 @@ def to_bytes(scored: ScoredRollout) -> bytes:
 
 
 def from_bytes(blob: bytes) -> ScoredRollout:
-    """The rollout that `to_bytes` wrote. Raises `StepError` when it is damaged."""
+    """Decode `to_bytes`. Raises `StepError` if damaged."""
     try:
         kept = msgspec.msgpack.decode(blob, type=_Kept)
         samples = tuple(sample_from_binary(sample) for sample in kept.samples)

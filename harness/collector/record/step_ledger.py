@@ -1,15 +1,7 @@
-"""Where the sampled tokens of a step went (I4): generated = trained + masked + dropped(reason), from session to pack.
+"""Step ledger (I4): generated = trained + masked + dropped(reason).
 
-A session's own ledger ends with its samples: *trained* there means delivered with loss mask 1. A step takes fewer than
-it is given: groups are filtered, over-sampled or stale, rollouts fail, encoders drop and cut, packs have an end. Each
-of these moves tokens from trained or masked to dropped, under a reason of its own beside those of the session, and
-never changes what was generated.
-
-Two sides are counted apart. One is the sessions' ledgers, with what was taken from each; the other is what lies in the
-packs. `account_step` holds them against each other, so a segment that is lost between encoder and pack, or packed
-twice, is a `LedgerImbalance`.
-
-Tokens that an encoder appended were sampled by nobody: they are on neither side.
+From session to pack, some of a session's trained and masked tokens become dropped, each with a reason. Nothing changes
+generated.
 """
 
 from collections import Counter
@@ -30,11 +22,10 @@ _REASONS: Mapping[RolloutUse, StepDropReason] = {
     RolloutUse.FILTERED: StepDropReason.FILTERED,
     RolloutUse.OVER_SAMPLED: StepDropReason.OVER_SAMPLED,
 }
-"""Of the rollouts that are not trained. One that is carried is in the books of the step in which it ends."""
 
 
 def book_step(packed: PackedStep) -> Ledger:
-    """The ledger of all rollouts that came to their end in a step. Raises `LedgerImbalance`."""
+    """Return the ledger of all rollouts that ended in a step. Raises `LedgerImbalance`."""
     of = f"step {packed.collected.step}"
     samples: dict[RolloutIndex, list[SegmentedSample]] = {}
     for sample in packed.samples:
@@ -44,7 +35,7 @@ def book_step(packed: PackedStep) -> Ledger:
         ledger = msgspec.convert(each.ledger, Ledger)
         if each.use is RolloutUse.DELIVERED:
             booked.append(book_rollout(ledger, samples.pop(each.index, ()), f"{of}, {each.index}"))
-        elif each.use is not RolloutUse.CARRIED:
+        elif each.use is not RolloutUse.CARRIED:  # booked in the step in which it ends
             booked.append(book_dropped(ledger, _REASONS[each.use]))
     if samples:
         raise LedgerImbalance(f"{of}: it has samples of rollouts that it does not train: {sorted(samples)}")
@@ -53,9 +44,9 @@ def book_step(packed: PackedStep) -> Ledger:
 
 
 def book_rollout(ledger: Ledger, samples: Iterable[SegmentedSample], of: str) -> Ledger:
-    """The ledger of a rollout, named `of`, whose samples are the step's; `ledger` is that of its session.
+    """Return the ledger of a trained rollout, from its session's.
 
-    Raises `LedgerImbalance` when the samples do not hold what the session has delivered.
+    Raises `LedgerImbalance` unless the samples hold what the session delivered.
     """
     trained = masked = 0
     dropped: Counter[str] = Counter()
@@ -74,7 +65,7 @@ def book_rollout(ledger: Ledger, samples: Iterable[SegmentedSample], of: str) ->
 
 
 def book_dropped(ledger: Ledger, reason: str) -> Ledger:
-    """The ledger of a rollout of which a step trains nothing; what its session had dropped keeps its reasons."""
+    """Return the ledger of an untrained rollout. Earlier drops keep their reasons."""
     dropped = Counter(ledger.dropped)
     if delivered := ledger.trained + ledger.masked:
         dropped[reason] += delivered
@@ -82,11 +73,12 @@ def book_dropped(ledger: Ledger, reason: str) -> Ledger:
 
 
 def account_step(rollouts: Iterable[Ledger], packed: int, of: str) -> Ledger:
-    """The ledger of a step, named `of`, out of those of all its rollouts, whatever became of them.
+    """Return the ledger of a step from all its rollouts.
 
-    `packed` are the tokens to train in its packs, counted there, without those that an encoder appended. Raises
-    `LedgerImbalance` when that is not what the rollouts say, or something else does not add up.
+    `packed` counts trained tokens in packs, without appended ones. Raises `LedgerImbalance`.
     """
+    # Two independent counts: session ledgers minus losses, and tokens in packs. A segment lost or packed twice shows as
+    # a difference. Appended tokens were not sampled and are in neither.
     ledger = total(rollouts)
     ledger.check(of)
     if packed != ledger.trained:

@@ -1,11 +1,6 @@
-"""What a step was, as one line of `steps.jsonl`: every decision in it that depended on time, and what came of it.
+"""Step record: a line of `steps.jsonl` per committed step and rank, with every decision that depended on time.
 
-Which groups were whole first, which verdict each got, which rollouts were ended, how segments lie in packs: none of it
-can be told from a seed. With the record and the rollouts that it names a step is packed again, digest for digest
-(`pack_again`), by another program and years later.
-
-A record is of one rank. A step that was not committed leaves none. Tokens are not in it: they are with the rollouts, as
-long as a run keeps those.
+With the record and its rollouts, which hold the tokens, `pack_again` reproduces a step digest for digest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +21,14 @@ from harness.sessions.ledger import Ledger
 
 
 class RecordedGroup(NamedTuple):
-    """A `GroupIndex`."""
+    """`GroupIndex`."""
 
     step: int
     number: int
 
 
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rollout that came to its end in the step, or is carried to the next one."""
+    """Rollout that ended or is carried."""
 
     group: RecordedGroup
     member: int
@@ -43,13 +38,12 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     session_id: str | None = None
     reward: float | None = None
     cause: str = ""
-    """Why it is not trained; empty when it is."""
+    """Why it is not trained."""
     generated: int = 0
-    """Tokens that were sampled in its session."""
+    """In its session."""
 
     @classmethod
     def of(cls, settled: SettledRollout) -> Self:
-        """The record of `settled`."""
         group, member, attempt = settled.index.group, settled.index.member, settled.index.attempt
         return cls(
             group=RecordedGroup(group.step, group.number),
@@ -65,7 +59,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def index(self) -> RolloutIndex:
-        """Its place in training."""
+        """Position in training."""
         return RolloutIndex(GroupIndex(*self.group), self.member, self.attempt)
 
 
@@ -73,50 +67,44 @@ class RecordedSegment(NamedTuple):
     """A segment of a pack."""
 
     rollout: int
-    """Place of its rollout in `StepRecord.rollouts`."""
+    """Position in `StepRecord.rollouts`."""
     sample: int
-    """Place of its sample among those of the rollout."""
     advantage: Advantage
 
 
 class RecordedPack(msgspec.Struct, frozen=True, kw_only=True):
-    """A pack that the learner got."""
+    """A pack that the learner received."""
 
     digest: str
     tokens: int
     segments: tuple[RecordedSegment, ...]
-    """In order."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that has been collected and packed."""
+    """A collected and packed step."""
 
     step: int
     rollout_seed_base: int
-    """Seeds of the rollouts that it began are derived from this one."""
     version: int
-    """The policy version that was live when its groups were handed over."""
+    """Live policy version at the hand-over."""
     groups: tuple[RecordedGroup, ...]
-    """Those that make the step, in the order in which they were handed over."""
+    """In hand-over order."""
     rollouts: tuple[RecordedRollout, ...]
-    """In the order in which they ended."""
     dropped_groups: Mapping[str, int]
-    """How many groups a filter dropped, by reason."""
+    """Filtered groups by reason."""
     ended_groups: tuple[RecordedGroup, ...]
-    """Groups that were begun and are no part of the step."""
+    """Over-sampled groups."""
     carried_groups: tuple[RecordedGroup, ...]
-    """Those of them that the next step goes on with."""
+    """Over-sampled groups that the next step continues."""
     packs: tuple[RecordedPack, ...]
-    """In the order in which the learner got them."""
+    """In order."""
     encoder_counts: Mapping[str, int]
     normalizer: float
-    """The losses of all packs were divided by it."""
     ledger: Ledger
-    """Of the sessions that came to their end in the step; those that no rollout stands for are `interrupted`."""
+    """Sessions without a rollout are `interrupted`."""
 
     @classmethod
     def of(cls, packed: PackedStep, rollout_seed_base: int, ledger: Ledger) -> Self:
-        """The record of a step that was packed, with the ledger of its sessions."""
         collected = packed.collected
         places = {each.index: place for place, each in enumerate(collected.rollouts)}
         advantages = {(each.rollout, each.sample): each.advantage for each in packed.samples}
@@ -148,22 +136,21 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, line: bytes | str) -> Self:
-        """The record in a line. Raises `StepError` when it is none."""
+        """Decode a line. Raises `StepError`."""
         try:
             return msgspec.json.decode(line, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StepError(f"expected the record of a step, got something else: {error}") from error
 
     def to_line(self) -> bytes:
-        """JSON, without the end of the line."""
+        """Encode as JSON without a newline."""
         return msgspec.json.encode(self)
 
 
 def pack_again(record: StepRecord, rollouts: Iterable[ScoredRollout], maker: SegmentMaker) -> list[Pack]:
-    """The packs of a step, in order, made anew out of its rollouts: each equal to the one that was trained.
+    """Rebuild the packs of a step from its rollouts, with a `maker` like the run's.
 
-    `maker` is one like the run's. Raises `StepError` when a rollout is not there, or a pack comes out with another
-    digest: the rollouts are other ones then, or their segments are made in another way.
+    Raises `StepError` if a rollout is missing or a digest differs.
     """
     by_index = {scored.index: scored for scored in rollouts}
     made: dict[int, dict[int, Segment]] = {}

@@ -1,11 +1,9 @@
-"""The sessions that steps stand for, against the session store in the same database: counted, claimed, given back.
+"""Sessions of steps, checked against the session store in the same database.
 
-A step stands for the sessions of the rollouts that came to their end in it. It is told how many tokens each of them
-had sampled, and the store says how many it holds: what came later is `undelivered`. A session that no step stands for
-was cut off from whoever wanted it, by a death or a cancellation; the first step that is planned after it was closed
-takes it as `interrupted`. So the ledger of a run misses nothing that an engine handed over.
+A step owns the sessions of rollouts that ended in it. Tokens beyond its count are `undelivered`. An unowned session is
+`interrupted`, in the first step planned after it closed. So the run's ledger misses no token.
 
-Functions on a connection; the caller has begun a transaction and commits it. All raise `sqlite3.Error`.
+The caller owns the transaction. All functions raise `sqlite3.Error`.
 """
 
 import sqlite3
@@ -38,12 +36,12 @@ _RECOUNTED_STEPS = 2  # a turn that ends after its session does so within a drai
 
 
 def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
-    """The columns of `index`."""
+    """Return the columns of `index`."""
     return index.group.step, index.group.number, index.member, index.attempt
 
 
 def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
-    """The sessions of the rollouts that ended in the step of `record` are its own; carried ones wait for theirs."""
+    """Assign sessions of ended rollouts to their step; carried ones wait."""
     for each in record.rollouts:
         if each.session_id is None:
             continue
@@ -56,7 +54,7 @@ def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
 
 
 def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: str) -> None:
-    """No other session waits for a step at `index`: one that did was a dead process's."""
+    """Delete a session of a dead process that waits at `index`."""
     connection.execute(
         "DELETE FROM step_rollouts WHERE begun_in = ? AND number = ? AND member = ? AND attempt = ?"
         " AND session_id != ? AND step IS NULL",
@@ -65,18 +63,17 @@ def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: s
 
 
 def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_at: float) -> Ledger:
-    """What the store holds beyond what steps were told, with that of `record`, which was planned then: from now on its.
+    """Claim and count what the store has beyond the steps and `record`.
 
-    Rollouts that waited for a step, and that neither this one nor the next one wants, wait no longer.
-    Raises `LedgerImbalance` when it holds less of a session.
+    Raises `LedgerImbalance` if the store has less than a step counted.
     """
     step = record.step
     carried = {each.session_id for each in record.rollouts if each.use is RolloutUse.CARRIED}
     since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()
-    has_old_ones = _abandon_rollouts(connection, record)  # they may have waited for any number of steps
+    has_old_ones = _abandon_rollouts(connection, record)  # after any number of steps, so count all sessions then
     found = []
     for stored in list(count_sessions(connection, 0.0 if has_old_ones or since is None else since[0])):
-        if stored.closed_at is None or stored.is_taken_over:  # what is not closed may have a turn on its way here
+        if stored.closed_at is None or stored.is_taken_over:  # an open session may still get a turn
             continue
         row = connection.execute(_FIND, (stored.session_id,)).fetchone()
         if row is None and stored.closed_at < planned_at and stored.session_id not in carried:
@@ -89,11 +86,7 @@ def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_
 
 
 def count_left(connection: sqlite3.Connection, committed: int) -> Ledger:
-    """What sessions hold that none of the first `committed` steps was told, open ones included, were it to end now.
-
-    `interrupted` where none of these stands for the session, and `undelivered` where it came later. Raises
-    `LedgerImbalance` when the store holds less of a session than its step was told.
-    """
+    """Count tokens that the first `committed` steps lack, open sessions included. Raises like `count_unclaimed`."""
     left = []
     for stored in list(count_sessions(connection)):
         row = connection.execute(_FIND, (stored.session_id,)).fetchone()
@@ -107,23 +100,24 @@ def count_left(connection: sqlite3.Connection, committed: int) -> Ledger:
 
 
 def sessions_to_forget(connection: sqlite3.Connection, first_kept: int) -> list[str]:
-    """The sessions of the steps before `first_kept`, and those that were taken over before it was planned."""
+    """Return sessions of steps before `first_kept`, or taken over before it was planned."""
     old = [session_id for (session_id,) in connection.execute(_OF_OLD_STEPS, (first_kept,))]
     began = connection.execute(_BEGIN_OF_KEPT, (first_kept,)).fetchone()
     return old if began is None else [*old, *find_taken_over(connection, began[0])]
 
 
 def forget_rollouts(connection: sqlite3.Connection, session_ids: Iterable[str]) -> int:
-    """Remove the tokens of these sessions; of one that is not closed its name stays, so that nobody counts it again."""
+    """Delete tokens of sessions. Return the number deleted."""
     ids = list(session_ids)
     gone = forget_sessions(connection, ids)
     connection.executemany(_REMOVE_TOKENS, [(each,) for each in ids])
+    # Open sessions keep their row, so that they are not counted again.
     connection.executemany(_REMOVE, [(each,) for each in gone])
     return len(gone)
 
 
 def _abandon_rollouts(connection: sqlite3.Connection, record: StepRecord) -> bool:
-    """Whether there were any."""
+    """Remove waiting rollouts that no step wants. Return True if there were any."""
     waiting = connection.execute(_ABANDONED, (record.step,)).fetchall()
     abandoned = [(session_id,) for session_id, *group in waiting if tuple(group) not in record.carried_groups]
     connection.executemany(_REMOVE, abandoned)

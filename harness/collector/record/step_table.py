@@ -1,13 +1,7 @@
-"""How far training has come, in the database of the run: the one truth that a killed run goes on from.
+"""Step table: progress of training in the run's database, from which a killed run continues.
 
-A step is planned, collected once everything in it is known, and committed once its update of the weights cannot be lost
-any more: the learner's state is on the disk by then. Steps are committed in order, so the next step is the number of
-committed ones. What a dead process had not committed has not happened, and opening the table undoes it. Rollouts that
-had ended and were kept are still there (`recall`): weights are served only once the step that made them is committed,
-so these were sampled by policies that the run goes on from.
-
-One trainer at a time has the table, by a lock that ends with its process. Methods block, raise `StoreError`
-(`StoreFull`), and may be called from any thread.
+A step is planned, collected once complete, and committed once its weight update is on disk, in order. Opening the table
+undoes uncommitted steps of a dead process. Methods block, raise `StoreError` (`StoreFull`), and are thread-safe.
 """
 
 import sqlite3
@@ -56,6 +50,8 @@ _KEEP = (
     "INSERT INTO step_rollouts VALUES (?1, ?2, ?3, ?4, ?5, NULL, ?6, ?7)"
     " ON CONFLICT (session_id) DO UPDATE SET generated = ?6, rollout = ?7 WHERE step IS NULL"
 )
+# Kept rollouts of a dead process remain valid: weights are served only after the commit of the step that made them, so
+# the run continues from the policies that sampled these rollouts.
 _RECALL = (
     "SELECT rollout FROM step_rollouts WHERE begun_in = ? AND number = ? AND member = ? AND attempt = ?"
     " AND step IS NULL AND rollout IS NOT NULL"
@@ -64,10 +60,9 @@ _FORGET = "DELETE FROM steps WHERE step < ?"
 
 
 class StepTable:
-    """The steps of the run whose database is `path`; a context manager.
+    """Steps of the run with the database `path`; a context manager.
 
-    `keep_steps` committed steps stay, with their rollouts and sessions; None keeps all. Entering it raises `StoreError`
-    when another trainer has it.
+    Keeps `keep_steps` committed steps, or all for None. Entering raises `StoreError` if another trainer holds the lock.
     """
 
     def __init__(self, path: Path, keep_steps: int | None = 2, clock: Clock = time.time) -> None:
@@ -104,29 +99,25 @@ class StepTable:
 
     @property
     def position(self) -> Position:
-        """How far the run has come."""
+        """Progress of the run."""
         with self._reading() as connection:
             return read_position(connection)
 
     def plan(self, step: int) -> None:
-        """The first rollout of `step` is about to begin. The session store has been opened by then.
+        """Record that `step` is about to begin. Open the session store first.
 
-        A step that failed before it was collected is planned already, and stays as it was; one that has been collected
-        cannot be planned again.
+        A collected step cannot be planned again.
         """
         with self._writing() as connection:
             for statement in TABLES:
                 connection.execute(statement)
             row = connection.execute(_STEP, (step,)).fetchone()
+            # A step that failed before it was collected is planned already, and keeps its time.
             if row is None or row[0] != "planned":
                 connection.execute(_PLAN, (step, self._clock()))
 
     def keep(self, scored: ScoredRollout) -> None:
-        """Keep a rollout that has ended, as it is now, for the step that is to come.
-
-        In the place of an earlier form of it, and of another rollout at its index. Nothing is kept of one without a
-        session.
-        """
+        """Keep an ended rollout for a later step, replacing any at its index."""
         session_id = scored.rollout.session_id
         if session_id is None:
             return
@@ -136,16 +127,15 @@ class StepTable:
             connection.execute(_KEEP, (session_id, *place_of(scored.index), generated, blob))
 
     def recall(self, index: RolloutIndex) -> ScoredRollout | None:
-        """The rollout that was kept at `index` and is in no step yet, if there is one."""
+        """Return the rollout kept at `index`, unless a step has it."""
         with self._reading() as connection:
             row = connection.execute(_RECALL, place_of(index)).fetchone() if has_steps(connection) else None
         return None if row is None else from_bytes(row[0])
 
     def collect(self, record: StepRecord) -> StepRecord:
-        """All of a planned step is known, and its rollouts are its own; returns the record with the whole ledger.
+        """Record a complete step. Return the record with the store's missing tokens added.
 
-        That has the tokens, too, of which nobody had told the step. Raises `LedgerImbalance` when the store holds less
-        of a session than its ledger says.
+        Raises `LedgerImbalance` if the store has less than the ledger.
         """
         with self._writing(durably=True) as connection:
             state, planned_at, _ = self._find(connection, record.step)
@@ -159,9 +149,9 @@ class StepTable:
         return record
 
     def commit(self, step: int) -> Ledger:
-        """The update of `step` cannot be lost any more, and the step has happened; returns the ledger of the run.
+        """Commit `step`, whose update is durable. Return the run's ledger.
 
-        Raises `StoreError` unless it is the next step, and collected, and no group of it was trained before.
+        Raises `StoreError` unless it is next, collected, and its groups untrained.
         """
         with self._writing(durably=True) as connection:
             position = read_position(connection)
@@ -177,16 +167,13 @@ class StepTable:
         return ledger
 
     def forget(self) -> None:
-        """Give back what committed steps beyond `keep_steps` hold: their rollouts, and their sessions in the store.
-
-        A few sessions at a time; a process that dies between two leaves the rest to the next call. What comes next
-        fills the room; where more than half of the file is empty, it shrinks.
-        """
+        """Delete rollouts and sessions of old steps. Shrink a file that is more than half empty."""
         if self._keep_steps is None:
             return
         with self._reading() as connection:
             first_kept = read_position(connection).step - self._keep_steps
             old = sessions_to_forget(connection, first_kept) if has_steps(connection) else []
+        # A process that dies between two transactions leaves the rest to the next call.
         for start in range(0, len(old), _SESSIONS_AT_ONCE):
             with self._writing() as connection:
                 forget_rollouts(connection, old[start : start + _SESSIONS_AT_ONCE])
@@ -200,10 +187,7 @@ class StepTable:
             free, was_free = self._count_free(), free
 
     def close_books(self) -> Ledger:
-        """The ledger of the run, were it to end now: whatever no committed step stands for is `interrupted`.
-
-        What came to a session of a committed step behind its last count is `undelivered`. Raises `LedgerImbalance`.
-        """
+        """Return the ledger of the run if it ended now. Raises `LedgerImbalance`."""
         with self._reading() as connection:
             position = read_position(connection)
             left = count_left(connection, position.step) if has_steps(connection) else Ledger()
@@ -212,7 +196,7 @@ class StepTable:
         return ledger
 
     def _count_free(self) -> int:
-        """How many pages of the file are empty beyond as many as hold something."""
+        """Return the empty pages in excess of used ones."""
         with self._reading() as connection:
             [(pages,)], [(empty,)] = (
                 connection.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "freelist_count")
@@ -234,7 +218,7 @@ class StepTable:
 
     @contextmanager
     def _writing(self, *, durably: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction, all or nothing; `durably`: it survives a power cut, and so does what came before it."""
+        """Run one transaction; `durably` survives a power cut, with all before it."""
         with self._reading() as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
             connection.execute("BEGIN IMMEDIATE")

@@ -1,14 +1,4 @@
-"""The tables of steps in the database of a run, and what the database itself forbids.
-
-`steps` has a row for each step that is not done with: planned, then collected, then committed, in that order and never
-back from the last. `step_rollouts` has one for each session that a step stands for, or will: a rollout that has ended
-waits there for its step (`step` is NULL), and belongs to that step for good once it is committed. `trained_groups` says
-of every group of the whole run which step trained it. Groups are trained whole, so a rollout is in at most one
-committed step, also when nothing else of that step is left; a row of it takes about ten bytes.
-
-These are tables beside a session store's, in the same file. They are made with the first step, because a store begins
-with an empty database.
-"""
+"""Tables of steps in the database of a run, with constraints that the database enforces."""
 
 import sqlite3
 from pathlib import Path
@@ -24,6 +14,9 @@ from harness.machine.disk import disk_failures
 from harness.sessions.ledger import Ledger
 from harness.store.only_reading import only_reading
 
+# `steps` has a row per retained step. `step_rollouts` has one per session that a step owns, or will own (`step` is
+# NULL). `trained_groups` has the training step of every group of the run: groups are trained whole, so a rollout is in
+# at most one committed step.
 TABLES = (
     """
 CREATE TABLE IF NOT EXISTS steps (
@@ -62,7 +55,7 @@ CREATE TRIGGER IF NOT EXISTS rollouts_stay BEFORE UPDATE OF step ON step_rollout
 WHEN NEW.step IS NOT OLD.step AND EXISTS (SELECT 1 FROM steps WHERE step = OLD.step AND state = 'committed')
 BEGIN SELECT RAISE(ABORT, 'the rollout is in a committed step'); END""",
 )
-"""Statements that may be run again."""
+"""Repeatable. Run with the first step: a store begins with an empty database."""
 
 _HAS_STEPS = "SELECT 1 FROM sqlite_master WHERE name = 'steps'"
 _LAST = "SELECT step, run_ledger FROM steps WHERE state = 'committed' ORDER BY step DESC LIMIT 1"
@@ -71,37 +64,35 @@ _ROLLOUTS = "SELECT rollout FROM step_rollouts WHERE step = ? AND rollout IS NOT
 
 
 class Position(NamedTuple):
-    """How far training has come."""
+    """Progress of training."""
 
     step: int
-    """The next one; so many are committed."""
+    """Next step."""
     ledger: Ledger
-    """Of all sessions that came to their end in these."""
 
 
 class KeptStep(NamedTuple):
-    """A step that is collected or committed, with what it was made of."""
+    """Collected or committed step."""
 
     record: StepRecord
     rollouts: list[ScoredRollout]
-    """Those that it trains, as they were then."""
 
 
 def has_steps(connection: sqlite3.Connection) -> bool:
-    """There are tables of steps in the database: a step was planned once. Raises `sqlite3.Error`."""
+    """Return True if a step was ever planned. Raises `sqlite3.Error`."""
     return bool(connection.execute(_HAS_STEPS).fetchone())
 
 
 def read_position(connection: sqlite3.Connection) -> Position:
-    """Raises `sqlite3.Error`."""
+    """Read the progress. Raises `sqlite3.Error`."""
     row = connection.execute(_LAST).fetchone() if has_steps(connection) else None
     return Position(0, Ledger()) if row is None else Position(row[0] + 1, msgspec.json.decode(row[1], type=Ledger))
 
 
 def read_step(database: Path | str, step: int) -> KeptStep:
-    """A step of the run whose database that is, while the run goes on or afterwards; nothing is written or locked.
+    """Read a step without writes or locks, even while the run continues.
 
-    Raises `StoreError` when it is not there: not collected yet, or forgotten. `StepError` when it is damaged.
+    Raises `StoreError` if it is not collected yet or forgotten, `StepError` if damaged.
     """
     path = Path(database)
     with disk_failures(path), only_reading(path) as connection:

@@ -1,8 +1,4 @@
-"""The figures of a step, as a line of `telemetry.jsonl`: the same keys in the same order at every step. Pure.
-
-Dashboards and scripts depend on the keys, so one that has nothing to say is 0 and not left out. An encoder of one's own
-adds the words that it counts, and the reasons for which it drops, at the end.
-"""
+"""Step telemetry: a line of `telemetry.jsonl`, with fixed keys in fixed order. Pure."""
 
 from itertools import chain
 from statistics import fmean
@@ -15,6 +11,7 @@ from harness.samples.packing import fewest_packs
 from harness.samples.proximal import join_staleness
 from harness.sessions.ledger import DropReason
 
+# Dashboards depend on the keys, so empty ones are 0. Keys of a custom encoder come last.
 _ENCODER_COUNTS = ("parse_truncated", "parse_dropped_invalid", "drop_poly", "fn_count")
 _REASONS = tuple(chain(DropReason, StepDropReason))
 _RAW = (RolloutUse.DELIVERED, RolloutUse.COUNTED)
@@ -23,7 +20,7 @@ _RAW = (RolloutUse.DELIVERED, RolloutUse.COUNTED)
 def step_telemetry(
     trained: TrainedStep, record: StepRecord, *, packing_length: int, is_guarded: bool = False
 ) -> dict[str, float]:
-    """The figures of a step that `trained` the learner, and whose record was collected as `record`.
+    """Return the figures of a step.
 
     `is_guarded`: every engine has proved that it runs the repeat guard.
     """

@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all, also when the process is killed while it writes one."""
+"""Atomic folders: complete or absent, even if the process is killed."""
 
 import os
 import shutil
@@ -11,22 +11,21 @@ from harness.errors import LearnerError
 
 @contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, to be filled; it takes that name when the block ends well, and goes otherwise.
+    """Yield an empty folder. If the block succeeds, sync it and rename it to `folder`.
 
-    Its files are on the disk before it takes its name. Raises `LearnerError` when `folder` exists already or something
-    cannot be written, and removes what a process that was killed had left.
+    Raises `LearnerError` if `folder` exists or cannot be written.
     """
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if folder.exists():
         raise LearnerError(f"{folder} exists already; name a new folder, or remove it")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         unfinished.mkdir(parents=True)
         yield unfinished
         for path in (*unfinished.rglob("*"), unfinished):
             _sync(path)
         unfinished.rename(folder)
-        _sync(folder.parent)  # its name, too, survives a power cut
+        _sync(folder.parent)  # so that the name survives a power cut
     except OSError as error:
         raise LearnerError(f"{folder} cannot be written: {error}; free space or name another folder") from error
     finally:

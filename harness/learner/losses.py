@@ -1,26 +1,12 @@
-"""Losses of trained tokens. Each is a value per token; a learner sums them up and normalizes once per step.
+"""Losses per trained token. A learner sums them, and normalizes once per step.
 
-With pi the policy that is trained, A the advantage of a token, r = pi / older policy, and c(r) = r between 1 - clip_low
-and 1 + clip_high:
+With pi the trained policy, A the advantage, r = pi / older policy, and c(r) = r between 1 - clip_low and 1 + clip_high:
 
     cross_entropy    -A ln pi
-    ppo, grpo        -min(r A, c(r) A)       older policy: the behavior policy
-    decoupled_ppo    -w min(r A, c(r) A)     older policy: the proximal policy
+    ppo, grpo        -min(r A, c(r) A)       older policy: behavior
+    decoupled_ppo    -w min(r A, c(r) A)     older policy: proximal
 
-    with w = min(proximal policy / behavior policy, weight_cap)
-
-A token that nobody sampled (behavior version -1) has no older policy. It is trained by cross-entropy in every loss,
-with its advantage as the weight.
-
-A token that never met its next policy has its behavior logprob as the proximal one, so its weight is 1 and decoupled
-PPO is PPO there. The weight is a number, not a function of pi: no gradient passes through it.
-
-Sources: PPO, Schulman et al. 2017 (arXiv 1707.06347), without a value function: advantages come with the pack. GRPO,
-Shao et al. 2024 (arXiv 2402.03300), with the sum over tokens of DAPO (Yu et al. 2025, arXiv 2503.14476) and Dr. GRPO
-(Liu et al. 2025, arXiv 2503.20783) in the place of a mean per answer, and without a term for a reference policy.
-Decoupled PPO, Hilton et al. 2021 (arXiv 2110.00641), with behavior policies that change inside an answer as in AReaL
-(Fu et al. 2025, arXiv 2505.24298). A weight above the cap counts as the cap, like the truncated weights of IMPALA
-(Espeholt et al. 2018, arXiv 1802.01561); AReaL leaves such tokens out.
+    with w = min(proximal / behavior, weight_cap), no gradient
 """
 
 from collections.abc import Callable, Mapping
@@ -35,19 +21,17 @@ from harness.samples.versions import NOT_SAMPLED
 
 
 class TrainedTokens(NamedTuple):
-    """The trained tokens of a pack, in order: tensors of shape [t], all but `is_sampled` of the dtype of `logprobs`."""
+    """Tensors [t], in the dtype of `logprobs`."""
 
     logprobs: Tensor
-    """Under the policy that is trained; the one that has a gradient."""
     behavior_logprobs: Tensor
     proximal_logprobs: Tensor
     advantages: Tensor
     is_sampled: Tensor
-    """Bool: a policy sampled the token, so it has a ratio."""
 
     @classmethod
     def of(cls, pack: Pack, logprobs: Tensor) -> "TrainedTokens":
-        """`logprobs`, shape [t], are those of the tokens behind `pack.logit_positions`."""
+        """Select columns of `pack` for `logprobs` at `pack.logit_positions`."""
         trained = pack.logit_positions + 1
 
         def column(name: str) -> Tensor:
@@ -58,12 +42,10 @@ class TrainedTokens(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """What a loss says of each trained token; tensors of shape [t]. All but `loss` are figures, without a gradient."""
+    """Tensors [t]; only `loss` has a gradient."""
 
     loss: Tensor
-    """To be summed, and to be made small."""
-    is_compared: Tensor
-    """Bool: the token has a ratio. The figures below mean something for these only."""
+    is_compared: Tensor  # bool: has a ratio, so that the figures below are valid
     ratio: Tensor
     log_ratio: Tensor
     is_clipped: Tensor
@@ -72,32 +54,36 @@ class TokenLosses(NamedTuple):
 
 
 Loss = Callable[[TrainedTokens], TokenLosses]
-"""A loss of one's own is a function of this type."""
 
 
 def cross_entropy(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:  # noqa: ARG001
-    """Minus the logprob, weighed by the advantage: 1 to imitate; with an advantage of rewards this is REINFORCE."""
+    """Weight the negative logprob by the advantage."""
     nothing = torch.zeros_like(tokens.is_sampled)
     ones = torch.ones_like(tokens.advantages)
     return TokenLosses(-tokens.advantages * tokens.logprobs, nothing, ones, ones - 1, nothing, ones, nothing)
 
 
 def ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
-    """The clipped ratio to the policy that sampled the token."""
+    """Clip the ratio to the behavior policy."""
     return _clip(tokens, settings, tokens.behavior_logprobs, torch.ones_like(tokens.advantages))
 
 
 def grpo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
-    """PPO's, token by token; GRPO is in the advantages: (reward - mean) / deviation in a group of one prompt."""
+    """Apply `ppo`: GRPO differs in its advantages."""
     return ppo(tokens, settings)
 
 
 def decoupled_ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
-    """The clipped ratio to the policy after the one that sampled the token, weighed by the ratio of those two."""
+    """Clip the ratio to the proximal policy, weighted."""
+    # A token without its next policy has equal logprobs: weight 1, which is plain PPO.
     weight = (tokens.proximal_logprobs - tokens.behavior_logprobs).exp()
     return _clip(tokens, settings, tokens.proximal_logprobs, weight)
 
 
+# Sources. PPO: Schulman et al. 2017 (arXiv 1707.06347), without a value function. GRPO: Shao et al. 2024 (arXiv
+# 2402.03300), with the token sum of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783), without a reference
+# policy. Decoupled PPO: Hilton et al. 2021 (arXiv 2110.00641), with behavior policies that change inside an answer as
+# in AReaL (arXiv 2505.24298). Weights are truncated as in IMPALA (arXiv 1802.01561); AReaL drops such tokens.
 LOSSES: Mapping[LossKind, Callable[[TrainedTokens, LossSettings], TokenLosses]] = {
     LossKind.CROSS_ENTROPY: cross_entropy,
     LossKind.PPO: ppo,
@@ -107,7 +93,7 @@ LOSSES: Mapping[LossKind, Callable[[TrainedTokens, LossSettings], TokenLosses]] 
 
 
 def loss_of(settings: LossSettings) -> Loss:
-    """The loss that `settings` name."""
+    """Return the loss of `settings`."""
     function = LOSSES[settings.kind]
     return lambda tokens: function(tokens, settings)
 
@@ -120,7 +106,7 @@ def _clip(tokens: TrainedTokens, settings: LossSettings, older_logprobs: Tensor,
     capped_weight = weight.clamp(max=settings.weight_cap)
     return TokenLosses(
         loss=torch.where(
-            tokens.is_sampled,
+            tokens.is_sampled,  # else no older policy: cross-entropy
             -capped_weight * torch.minimum(gain, clipped_gain),
             -tokens.advantages * tokens.logprobs,
         ),

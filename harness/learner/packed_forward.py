@@ -1,12 +1,7 @@
-"""The forward pass over a pack: logprobs of its trained tokens, with attention inside each segment only.
+"""Packed forward pass: logprobs of trained tokens, with attention inside each segment only.
 
-Everything in a decoder but attention works on single tokens, and positions begin again in each segment. So one function
-is enough, registered with transformers under `NAME`, that attends segment by segment: scaled dot products, or the
-variable-length kernel of torch on a GPU in half precision. There is no mask over the pack, and nothing is computed for
-two tokens of different segments. Logits are computed only where a trained token needs them.
-
-A model that carries something from token to token in another way, or asks attention for what is not known here, would
-let segments see each other. `prepare` compares a pack with its segments alone, and refuses such a model.
+Attention is registered with transformers under `NAME`: segment by segment, or torch's variable-length kernel on a GPU
+in half precision. Logits exist only for trained tokens.
 """
 
 from typing import Any
@@ -28,16 +23,19 @@ NAME = "harness_packed"
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
 _CHECKED_LENGTHS = (5, 9, 2)
 _KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16})
+# Rounding stays below half of these.
 _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-"""Largest difference of a logprob, by the precision it was computed in; rounding stays below half of it."""
+"""Largest logprob difference by compute precision."""
 
 
 def prepare(model: Any) -> None:
-    """Give `model`, a causal language model of transformers, the attention of this module, and turn dropout off.
+    """Set this attention on a causal transformers `model`, and turn dropout off.
 
-    Raises `LearnerError` when its logprobs of a pack are not those of the segments alone.
+    Raises `LearnerError` if logprobs of a pack differ from those of its segments alone.
     """
     size = int(model.config.get_text_config().vocab_size)
+    # Everything but attention works on single tokens in a decoder. A model with state between tokens would let segments
+    # see each other.
     segments = [Segment.of_tokens(np.arange(length) * 7919 % size) for length in _CHECKED_LENGTHS]
     AttentionInterface.register(NAME, _attend)
     model.eval().set_attn_implementation("eager")
@@ -58,9 +56,9 @@ def prepare(model: Any) -> None:
 
 
 def packed_logprobs(model: Any, pack: Pack) -> Tensor:
-    """Logprobs, shape [t], of the trained tokens of `pack` under a model that is prepared; natural logarithm.
+    """Return logprobs [t] of the trained tokens, at least float32.
 
-    At least float32, with a gradient. Raises `LearnerError` when attention is asked for what it cannot do.
+    Raises `LearnerError` for unsupported attention arguments.
     """
     device = model.device
     position_ids = torch.from_numpy(pack.position_ids.astype(np.int64)).to(device)
@@ -100,7 +98,7 @@ def _attend(
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [1, heads, n, d] each; returns [1, n, heads, d]."""
+    """Attend from [1, heads, n, d] to [1, n, heads, d]."""
     unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
     if attention_mask is not None or dropout or unknown:
         reasons = ", ".join(unknown) or "a mask or dropout"
@@ -136,5 +134,4 @@ def _attend(
 
 
 def _compute_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """What products of matrices of `dtype` are computed in."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype

@@ -1,7 +1,6 @@
-"""A learner without a model, for tests and for measuring what stands around one.
+"""Scripted learner: no model, no torch.
 
-Its weights are a digest of everything that it was trained on, in order: two runs with equal weights were trained on the
-same packs in the same steps. It needs no torch.
+Its weights are a digest of all packs and steps so far, in order.
 """
 
 import json
@@ -19,16 +18,15 @@ _STATE = "scripted_learner.json"
 
 
 class ScriptedLearner:
-    """A `Learner` of one rank that takes as long as it is told to."""
+    """`Learner` of one rank with a configurable duration."""
 
     def __init__(
         self, seconds_per_pack: float = 0.0, *, sleep: Callable[[float], None] = time.sleep, start: str = ""
     ) -> None:
-        """`sleep` is called with `seconds_per_pack` for each pack; `start` are the first weights, any text."""
+        """Call `sleep` with `seconds_per_pack` per pack, from weights `start`."""
         self.weights = start
-        """32 hex digits once a step has been finished."""
+        """32 hex digits after a step."""
         self.packs: list[str] = []
-        """Digests of the packs of the step that is being accumulated."""
         self._step = 0
         self._seconds_per_pack = seconds_per_pack
         self._sleep = sleep
@@ -36,11 +34,10 @@ class ScriptedLearner:
 
     @property
     def step(self) -> int:
-        """How many steps it has finished."""
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """Note the digest of `pack`."""
+        """Note the digest."""
         self._sleep(self._seconds_per_pack)
         self.packs.append(pack.digest())
         sums = LossSums(trained_tokens=float(pack.loss_mask.sum()))
@@ -48,7 +45,7 @@ class ScriptedLearner:
         return sums
 
     def finish_step(self, normalizer: float) -> StepReport:
-        """Move the weights on by the digests of the step, unless no token of them was to be trained."""
+        """Update the digest, if a token is trained."""
         packs, sums = self.packs, self._sums
         self.discard_step()
         if sums.trained_tokens:
@@ -60,20 +57,20 @@ class ScriptedLearner:
         return StepReport(self._step, len(packs), sums, normalizer, gradient_norm=0.0, learning_rate=0.0)
 
     def discard_step(self) -> None:
-        """Forget the digests of the step."""
+        """See `Learner`."""
         self.packs, self._sums = [], LossSums()
 
     def save(self, folder: Path) -> None:
-        """The digest; no engine but the scripted one loads this folder."""
+        """Save for scripted engines only."""
         self.save_state(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Digest and number of steps."""
+        """Write digest and step number."""
         with write_folder(folder) as unfinished:
             (unfinished / _STATE).write_text(json.dumps({"step": self._step, "weights": self.weights}))
 
     def load_state(self, folder: Path) -> None:
-        """Raises `LearnerError` when `folder` has no state of a scripted learner."""
+        """Load a scripted state. Raises `LearnerError`."""
         try:
             state = json.loads((folder / _STATE).read_text())
             self._step, self.weights = int(state["step"]), str(state["weights"])

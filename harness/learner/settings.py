@@ -1,4 +1,4 @@
-"""What a learner is told before its first step: which loss, and how the weights move. Plain values, without torch."""
+"""Learner settings, without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from harness.errors import LearnerError
 
 
 class LossKind(StrEnum):
-    """The loss of a sampled token. Tokens that an encoder appended are trained by cross-entropy in all of them."""
+    """Loss of sampled tokens; others always use cross-entropy."""
 
     CROSS_ENTROPY = "cross_entropy"
-    """Minus the logprob, weighed by the advantage."""
+    """Negative logprob times advantage."""
     PPO = "ppo"
-    """The clipped ratio to the behavior policy."""
+    """Clipped ratio to the behavior policy."""
     GRPO = "grpo"
-    """The same, with the advantage of a rollout in its group."""
+    """PPO with group advantages."""
     DECOUPLED_PPO = "decoupled_ppo"
-    """The clipped ratio to the proximal policy, weighed by how much more likely that one made the token."""
+    """Clipped ratio to the proximal policy, weighted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """A loss and its bounds. Raises `LearnerError` for bounds that are none."""
+    """A loss and its bounds. Raises `LearnerError`."""
 
     kind: LossKind = LossKind.GRPO
     clip_low: float = 0.2
-    """The ratio counts down to 1 minus this."""
+    """Lowest ratio: 1 minus this."""
     clip_high: float = 0.2
-    """The ratio counts up to 1 plus this."""
+    """Highest ratio: 1 plus this."""
     weight_cap: float = 2.0
-    """The most that a token weighs in decoupled PPO."""
+    """For decoupled PPO."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.clip_low <= 1 and self.clip_high >= 0 and self.weight_cap > 0):
@@ -49,7 +49,7 @@ class OptimizerSettings:
     beta2: float = 0.95
     weight_decay: float = 0.0
     clip_norm: float = 1.0
-    """The normalized gradient is scaled down to this Euclidean norm; `math.inf` never scales it."""
+    """Largest Euclidean norm after normalization, or `math.inf`."""
 
     def __post_init__(self) -> None:
         if not (self.learning_rate >= 0 and 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.clip_norm > 0):
@@ -60,9 +60,9 @@ class OptimizerSettings:
 
 
 Schedule = Callable[[int], float]
-"""From the number of finished steps to the factor of the learning rate in the next one."""
+"""From finished steps to a learning rate factor."""
 
 
 def constant(step: int) -> float:  # noqa: ARG001
-    """The same learning rate in every step."""
+    """Keep the learning rate."""
     return 1.0

@@ -1,11 +1,6 @@
-"""The reference learner: a causal language model of transformers, AdamW, one update per step.
+"""Reference learner: a causal transformers model with AdamW, written to be read.
 
-It is meant to be read: this is how packs are used. A forward and a backward pass per pack, with a loss that is a sum
-over its trained tokens; then, once per step, the sum of the gradients over ranks, one division by the normalizer, one
-clip, one update. Each rank has the whole model. What a large model needs besides (sharding, checkpointed activations,
-an optimizer on another device) is not here.
-
-Dropout is off: the ratio of a token compares policies, not masks.
+Each rank has the whole model. Sharding, activation checkpointing and optimizer offloading are out of scope.
 """
 
 import math
@@ -44,7 +39,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.ggu
 
 
 class TorchLearner:
-    """A `Learner` of one rank: that of the default process group of `torch.distributed`, or the only one."""
+    """`Learner` of one rank of `torch.distributed`'s default group, or the only one."""
 
     def __init__(
         self,
@@ -57,18 +52,16 @@ class TorchLearner:
         tokenizer_folder: Path | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        """`model` has all parameters in float32, or all in float64. Weights of rank 0 go to all ranks, which wait here.
+        """Broadcast the weights of rank 0 to all ranks, which wait. Parameters must be all float32, or all float64.
 
-        `autocast` is the precision of matrix products where it is not that of the parameters, `torch.bfloat16` on GPUs.
-        Files of `tokenizer_folder` that are no weights are saved along with the weights. A bucket of gradients, which
-        is one all-reduce, begins anew where it would grow beyond `bucket_bytes`. Raises `LearnerError` for a
-        model that packs cannot be trained on.
+        `autocast` is the precision of matrix products, such as `torch.bfloat16`. `save` copies other files of
+        `tokenizer_folder`. Raises `LearnerError` for a model that cannot be trained on packs.
         """
         self._autocast = autocast
         with self._precision(model):
-            prepare(model)
+            prepare(model)  # without dropout: a ratio compares policies, not masks
         self.model = model
-        """The caller's; between two steps it may be looked at."""
+        """The caller may inspect it between steps."""
         self._loss = loss_of(loss) if isinstance(loss, LossSettings) else loss
         self._settings = optimizer
         self._schedule = schedule
@@ -100,11 +93,11 @@ class TorchLearner:
         autocast: torch.dtype | None = None,
         threads: int | None = None,
     ) -> Self:
-        """A learner of the model in `folder`, in float32. Raises `LearnerError` when it cannot be loaded.
+        """Load the model in `folder` as float32. Raises `LearnerError`.
 
-        `threads` are torch's in this process; None leaves one core to the event loop and to the engine, because threads
-        that wait for each other lose to every other process that runs.
+        `threads`: of torch, in this process.
         """
+        # Leave one core to the event loop and the engine: threads that wait for each other lose to any other process.
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
         logging.disable_progress_bar()
         try:
@@ -118,11 +111,10 @@ class TorchLearner:
 
     @property
     def step(self) -> int:
-        """How many steps it has finished."""
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """One forward and backward pass. A pack without a token to train takes none."""
+        """See `Learner`."""
         sums = LossSums()
         if pack.loss_mask.any():
             with self._precision(self.model):
@@ -135,7 +127,7 @@ class TorchLearner:
         return sums
 
     def finish_step(self, normalizer: float) -> StepReport:
-        """Sum over ranks, divide, clip, update; see `Learner`."""
+        """See `Learner`."""
         try:
             normalizer, packs, *sums = self._gradients.sum_over_ranks([normalizer, self._packs, *astuple(self._sums)])
             learning_rate = self._settings.learning_rate * self._schedule(self._step)
@@ -146,12 +138,12 @@ class TorchLearner:
         return StepReport(self._step, int(packs), LossSums(*sums), normalizer, norm, learning_rate)
 
     def discard_step(self) -> None:
-        """The gradient is zero again."""
+        """Zero the gradient."""
         self._gradients.clear()
         self._packs, self._sums = 0, LossSums()
 
     def save(self, folder: Path) -> None:
-        """Weights (safetensors), configuration, and the tokenizer's files."""
+        """Write weights (safetensors), configuration and tokenizer."""
         logging.disable_progress_bar()
         with _writing(folder) as unfinished:
             self.model.save_pretrained(unfinished)
@@ -162,7 +154,7 @@ class TorchLearner:
                         shutil.copyfile(path, unfinished / path.name)
 
     def save_state(self, folder: Path) -> None:
-        """Weights, moments of AdamW, settings and number of steps."""
+        """See `Learner`."""
         state = {
             "step": self._step,
             "settings": asdict(self._settings),
@@ -173,7 +165,7 @@ class TorchLearner:
             torch.save(state, unfinished / _STATE)
 
     def load_state(self, folder: Path) -> None:
-        """Go on from there; see `Learner`."""
+        """See `Learner`."""
         try:
             state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
             step, settings, weights, optimizer = (state[key] for key in ("step", "settings", "model", "optimizer"))
@@ -196,7 +188,6 @@ class TorchLearner:
         return torch.autocast(model.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
     def _update(self, normalizer: float, learning_rate: float) -> float:
-        """The norm of the gradient before it is clipped."""
         if not 0 < normalizer < math.inf:
             raise LearnerError(f"the normalizer of a step is a positive number, this one is {normalizer}")
         self._gradients.scale(1 / normalizer)
@@ -216,16 +207,15 @@ class TorchLearner:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """`write_folder`, for writers that have errors of their own for a disk that is full."""
     with write_folder(folder) as unfinished:
         try:
             yield unfinished
+        # Writers raise their own errors for a full disk, which `write_folder` does not know.
         except (RuntimeError, ValueError, SafetensorError) as error:
             raise LearnerError(f"{folder} cannot be written: {error}") from error
 
 
 def _sum(losses: TokenLosses) -> LossSums:
-    """The sums of a pack, brought from the device at once."""
     is_compared = losses.is_compared.to(losses.ratio)
     columns = (
         losses.loss.detach(),
@@ -237,6 +227,7 @@ def _sum(losses: TokenLosses) -> LossSums:
         losses.weight * is_compared,
         losses.is_capped * is_compared,
     )
+    # One transfer from the device for all sums.
     return LossSums(*torch.stack([column.sum() for column in columns]).tolist())
 
 

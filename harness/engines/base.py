@@ -1,11 +1,11 @@
 """The interface between sessions and engines: `TokenProvider` takes token ids and returns token ids.
 
-Text, templates and messages never cross it. Every implementation keeps these promises:
+Every implementation keeps these promises:
 
 - the output of `generate` is exactly what was sampled: one logprob per token, version spans that cover it (I6);
 - a generation that any abort cuts short ends with `FinishReason.ABORT` and its partial output, never as a stop (I2);
 - ids outside the vocabulary are refused before they reach the engine;
-- a request with `script_ids` outputs exactly these ids or is refused; nothing is sampled instead;
+- a request with `script_ids` outputs exactly these ids or is refused;
 - cancelling the awaiting task stops the generation inside the engine;
 - failures are `EngineError`s.
 
@@ -39,13 +39,12 @@ class LogprobScale(StrEnum):
     RAW = "raw"
     """Before temperature and filters."""
     AFTER_TEMPERATURE = "after_temperature"
-    """After division by the temperature."""
     UNKNOWN = "unknown"
-    """Not measurable: the model is certain of every token. Nothing is scored."""
+    """Not measurable, since the model is certain of every token; nothing is scored."""
 
 
 def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
-    """Return True if logprobs sampled by `params` are comparable to prompt logprobs, which are raw on every engine."""
+    """Return True if logprobs sampled by `params` are comparable to prompt logprobs, which are always raw."""
     # Where tokens were forbidden, even SGLang's raw logprobs are normalized without them.
     match scale:
         case LogprobScale.RAW:
@@ -69,7 +68,7 @@ class PauseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities of an engine and its model; stated when the provider connects, never guessed later."""
+    """Abilities of an engine and its model, stated when the provider connects."""
 
     engine: str
     """`local`, `scripted`, `sglang`, `vllm`."""
@@ -82,80 +81,73 @@ class Capabilities:
     pause_modes: frozenset[PauseMode]
     max_top_logprobs: int
     follows_json_schema: bool
-    """True if an output can be constrained to a JSON schema."""
     can_update_weights: bool
     weights_digest: str
-    """Digest of the initial weights; empty if unknown."""
+    """Digest of the initial weights; may be empty."""
     repeat_guard: str | None = None
-    """Digest of the repeat guard's configuration; None unless a guard was proven active."""
+    """Digest of a proven guard's configuration, else None."""
     may_stop_early: bool = True
     """True if a stop string ends an output even before `min_new_tokens`."""
     version: str = ""
-    """Version of the server program; may be empty."""
     follows_scripts: bool = False
     """True if `script_ids` are followed; for a server, proven by a test."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """State of an engine, read without disturbing it."""
+    """State of an engine."""
 
     ready: bool
     """True if requests are accepted, as they are while paused."""
     paused: bool
     running: int
     waiting: int
-    """Accepted, not started."""
     detail: str = ""
 
 
 class WorkerStatus(NamedTuple):
-    """Present state of one worker."""
+    """State of one worker."""
 
     name: str
-    """URL, or position in a pool with given workers; empty for an engine on its own."""
+    """URL, or position in a fixed pool; empty for an engine on its own."""
     weight_version: str
     fence: str
-    """Reason why it serves no session; empty while it serves."""
+    """Reason for not serving, if any."""
     in_flight: int
     sessions: int
-    """Sessions last served there."""
+    """Last served there."""
 
 
 class EngineCount(NamedTuple):
-    """The engine's own token counters, and this provider's share of the requests."""
+    """The engine's own token counters, and this provider's requests."""
 
     engine: str
     start: str
-    """Identifies the period counted; changes after a restart. Empty if unknown."""
+    """Identifies the period counted, which a restart ends; empty if unknown."""
     tokens: int
     scored: int = 0
-    """Part of `tokens`: sampled only because scoring requires it; in no session."""
+    """Sampled only because scoring requires it; part of `tokens`."""
     scored_unheard: int = 0
     """Upper bound on tokens of unanswered scoring requests."""
     requests: int = 0
-    """Sampling requests from all clients."""
+    """Sampling requests of all clients."""
     own_requests: int = 0
-    """Sampling requests from this provider."""
     uncounted: int = 0
-    """Requests not in `tokens`: running, refused, or ended in a way the engine does not count."""
+    """Requests not in `tokens`: running, refused, or otherwise uncounted."""
 
 
 class PoolObserver(Protocol):
-    """Counts pool events; a server's metrics are one."""
+    """Counts pool events."""
 
     def session_moved(self, recomputed_tokens: int) -> None:
-        """Count a session that another worker took over, recomputing `recomputed_tokens`."""
+        """Count a session that another worker took over."""
 
     def workers_serving(self, count: int) -> None:
-        """Record how many workers serve now."""
+        """Record the number of serving workers."""
 
 
 class EngineWorkers(Protocol):
-    """Engines behind a provider: the workers of a pool, or the single engine.
-
-    A single engine has no other worker to take its sessions, so it is never fenced.
-    """
+    """Workers of a pool, or a single engine, which is never fenced."""
 
     def __iter__(self) -> Iterator[WorkerStatus]: ...
 
@@ -168,26 +160,26 @@ class EngineWorkers(Protocol):
         """Workers that accept requests."""
 
     def next_for(self, session_id: str) -> str | None:
-        """Return the worker that the session's next request would go to now, or None while none serves."""
+        """Return the worker for the session's next request, or None while none serves."""
 
     def fence(self, name: str, reason: str) -> None:
-        """Keep the worker from serving sessions until `unfence`; running requests and control verbs continue."""
+        """Keep the worker from serving sessions; running requests and control verbs continue."""
 
     def unfence(self, name: str) -> None:
-        """Let the worker serve again unless its weights are old or unsettled. Idempotent."""
+        """Let the worker serve, unless its weights are old or unsettled. Idempotent."""
 
     def count_labels_by(self, order: LabelOrder) -> None:
-        """Use `order`, the server's durable one, to decide which of two weight labels is newer."""
+        """Use `order` to decide which of two weight labels is newer."""
 
     def observe(self, observer: PoolObserver) -> None:
-        """Report session moves and serving workers to `observer`."""
+        """Report to `observer` from now on."""
 
     def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """Keep silent workers while `while_held` returns True: a worker that loads weights does not answer."""
+        """Keep silent workers while `while_held` returns True: loading weights blocks answers."""
 
 
 class TokenProvider(Protocol):
-    """An engine as the session server sees it: an async context manager that starts and stops it."""
+    """An engine: an async context manager that starts and stops it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -195,11 +187,11 @@ class TokenProvider(Protocol):
 
     @property
     def weight_version(self) -> str:
-        """Label of the weights that would sample the next token, as last reported."""
+        """Label of the weights that would sample now, as last reported."""
 
     @property
     def workers(self) -> EngineWorkers:
-        """Engines that requests may go to; `OneWorker` for an engine on its own."""
+        """Engines that requests may go to."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -211,12 +203,12 @@ class TokenProvider(Protocol):
         """Sample a continuation of the request's input. Raises `EngineError`."""
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """Sample like `generate`; yield deltas as they come and the whole result last."""
+        """Sample like `generate`; yield deltas and, last, the whole result."""
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """Return logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1.
+        """Return logprobs of `input_ids[start:]`, each given all before it; `start` is at least 1.
 
-        The engine may have the prefix of `session_id` in its cache.
+        The engine may have cached the prefix of `session_id`.
         """
 
     async def abort(self, request_id: str | None) -> int:
@@ -231,24 +223,24 @@ class TokenProvider(Protocol):
     async def update_weights(self, path: Path, version: str) -> None:
         """Load the checkpoint in `path` between two sampled tokens; later tokens carry `version`.
 
-        Raises `EngineRejected` if the checkpoint was refused before anything changed; the old weights continue to
-        serve. Raises `WeightsUnsettled` if the update failed later: the weights are unknown, so the engine stays paused
-        under a label that is no version until an update succeeds. Cancellation leaves one of these two states.
+        Raises `EngineRejected` if nothing changed; the old weights continue to serve. Raises `WeightsUnsettled` if the
+        update failed later: the engine stays paused under a label that is no version until an update succeeds.
+        Cancellation leaves one of these states.
         """
 
     async def read_version(self) -> str:
-        """Ask the engine for its weight label, store it as `weight_version` and return it. Raises `EngineError`."""
+        """Update `weight_version` from the engine and return it. Raises `EngineError`."""
 
     async def health(self) -> EngineHealth:
-        """Report the state, also while paused; never wait for a generation."""
+        """Report the state without waiting for a generation."""
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """An engine whose own token counter can be audited against the ledger."""
+    """An engine with a token counter of its own, audited against the ledger."""
 
     async def count_sampled(self) -> EngineCount:
-        """Read the counters, which may lag behind replies. Raises `EngineError`."""
+        """Read the counters, which may lag behind. Raises `EngineError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +263,7 @@ class OneWorker:
         return {} if is_unsettled(self.provider.weight_version) else self.providers
 
     def next_for(self, session_id: str) -> str | None:
-        """Return the engine's name, whatever its weights."""
+        """Return the engine's empty name."""
         del session_id
         return ""
 
@@ -293,21 +285,18 @@ class OneWorker:
 
 @runtime_checkable
 class ContinuesAtEntry(Protocol):
-    """Provider for a server that an earlier client may have left paused."""
+    """Provider for a server that may have been left paused."""
 
     continues_at_entry: bool
-    """Resume the server when the provider is entered, before its tests; set it before entering."""
+    """True to resume the server at entry; set it before."""
 
 
 @runtime_checkable
 class ExpectsTransfer(Protocol):
-    """Provider for a server whose weights another program may load directly."""
+    """Provider for a server whose weights another program may load."""
 
     async def expect_transfer(self, version: str) -> None:
-        """Label the server as unsettled until the loader of `version` sets its label.
-
-        The server must be paused. Raises `EngineError`.
-        """
+        """Label the paused server as unsettled until `version` is loaded. Raises `EngineError`."""
 
 
 @runtime_checkable
@@ -315,19 +304,19 @@ class FlushesPrefixes(Protocol):
     """Provider with a prefix cache in this process."""
 
     async def flush_cache(self) -> bool:
-        """Drop every cached prefix. Return False, with nothing changed, if requests are live and not paused."""
+        """Drop cached prefixes. Return False, with nothing changed, if requests are live and not paused."""
 
 
 @runtime_checkable
 class ProvesScripts(Protocol):
-    """Provider for a server that may follow scripts, which only a test can show."""
+    """Provider for a server that may follow scripts."""
 
     proves_scripts: bool
-    """Run that test when the provider is entered; set it before. Untested servers count as following none."""
+    """True to test this at entry; set it before. Untested servers follow none."""
 
 
 def check_request(capabilities: Capabilities, request: GenerationRequest) -> None:
-    """Refuse a request that no engine could serve. Raises `EngineRejected` naming the offending value."""
+    """Raise `EngineRejected` for a request that no engine could serve."""
     # One id outside the vocabulary kills a whole SGLang server, so ids are checked here for every engine.
     input_ids, params, start = request.input_ids, request.params, request.prompt_logprobs_from
     _check_ids(capabilities, input_ids, "input")

@@ -1,7 +1,7 @@
 """Parses engine names, as in `--engine` or a scenario, and opens their providers.
 
-`local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers, a pool if several;
-without a URL, a server that is yet to be started. Unknown names are refused before anything starts.
+`local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers; without a URL, a
+server yet to be started.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ class EngineName(NamedTuple):
     kind: str
     """A key of `ENGINE_KINDS`."""
     urls: tuple[str, ...] = ()
-    """Server addresses; empty if the engine runs here or is yet to be started."""
+    """Server addresses, if any."""
 
     @classmethod
     def parse(cls, name: str) -> "EngineName":
@@ -43,12 +43,12 @@ class EngineName(NamedTuple):
 
     @property
     def needs_server(self) -> bool:
-        """True if a server must be started before a provider can be opened."""
+        """True if a server must be started first."""
         return ENGINE_KINDS[self.kind].server is not None and not self.urls
 
     @property
     def plays_script(self) -> bool:
-        """True if the engine plays a script and needs only the model's tokenizer."""
+        """True if it plays a script."""
         return ENGINE_KINDS[self.kind].plays_script
 
 
@@ -61,15 +61,15 @@ def open_engine(
     repeat_guard: RepeatTerminateConfig | None = None,
     engine_key: str = "",
 ) -> TokenProvider:
-    """Create the provider called `name`; entering it starts or contacts the engine.
+    """Create the provider of an engine; entering it starts or contacts the engine.
 
     Args:
         name: See `EngineName`.
         model_dir: Required for `local`.
         tokenizer: Required for all others; a server must have the same one.
         script: Played by `scripted`.
-        repeat_guard: Run by engines in this process, required of servers; None takes that of the environment.
-        engine_key: Sent to servers without a key of their own; empty takes that of the environment.
+        repeat_guard: Required of servers, run by others; None takes that of the environment.
+        engine_key: For servers without their own; empty takes that of the environment.
 
     Raises `ScenarioError` if the name is unknown or a requirement is missing.
     """
@@ -103,9 +103,6 @@ def open_server(
     *,
     tokenizer: Tokenizer | None = None,
 ) -> TokenProvider:
-    """Create the provider for the server of `kind` at `url`; see `EngineAddress` for keys.
-
-    `repeat_guard` and `tokenizer`, where given, are required of the server.
-    """
+    """Create the provider for a server, which must have `repeat_guard` and `tokenizer` if given."""
     server = server_kinds()[kind]
     return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key, tokenizer=tokenizer)

@@ -1,6 +1,6 @@
-"""Identity of a server: two servers of one identity sample the same tokens from the same messages.
+"""Identity of a server, without program versions.
 
-Versions of the engine programs are not part of it.
+Two servers of one identity sample the same tokens from the same messages.
 """
 
 from harness.engines.base import Capabilities, TokenProvider
@@ -9,7 +9,7 @@ from harness.types import Json
 
 
 def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) -> Json:
-    """Return engine and model by name; weights, tokenizer, template and repeat guard by digest."""
+    """Return the names and digests that make the identity."""
     return {
         "engine": capabilities.engine,
         "model": capabilities.model,
@@ -21,6 +21,6 @@ def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) 
 
 
 def programs_of(engine: TokenProvider) -> list[str]:
-    """Return the distinct programs that sample for `engine`, such as `sglang 0.5.15` or `local`."""
+    """Return the programs that sample for `engine`, such as `sglang 0.5.15` or `local`."""
     found = [worker.capabilities for worker in engine.workers.providers.values()]
     return sorted({f"{each.engine} {each.version}".rstrip() for each in found})

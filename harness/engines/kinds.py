@@ -1,8 +1,7 @@
-"""Table of engine kinds: how each is opened, controlled and examined.
+"""Table of engine kinds: how each is opened, controlled and examined; see docs/extending.md.
 
-The whole harness knows engines only by this table; see docs/extending.md for adding a row. The rows import nothing
-heavy: HTTP clients and torch are imported when an engine is opened. Starting servers is not covered; `lanes.commands`
-has its own table with the same names.
+The rows import HTTP clients and torch only when an engine is opened. `lanes.commands` has the table for starting
+servers, with the same names.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Inputs for opening an engine; each kind takes what it needs."""
-
     model_dir: Path | None = None
     tokenizer: Tokenizer | None = None
     script: Path | None = None
@@ -34,14 +31,14 @@ class Opening:
     """None takes that of the environment."""
 
     def require_tokenizer(self, kind: str) -> Tokenizer:
-        """Return the tokenizer. Raises `ScenarioError` if there is none."""
+        """Return the tokenizer or raise `ScenarioError`."""
         if self.tokenizer is None:
             raise ScenarioError(f"the {kind} engine needs a tokenizer; pass --tokenizer DIR or --model")
         return self.tokenizer
 
 
 class ControlVerb(NamedTuple):
-    """POST that controls a server, with its JSON body."""
+    """POST that controls a server."""
 
     path: str
     body: Mapping[str, Any]
@@ -59,7 +56,7 @@ class OpenServer(Protocol):
     """Creates the provider for the server at `url`; contacts nothing before it is entered.
 
     For control only, pass a vocabulary that allows every id, a stated scale and a disabled guard: entering then
-    generates nothing. An empty `api_key` takes that of the environment.
+    generates nothing.
     """
 
     def __call__(
@@ -75,12 +72,12 @@ class OpenServer(Protocol):
 
 
 class Examined(NamedTuple):
-    """Detection and examination of a server by `harness engine doctor`."""
+    """Examination of a server by `harness engine doctor`."""
 
     path: str
-    """GET path that only servers of this kind answer with 200."""
+    """GET that only servers of this kind answer with 200."""
     examine: "Callable[[EngineClient, bytes], Awaitable[ExaminedServer]]"
-    """Describes the server, given the answer at `path`."""
+    """Describes the server from that answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +85,27 @@ class ServerKind:
     """Engine that serves HTTP in another process."""
 
     title: str
-    """Display name."""
     open: OpenServer
     abort_all: ControlVerb
     resume: ControlVerb
     paused: PauseQuestion
     examined: "Examined | None" = None
-    """None if `harness engine doctor` does not know the kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """Named engine: runs in this process (`open`) or as servers (`server`)."""
+    """Engine that runs in this process (`open`) or as servers (`server`)."""
 
     name: str
-    """Word in `--engine`, alone or before `=URL[,URL]`."""
+    """Word in `--engine`."""
     open: Callable[[Opening], TokenProvider] | None = None
     server: ServerKind | None = None
     plays_script: bool = False
-    """True if it plays a script and needs only the model's tokenizer."""
+    """True if it needs only the model's tokenizer."""
 
     @property
     def usage(self) -> str:
-        """Form of `--engine`, for messages."""
+        """Form of `--engine`."""
         return self.name if self.server is None else f"{self.name}=URL[,URL]"
 
 
@@ -134,8 +129,7 @@ def _open_scripted(given: Opening) -> TokenProvider:
 
 
 def _import_on_call(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that imports `name` from `module` when called, so that `--help` stays fast."""
-
+    # Importing providers takes long, and `--help` needs none.
     def call(*arguments: Any, **settings: Any) -> Any:
         return getattr(import_module(module), name)(*arguments, **settings)
 
@@ -183,7 +177,7 @@ ENGINE_KINDS: dict[str, EngineKind] = {
         ),
     )
 }
-"""All kinds by name, in the order in which an unknown server is tried."""
+"""All kinds by name; an unknown server is tried in this order."""
 
 
 class NamedEngine(NamedTuple):
@@ -191,16 +185,15 @@ class NamedEngine(NamedTuple):
 
     kind: EngineKind
     rest: str | None
-    """Text after the `=`; None without one."""
 
 
 def parse_kind(text: str) -> NamedEngine | None:
-    """Return the kind that `text` names, or None, as for a bare address."""
+    """Return the kind that `text` names, or None."""
     name, separator, rest = text.partition("=")
     kind = ENGINE_KINDS.get(name)
     return None if kind is None else NamedEngine(kind, rest if separator else None)
 
 
 def server_kinds() -> dict[str, ServerKind]:
-    """Return the server kinds by name, in table order."""
+    """Return the server kinds by name."""
     return {kind.name: kind.server for kind in ENGINE_KINDS.values() if kind.server is not None}

@@ -1,8 +1,8 @@
 """Measures whether an engine reports sampled and prompt logprobs on one scale.
 
 Trainers divide behavior logprobs (sampled) by proximal ones (scored). SGLang applies the temperature to sampled
-logprobs by default, vLLM on request, and no reply says so. The measurement samples a few tokens away from temperature
-1, scores them and compares. It works with every `TokenProvider`.
+logprobs by default, vLLM on request, and no reply says so. So a few tokens are sampled away from temperature 1, scored
+and compared.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from harness.machine.log import get_logger
 from harness.types import GenerationRequest, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
-"""Mean difference in nats: bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
+"""Mean difference in nats: bfloat16 scoring differs by up to 0.1, a temperature of 0.7 by 0.6."""
 
 SELF_TEST_S = 60.0
-"""Time limit in seconds for the requests that test a server."""
+"""Seconds for all requests that test a server."""
 
 _TEMPERATURE = 0.7
 _TOKENS = 16
@@ -41,18 +41,16 @@ _PROMPTS = 4
 
 
 class ScaleMeasurement(NamedTuple):
-    """Comparison of sampled and scored logprobs of the same tokens."""
-
     tokens: int
     mean_difference: float
     """Mean absolute difference in nats."""
     mean_doubt: float
-    """Mean negated scored logprob; near 0 the measurement is meaningless."""
+    """Mean negated scored logprob; meaningless near 0."""
 
 
 @asynccontextmanager
 async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
-    """Bound the time of the tests in the block. Raises `EngineUnavailable` with advice for a paused server."""
+    """Limit the tests in the block, which a paused server never answers. Raises `EngineUnavailable`."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -67,10 +65,9 @@ async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
 async def require_raw_logprobs(
     provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE
 ) -> LogprobScale:
-    """Return RAW if `provider` samples raw logprobs, UNKNOWN (with a warning) if the model is too certain to tell.
+    """Return RAW if logprobs are raw, UNKNOWN, with a warning, if the model is too certain to tell.
 
-    Raises `EngineReplyInvalid`, with `advice` on how to set up the engine, for any other scale, or the `EngineError` of
-    a failed request.
+    Otherwise raises `EngineReplyInvalid` with `advice`, or the `EngineError` of a failed request.
     """
     measured = await measure_scale(provider, temperature=temperature)
     if measured is None:
@@ -86,10 +83,10 @@ async def require_raw_logprobs(
 
 
 async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement | None:
-    """Compare sampled and scored logprobs on the first prompt whose tokens leave the model in doubt.
+    """Compare sampled and scored logprobs on the first prompt that leaves the model in doubt.
 
-    Returns None if no prompt does, since every scale agrees on certain tokens. Raises `EngineUnavailable` if another
-    client aborts the measurement.
+    Returns None without such a prompt: on certain tokens all scales agree. Raises `EngineUnavailable` if another client
+    aborts it.
     """
     size = provider.capabilities.vocab_size
     for attempt in range(_PROMPTS):

@@ -1,8 +1,8 @@
 """The harness's side of the repeat guard: chooses, proves and audits it.
 
-The guard itself runs in the engine (`server_patch.repeat_terminate`). A provider that wants one refuses an engine
-without it or with other limits; stop reasons prove nothing. Every turn is checked again with the same detector. The
-engine's signal stands; disagreements are only counted.
+The guard runs in the engine (`server_patch.repeat_terminate`). A provider that wants one refuses an engine without it
+or with other limits. Every turn is checked again with the same detector; the engine's signal stands, disagreements are
+counted.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,11 @@ from server_patch.repeat_terminate.config import ENABLE
 _PROBE_TOKENS = 2  # more than one: at the last token of a budget the length limit speaks first
 
 GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
-"""Parameters of the request that asks a server for its guard's limits; the guard ends it at its first token."""
+"""Parameters of the request for a server's guard limits; the guard ends it at its first token."""
 
 
 def choose_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
-    """Return the stated guard, else that of the environment, or None.
-
-    Raises `ScenarioError` naming the invalid key or variable.
-    """
+    """Return the stated guard, else that of the environment, or None. Raises `ScenarioError` if invalid."""
     try:
         config = RepeatTerminateConfig.from_environ(environ) if stated is None else stated
     except ConfigError as error:
@@ -53,7 +50,7 @@ def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> 
 
 
 async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, key_ids: list[int]) -> None:
-    """Check that the guard ends a repetition begun in an earlier request. Raises `EngineReplyInvalid` if not."""
+    """Raise `EngineReplyInvalid` unless the guard ends a repetition begun in an earlier request."""
     ids = tripping_ids(config, key_ids)
     room = provider.capabilities.context_length - len(ids) - _PROBE_TOKENS
     if room < 0:
@@ -73,7 +70,7 @@ async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, ke
 
 
 def tripping_ids(config: RepeatTerminateConfig, key_ids: list[int]) -> list[int]:
-    """Return the shortest output made of `key_ids` that trips the guard."""
+    """Return the shortest output of `key_ids` that trips the guard."""
     ngrams = config.ngram_matches + config.ngram_size if config.ngram_matches else 0
     run = min((limit for limit in (config.max_consecutive_token_repeats, ngrams) if limit), default=0)
     if not run:
@@ -87,23 +84,22 @@ def object_key_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 class Disagreement(NamedTuple):
-    """The guard's signal for a turn, and the detector's result."""
+    """Signal of the guard and result of the detector."""
 
     signaled: bool
-    """True if the engine reports that the guard ended the turn."""
     expected_at: int | None
-    """Index of the output token that trips the detector, or None."""
+    """Index of the token that trips the detector, or None."""
     output_tokens: int
 
 
 class SignalCheck(NamedTuple):
-    """Repeats the guard's detection on recorded turns."""
+    """Repeats the detection on recorded turns."""
 
     config: RepeatTerminateConfig
     key_ids: list[int]
 
     def disagreement(self, turn: Turn) -> Disagreement | None:
-        """Return the disagreement between the engine's signal and the tokens, or None."""
+        """Return the disagreement of signal and tokens, or None."""
         ids = turn.output_ids[: turn.output_ids.size - turn.forced_tokens]
         at = RepeatDetector(self.config, self.key_ids).push_all(ids.tolist())
         # At the token that trips the detector, a turn may also end for another reason, which it then reports.

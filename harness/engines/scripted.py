@@ -1,8 +1,8 @@
 """A deterministic engine that plays a script, for tests, benchmarks and demonstrations.
 
-The n-th generation of a session plays the n-th step of its `Script`. A continuation (`GenerationRequest.continues`)
-resumes the step it continues, without its fault. Logprobs are a known function of token, position and weight version
-(`scripted_logprobs`), so scores can be checked. It keeps every promise of `TokenProvider`.
+The n-th generation of a session plays the n-th step of its `Script`; a continuation (`GenerationRequest.continues`)
+resumes its step, without the fault. Logprobs are a known function of token, position and weight version
+(`scripted_logprobs`).
 """
 
 import asyncio
@@ -62,20 +62,17 @@ class ScriptedFault(StrEnum):
     ABORT = "abort"
     """Finish reason `abort`, though no client aborted."""
     DISCONNECT = "disconnect"
-    """`EngineConnectionLost`."""
     UNAVAILABLE = "unavailable"
-    """`EngineUnavailable`."""
     REJECT = "reject"
-    """`EngineRejected`."""
     HANG = "hang"
-    """No further token; only an abort or a cancellation ends it."""
+    """No further token until an abort or a cancellation."""
 
 
 class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One generation."""
 
     text: str = ""
-    """Output text; the end-of-turn id follows unless `finish` is `length`."""
+    """The end-of-turn id follows unless `finish` is `length`."""
     tokens: tuple[int, ...] = ()
     """Exact output ids, instead of `text`."""
     finish: FinishReason = FinishReason.STOP
@@ -89,7 +86,7 @@ class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Steps of a scripted engine; repeats after the last."""
+    """Steps of a scripted engine, repeated."""
 
     steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
 
@@ -115,13 +112,12 @@ def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
 
 
 class LiveGeneration(msgspec.Struct, frozen=True):
-    """Public view of a generation in flight."""
+    """Generation in flight."""
 
     request_id: str
     sampled: int
     """Tokens so far."""
     is_aborted: bool
-    """Aborted but not ended yet."""
 
 
 @dataclass(slots=True)
@@ -145,8 +141,6 @@ class _Live:
 
 
 class _Ending(msgspec.Struct, frozen=True):
-    """Ids of a step within the request's limits, and why it ends there."""
-
     ids: list[int]
     reason: FinishReason
     matched: int | str | None = None
@@ -208,11 +202,11 @@ class ScriptedEngine:
 
     @property
     def played(self) -> Counter[str]:
-        """Steps played by session id; requests without a session count under `""`."""
+        """Steps played by session id, `""` without one."""
         return Counter(self._played)
 
     def play_from(self, session_id: str, step: int) -> None:
-        """Make the session's next generation play step `step`."""
+        """Set the step of the session's next generation."""
         self._played[session_id] = step
 
     async def __aenter__(self) -> Self:
@@ -269,19 +263,19 @@ class ScriptedEngine:
         )
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """Return `scripted_logprobs` from `start` on."""
+        """See `TokenProvider.score`."""
         del session_id
         return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
 
     async def abort(self, request_id: str | None) -> int:
-        """End one generation, or all, with its partial output."""
+        """See `TokenProvider.abort`."""
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop output until `resume`."""
+        """See `TokenProvider.pause`."""
         self._running.clear()
         match mode:
             case PauseMode.ABORT:
@@ -292,7 +286,7 @@ class ScriptedEngine:
                 assert_never(mode)
 
     async def resume(self) -> None:
-        """Continue."""
+        """See `TokenProvider.resume`."""
         self._running.set()
 
     async def update_weights(self, path: Path, version: str) -> None:
@@ -309,7 +303,7 @@ class ScriptedEngine:
         return self._version
 
     async def health(self) -> EngineHealth:
-        """Report ready."""
+        """See `TokenProvider.health`."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
     async def count_sampled(self) -> EngineCount:
@@ -325,7 +319,6 @@ class ScriptedEngine:
         return steps[played % len(steps)]
 
     def _ids(self, step: ScriptStep, request: GenerationRequest) -> list[int]:
-        """Return the remaining ids of the request's script, else of the step."""
         if request.script_ids is not None:
             return [int(each) for each in request.script_ids]
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
@@ -368,7 +361,7 @@ class ScriptedEngine:
             await self._fail(live, step.fault)
 
     async def _wait(self, live: _Live, delay_s: float) -> bool:
-        """Wait for the delay and any pause; return True if aborted meanwhile."""
+        # True when aborted.
         if delay_s:
             await within(delay_s, live.aborted.wait())
         if not live.aborted.is_set() and not self._running.is_set():
@@ -394,8 +387,8 @@ class ScriptedEngine:
 
 
 def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int) -> TopLogprobs | None:
-    """Return each token and its neighbors in the vocabulary, each one nat less likely."""
     if not count:
         return None
+    # The token and its neighbors in the vocabulary, each one nat less likely.
     rank = np.arange(count, dtype=np.int32)
     return TopLogprobs((ids[:, None] + rank) % np.int32(vocab_size), logprobs[:, None] - rank.astype(np.float32))

@@ -1,8 +1,7 @@
-"""Compares the logprobs of two engines for one continuation and reports how close they are.
+"""Compares the logprobs of two engines for one continuation.
 
-With the same weights, greedy tokens and logprobs agree up to numerics until rounding decides between two near-equal
-candidates. From then on the inputs differ, so nothing later is compared. At that token the engines are close if each
-ranks the other's choice among its best.
+With the same weights, greedy tokens and logprobs agree up to numerics until rounding decides between near-equal
+candidates. Nothing later is compared. There the engines are close if each ranks the other's choice among its best.
 """
 
 from collections.abc import Callable
@@ -15,12 +14,12 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One engine's token at a position, and its rank for the other's."""
+    """One engine's token at a position."""
 
     token_id: int
     logprob: float
     rank_of_other: int | None
-    """Rank, from 1, of the other engine's token here; None if not among the alternatives."""
+    """Rank, from 1, of the other engine's token; None if not an alternative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class ClosenessReport:
     largest: float
     """Largest logprob difference of equal tokens, in nats."""
     mean: float
-    """Mean of the same."""
     diverged_at: int | None
     """Position of the first different tokens, or None."""
 
@@ -80,8 +78,8 @@ class ClosenessReport:
 def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: float, top_k: int) -> ClosenessReport:
     """Compare two generations from one input, with at least `top_k` alternatives per token.
 
-    Equal tokens are close within `atol` nats. The first different tokens are close if each is in the other's `top_k`.
-    Raises `ValueError` if the two are not comparable.
+    Equal tokens are close within `atol` nats; the first different ones if each is in the other's `top_k`. Raises
+    `ValueError` if not comparable.
     """
     if a.input_ids.tolist() != b.input_ids.tolist():
         raise ValueError("expected two continuations of one input, got two inputs")

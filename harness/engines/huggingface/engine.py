@@ -1,8 +1,7 @@
 """Continuous batching over one model: each `step` advances every live request.
 
-Single-threaded and synchronous; `thread.py` runs it. All changes happen between two steps, so an abort, a pause or new
-weights fall between two sampled tokens. New weights invalidate all KV. Paused sequences recompute theirs, so every
-logprob is exact for the weights of its label.
+Single-threaded and synchronous; `thread.py` runs it. Changes happen only between two steps. New weights invalidate all
+KV; paused sequences recompute theirs, so every logprob is exact for the weights of its label.
 """
 
 import time
@@ -71,22 +70,18 @@ class LocalEngine:
 
     @property
     def context_length(self) -> int:
-        """Maximum tokens of prompt plus output."""
         return self._rules.context_length
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests waiting for the batch."""
         return len(self._scheduler.waiting)
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV storage."""
         return self._model.kv.size_bytes
 
     @property
@@ -104,7 +99,7 @@ class LocalEngine:
         self._scheduler.add(live.generation.tokens)
 
     def abort(self, request_id: str | None) -> int:
-        """Abort one generation or all, but no scoring requests. Return how many ended."""
+        """Abort one generation or all, but no scoring. Return how many ended."""
         named = self._live.values() if request_id is None else filter(None, [self._live.get(request_id)])
         generations = [live for live in named if not live.generation.is_scoring_only]
         for live in generations:
@@ -112,13 +107,13 @@ class LocalEngine:
         return len(generations)
 
     def drop(self, request: GenerationRequest) -> None:
-        """Discard a request whose caller has gone; ignore it if it is not live."""
+        """Discard a request whose caller has gone."""
         live = self._live.get(request.request_id)
         if live is not None and live.generation.request is request:
             self._remove(live)
 
     def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`; `ABORT` also ends all generations, even waiting ones."""
+        """Stop sampling; `ABORT` also ends all generations, waiting ones too."""
         self.is_paused = True
         if mode is PauseMode.ABORT:
             self.abort(None)
@@ -128,20 +123,19 @@ class LocalEngine:
         self.is_paused = False
 
     def update_weights(self, path: Path, version: str) -> None:
-        """Sample with the checkpoint in `path` from now on. Raises `EngineRejected`, with nothing changed."""
+        """Load the checkpoint in `path`. Raises `EngineRejected`, with nothing changed."""
         self._model.load_weights(path)
         self.version = version
         self._forget_kv()
 
     def flush_cache(self) -> bool:
-        """Drop all KV, that of paused requests too. Return False, with nothing changed, while requests run."""
+        """See `FlushesPrefixes`; drops the KV of paused requests too."""
         if self._live and not self.is_paused:
             return False
         self._forget_kv()
         return True
 
     def fail_all(self, error: EngineError) -> None:
-        """End every request with `error`."""
         for live in list(self._live.values()):
             self._end(live, error)
 

@@ -74,11 +74,11 @@ class KvStorage:
         return self._sequences[kv]
 
     def bytes_per_token(self, kv: int) -> int:
-        """Return the memory of one token of `kv` over all layers."""
+        """Return the bytes of one token over all layers."""
         return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out the scheduler's operations in order."""
+        """Carry out the scheduler's operations."""
         for op in ops:
             match op:
                 case KvDrop(kv):
@@ -87,7 +87,6 @@ class KvStorage:
                     self._sequences[target] = self._sequences[source].copy(tokens, capacity)
 
     def clear(self) -> None:
-        """Free everything."""
         self._sequences.clear()
 
 

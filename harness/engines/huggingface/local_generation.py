@@ -59,7 +59,6 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
-        """True once all were added."""
         return self._version is not None
 
     def add(self, logprobs: Logprobs, version: str) -> None:
@@ -81,7 +80,7 @@ class PromptScores:
 
 
 class LocalGeneration:
-    """Live request; with a budget of 0 tokens it only scores its input."""
+    """Live request; a budget of 0 tokens only scores its input."""
 
     def __init__(self, request: GenerationRequest, rules: StopRules, *, started_at: float) -> None:
         self.request = request
@@ -112,7 +111,6 @@ class LocalGeneration:
 
     @property
     def is_scoring_only(self) -> bool:
-        """True if nothing is sampled."""
         return self.request.params.max_new_tokens == 0
 
     @property
@@ -130,7 +128,7 @@ class LocalGeneration:
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
     def add_scores(self, logprobs: Logprobs, version: str) -> None:
-        """Add logprobs of the next input tokens; their logits are not needed again."""
+        """Add logprobs of the next input tokens."""
         if self.scores is not None and not self.scores.is_complete:
             self.scores.add(logprobs, version)
             self.tokens.logits_from += logprobs.size

@@ -94,7 +94,6 @@ class RaggedModel:
             return logits
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out the scheduler's KV operations."""
         with torch.inference_mode():
             self.kv.apply(ops)
 

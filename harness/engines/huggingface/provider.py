@@ -1,8 +1,7 @@
 """The local engine as a `TokenProvider`: asyncio outside, one engine thread inside.
 
-transformers' own continuous batching (5.23) is not used. It loses the partial output of a cancelled request, shares one
-random generator among requests, has no min-p per request and cannot score prompts. Its strength, paged attention on a
-GPU, is not needed here.
+transformers' own continuous batching (5.23) is not used: it loses the partial output of a cancelled request, shares one
+random generator, has no min-p per request and cannot score prompts. Its strength is paged attention on a GPU.
 """
 
 import asyncio
@@ -59,17 +58,16 @@ class HuggingFaceTokenProvider:
     Args:
         model_dir: Folder with `config.json`, `tokenizer.json` and `*.safetensors`.
         max_batch: Sequences computed together.
-        kv_cache_bytes: Limit for keys and values, cached prefixes included.
+        kv_cache_bytes: Limit for KV, cached prefixes included.
         step_tokens: Tokens per step; limits how long a prompt delays other requests.
-        shares_prefixes: Sessions may start from other sessions' KV, which changes logprobs in the last bit depending on
-            the batch. Without it, and with every prompt within `step_tokens`, outputs do not depend on the batch.
-        threads: Threads for matrix products; None leaves one core to the event loop and the agents, since threads that
-            wait for each other lose to other processes.
-        dtype: torch type of weights and KV; `float32` is exact enough as ground truth.
+        shares_prefixes: Reuse other sessions' KV, which changes logprobs in the last bit. Without it, and with every
+            prompt within `step_tokens`, outputs do not depend on the batch.
+        threads: For matrix products; None leaves one core free, since threads that wait for each other lose to other
+            processes.
+        dtype: torch type; `float32` is exact enough as ground truth.
         version: Label of the weights in `model_dir`.
         name: Model name; empty takes the folder's.
-        repeat_guard: Ends repetitive outputs; None takes the configuration in the environment
-            (`HARNESS_REPEAT_TERMINATE_*`), if any.
+        repeat_guard: None takes the configuration in the environment (`HARNESS_REPEAT_TERMINATE_*`), if any.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
 """Attention over a ragged batch: tokens of many sequences in one row, without padding.
 
-Registered with transformers under `NAME`, it replaces the attention of every layer. Each piece of the row belongs to
-one sequence, writes its keys and values to that sequence's KV and attends only to it. All else in a decoder works on
-single tokens. So the batch affects a result only through rounding in matrix products.
-
-A model whose attention needs anything unknown (soft caps, sinks, biases) is refused, not approximated.
+Registered with transformers under `NAME`. Each piece of the row belongs to one sequence and attends only to its KV, so
+the batch affects a result only through rounding in matrix products. A model whose attention needs anything unknown
+(soft caps, sinks, biases) is refused.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
 """Samples tokens from logits for many requests at once.
 
 The token with the largest `logit / temperature + Gumbel noise` is a sample of the softmax. The noise depends only on
-the request's seed and the token's position, so a request is reproducible in any batch and after an interruption.
-Rounding differences between batches matter only where two candidates are practically tied. Logprobs are the model's
-own, before temperature and filters.
+the request's seed and the token's position, so a request is reproducible in any batch and after an interruption, up to
+rounding. Logprobs are the model's own, before temperature and filters.
 """
 
 from collections.abc import Sequence

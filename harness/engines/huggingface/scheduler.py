@@ -2,13 +2,10 @@
 
 Each step gives every decoding sequence one token; sequences with uncomputed prompts share the rest of `step_tokens`,
 oldest first. KV capacity is budgeted in tokens. When it runs out, cached prefixes are evicted, least recently used
-first, then the youngest running sequence returns to the queue and is recomputed later. So the oldest always advances.
+first, then the youngest running sequence returns to the queue. So the oldest always advances. The KV of a finished
+sequence stays as a cached prefix; a new sequence starts from the longest prefix it shares.
 
-The KV of a finished sequence stays as a cached prefix. A new sequence starts from the longest prefix it shares with a
-cached or running one, and waits for a running one that is about to compute a longer one: samples of one prompt compute
-it once.
-
-`take_kv_ops` returns the operations on the KV storage in order; call it after every change, before computing a plan.
+Call `take_kv_ops` after every change, before computing a plan.
 """
 
 from collections import OrderedDict, deque
@@ -28,23 +25,21 @@ class BatchLimits(NamedTuple):
     """Limits of the engine."""
 
     sequences: int
-    """Running sequences."""
     step_tokens: int
-    """Tokens per step."""
     kv_tokens: int
     """KV capacity in tokens, cached prefixes included."""
     shares_prefixes: bool = True
-    """True if sequences may start from other sessions' prefixes."""
+    """True to start from other sessions' prefixes too."""
 
 
 class KvDrop(NamedTuple):
-    """Operation: free `kv`."""
+    """Frees `kv`."""
 
     kv: int
 
 
 class KvCopy(NamedTuple):
-    """Operation: create `target` with room for `capacity` tokens, the first `tokens` copied from `source`."""
+    """Creates `target` with room for `capacity` tokens, the first `tokens` copied from `source`."""
 
     source: int
     target: int
@@ -60,21 +55,21 @@ class Sequence:
     """Tokens whose KV is wanted: `ids[:length]` are known, `computed` of them have KV."""
 
     ids: TokenIds
-    """Buffer with room for every token that may be sampled."""
+    """Buffer with room for the whole output."""
     length: int
     logits_from: int
     """First position whose logits are wanted; earlier tokens may come from a cached prefix."""
     session_id: str | None = None
     computed: int = 0
     kv: int | None = None
-    """Name of its KV storage; None while waiting."""
+    """Name of its KV; None while waiting."""
     capacity: int = 0
-    """Tokens that its KV storage can hold."""
+    """Tokens that its KV can hold."""
     cached_tokens: int | None = None
     """Tokens reused when it first started."""
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token; its logits are wanted next."""
+        """Append a sampled token."""
         self.ids[self.length] = token_id
         self.logits_from = self.length
         self.length += 1
@@ -141,7 +136,6 @@ class Scheduler:
         return sum(holder.capacity for holder in holders)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
         self.waiting.append(sequence)
 
     def plan(self) -> list[StepPiece]:
@@ -199,6 +193,7 @@ class Scheduler:
             if len(self.running) >= self.limits.sequences:
                 return
             match = self._best_match(sequence)
+            # Wait for a running one that is about to compute a longer prefix: samples of one prompt compute it once.
             if self._is_being_computed(sequence, match.tokens):
                 continue
             if not self._start(sequence, match):
@@ -219,7 +214,6 @@ class Scheduler:
         return best
 
     def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
-        """Return True if a running sequence will soon have a much longer shared prefix than `available`."""
         return self.limits.shares_prefixes and any(
             min(common_prefix(sequence.known_ids, other.known_ids), sequence.logits_from)
             >= max(available, other.computed) + _WORTH_WAITING_FOR
@@ -263,7 +257,6 @@ class Scheduler:
         sequence.kv, sequence.capacity = prefix.kv, prefix.capacity
 
     def _reserve(self, sequence: Sequence, tokens: int) -> None:
-        """Make room for `tokens` tokens of `sequence`, which itself returns to waiting if it is the youngest."""
         if tokens <= sequence.capacity:
             return
         capacity = self._capacity_for(sequence, tokens)
@@ -271,6 +264,7 @@ class Scheduler:
             if self._prefixes:
                 self._evict(next(iter(self._prefixes.values())))
                 continue
+            # Possibly `sequence` itself.
             youngest = self.running.pop()
             assert youngest.kv is not None
             self._kv_ops.append(KvDrop(youngest.kv))

@@ -65,7 +65,6 @@ class EngineThread:
         return EngineError(f"the local engine has stopped: {self.failure}")
 
     def start(self) -> None:
-        """Start the thread and build the engine in it."""
         self._thread.start()
 
     def call(self, function: Callable[["LocalEngine"], T]) -> Future[T]:

@@ -53,8 +53,8 @@ class DiscoveredPool(EnginePool):
     """Serves through the workers that `listed` returns.
 
     Args:
-        listed: Returns the known workers, named by URL; called every `interval_s` seconds, must not block.
-        interval_s: Also the interval of probes.
+        listed: Returns the known workers, named by URL; called every `interval_s` seconds; must not block.
+        interval_s: Also the probe interval.
         start_timeout_s: Longest wait for a first worker at entry.
         limit, queue_timeout_s: See `EnginePool`.
     """
@@ -113,7 +113,6 @@ class DiscoveredPool(EnginePool):
         await self._stack.__aexit__(kind, error, trace)
 
     async def _await_workers(self) -> None:
-        """Wait for a first worker, and a little for the others."""
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not self.workers:  # noqa: ASYNC110  # which of several events comes first does not matter here
@@ -123,6 +122,7 @@ class DiscoveredPool(EnginePool):
             raise EngineUnavailable(
                 f"no worker could be entered within {self._start_timeout_s:g} s ({reasons or 'none is listed'})"
             ) from None
+        # The others get a little time to join the first.
         with suppress(TimeoutError):
             async with asyncio.timeout(_OTHERS_S):
                 while self._entering:  # noqa: ASYNC110  # as above

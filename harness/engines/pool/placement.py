@@ -1,17 +1,12 @@
 """Decides which worker serves which request, and which requests wait. Pure: no clock, no I/O.
 
-A session stays with its worker, which has its prefix cached, and waits there while the worker is full. A new session
-goes to the worker that was sent a prompt with the same beginning, as in a group, so that a prefix is computed once; but
-only while that worker is not far busier than the others. Otherwise it goes to the least busy worker. A worker that
-could not be reached rests for a moment and is used only if no other is left. Sessions of a fenced worker move, at the
-cost of one prefill.
+A session stays with its worker, which has its prefix cached, and waits there while it is full. A new session goes to a
+worker that was sent the same prefix, as in a group, or to the least busy one if that worker is far busier. A worker
+that could not be reached is used only if no other is left. Sessions of a fenced worker move, at the cost of one
+prefill.
 
-Each worker serves requests in order of arrival. A request that waits for a full worker never lets a younger one pass to
-that worker, and never delays requests that can go elsewhere.
-
-Requests that may go to the same workers share a queue, and only its first is examined: one queue per worker for
-sessions with a place, one for the others, and one per set of tried workers after failures. So a decision costs time in
-the number of workers, not of requests.
+Each worker serves requests in order of arrival. A request that waits for a full worker never delays those that can go
+elsewhere.
 """
 
 from collections import OrderedDict
@@ -29,19 +24,17 @@ _AHEAD = 8  # requests or sessions by which a worker with the prefix may exceed 
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """Load of one worker since it joined; a worker that rejoins gets a new one."""
+    """Load of one worker since it joined."""
 
     name: str
     in_flight: int = 0
     sessions: int = 0
-    """Sessions whose place is here."""
     failed_at: float | None = None
-    """Time of the last connection failure; None after the next success."""
+    """Time of the last connection failure, until the next success."""
     fence: str = ""
-    """Reason why it serves no session; empty while it serves."""
+    """Reason for not serving, if any."""
 
     def is_resting(self, now: float) -> bool:
-        """Return True shortly after a failure."""
         return self.failed_at is not None and now < self.failed_at + _REST_S
 
 
@@ -50,7 +43,7 @@ class Place(NamedTuple):
 
     worker: WorkerLoad
     tokens: int
-    """Tokens of the session that its cache may hold."""
+    """Tokens of the session that may be cached."""
 
 
 class _Kind(NamedTuple):
@@ -63,9 +56,7 @@ class _Waiting(NamedTuple):
     session_id: str | None
     kind: _Kind
     order: int
-    """Position in the order of arrival."""
     prompt_keys: tuple[int, ...]
-    """Block keys if the session has no place yet."""
 
 
 @dataclass(slots=True)
@@ -77,19 +68,20 @@ class Placement:
     workers: dict[str, WorkerLoad] = field(default_factory=dict)
     _places: "OrderedDict[str, Place]" = field(default_factory=OrderedDict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    # Requests that may go to the same workers share a queue, and only its first is examined: one queue per worker for
+    # sessions with a place, one for the others, and one per set of tried workers after failures. So a decision costs
+    # time in the number of workers, not of requests.
     _queues: "dict[_Kind, OrderedDict[int, None]]" = field(default_factory=dict)
     _tickets: dict[str, set[int]] = field(default_factory=dict)
-    """Waiting requests by session."""
     _prefixes: PrefixMap[WorkerLoad] = field(default_factory=PrefixMap)
     _asked: int = 0
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
         return len(self._waiting)
 
     def join(self, name: str) -> WorkerLoad:
-        """Add an idle worker; its name must be free."""
+        """Add an idle worker."""
         assert name not in self.workers
         load = self.workers[name] = WorkerLoad(name)
         return load
@@ -101,7 +93,7 @@ class Placement:
     def ask(
         self, ticket: int, session_id: str | None, tried: Iterable[str] = (), prompt: TokenIds | None = None
     ) -> None:
-        """Queue a request for a worker not in `tried`; a new session is placed by its `prompt`."""
+        """Queue a request for a worker not in `tried`; `prompt` places a new session."""
         self._asked += 1
         home = self._home_of(session_id)
         keys = block_keys(prompt) if home is None and prompt is not None and len(self.workers) > 1 else ()
@@ -124,7 +116,7 @@ class Placement:
                 del self._tickets[waiting.session_id]
 
     def grants(self, now: float) -> Iterator[tuple[int, WorkerLoad]]:
-        """Yield the requests that can be served now with their workers, counted as in flight."""
+        """Yield requests that can be served now, counted as in flight there."""
         while (grant := self._next_grant(now)) is not None:
             ticket, worker = grant
             worker.in_flight += 1
@@ -133,23 +125,22 @@ class Placement:
             yield ticket, worker
 
     def finish(self, worker: WorkerLoad) -> None:
-        """Count a granted request as ended."""
         worker.in_flight -= 1
 
     def is_exhausted(self, tried: Container[str]) -> bool:
-        """Return True if every serving worker has been tried."""
+        """Return True if every serving worker was tried."""
         return all(worker.name in tried for worker in self.workers.values() if not worker.fence)
 
     def place_of(self, session_id: str | None) -> Place | None:
-        """Return where the session was last served; that worker may have left."""
+        """Return where the session was last served."""
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:
-        """Return the worker for the session's next request, or None while none serves."""
+        """See `EngineWorkers`."""
         return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
 
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
-        """Move the session to `worker`; forget the session unseen for longest beyond the limit."""
+        """Move the session to `worker`."""
         if session_id is None:
             return
         self._forget(self._places.pop(session_id, None))
@@ -157,6 +148,7 @@ class Placement:
         worker.sessions += 1
         self._requeue(session_id)
         if len(self._places) > _REMEMBERED_SESSIONS:
+            # The session unseen for longest.
             forgotten, place = self._places.popitem(last=False)
             self._forget(place)
             self._requeue(forgotten)
@@ -170,12 +162,12 @@ class Placement:
         return None if place is None else place.worker
 
     def _holder_of(self, keys: Sequence[int]) -> WorkerLoad | None:
-        """Return the least busy worker with the prefix, unless it is too far ahead of the others."""
         serving = [each for each in self.workers.values() if not each.fence]
         held = [each for each in self._prefixes.holders(keys) if each in serving and self._has_room(each)]
         found = min(held, key=_busy, default=None)
         if found is None:
             return None
+        # A cached prefix is not worth a queue at a worker far ahead of the others.
         requests, sessions = (min(counts) for counts in zip(*map(_busy, serving), strict=True))
         is_ahead = found.in_flight >= requests + _AHEAD or found.sessions >= sessions + _AHEAD
         return None if is_ahead else found
@@ -199,7 +191,6 @@ class Placement:
             del self._queues[kind]
 
     def _next_grant(self, now: float) -> tuple[int, WorkerLoad] | None:
-        """Return the oldest request whose worker has room."""
         least_busy: dict[frozenset[str], WorkerLoad | None] = {}
         found: tuple[int, int, WorkerLoad] | None = None
         for kind, queue in self._queues.items():
@@ -213,7 +204,7 @@ class Placement:
     def _choose(
         self, kind: _Kind, now: float, least_busy: dict[frozenset[str], WorkerLoad | None]
     ) -> WorkerLoad | None:
-        """Return the worker to serve by or wait for, or None while none may serve."""
+        """Return the worker to serve by or wait for, or None."""
         home = kind.home
         if home is not None and not home.fence and home.name not in kind.tried and not home.is_resting(now):
             return home

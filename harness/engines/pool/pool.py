@@ -1,10 +1,8 @@
 """Several engines as one `TokenProvider`.
 
-`placement` places generations; `workers` keeps the members, which may join and leave. Control verbs go to every worker
-at once, and failures are collected into one error that names each worker. A worker that cannot be reached for a request
-is skipped. Nothing was sampled there, so no token is generated twice. After its first token a request never moves.
-
-The pool does not start, restart or find engines; see `discovered`.
+`placement` places generations; `workers` keeps the members. Control verbs go to every worker at once; failures are
+collected into one error that names each worker. A worker that cannot be reached is skipped: nothing was sampled there.
+After its first token a request never moves. The pool does not start, restart or find engines; see `discovered`.
 """
 
 import asyncio
@@ -40,11 +38,11 @@ _T = TypeVar("_T")
 
 
 class EnginePool:
-    """Enters, serves through and leaves its workers; others may join `workers` later.
+    """Enters, serves through and leaves its workers.
 
     Args:
-        workers: Initial workers.
-        limit: Maximum requests in flight per worker; further ones wait here. None is unbounded.
+        workers: Initial workers; others may join later.
+        limit: Maximum requests in flight per worker; further ones wait here.
         queue_timeout_s: Longest wait for a worker before `EngineUnavailable`.
     """
 
@@ -57,35 +55,30 @@ class EnginePool:
         self.workers = Workers(self._placement, self._queue.grant)
         self._serving: dict[str, TokenProvider] = {}
         self._shared: tuple[list[Capabilities], Capabilities] | None = None
-        """Stated capabilities and those in common: cached, because they are read several times a turn."""
+        """Stated and shared capabilities; cached, because they are read several times a turn."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities all workers share, or the last worker's. Raises `EngineUnavailable` before the first.
-
-        Scripts stay accepted after the last worker that follows them has left: requests wait for the next one.
-        """
+        """Capabilities all workers share, or the last worker's. Raises `EngineUnavailable` before the first."""
         providers = self.workers.known or self._begin_with
         stated = [provider.capabilities for provider in providers.values()]
         if self._shared is None or self._shared[0] != stated:
             self._shared = stated, in_common(stated)
         shared = self._shared[1]
+        # Scripts stay accepted after the last worker that follows them has left; they wait for the next one.
         if shared.follows_scripts or not self.workers.have_followed_scripts:
             return shared
         return replace(shared, follows_scripts=True)
 
     @property
     def weight_version(self) -> str:
-        """Oldest label of the serving workers; the last known one while none serves.
-
-        An empty pool keeps a label so that requests wait for a worker instead of being refused.
-        """
+        """Oldest label of the serving workers; the last known one while none serves."""
+        # An empty pool keeps a label, so requests wait for a worker instead of being refused.
         providers = self.workers.serving or self.workers.known or self._begin_with
         return self.workers.oldest(provider.weight_version for provider in providers.values())
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
         return self._placement.waiting
 
     @property
@@ -180,16 +173,14 @@ class EnginePool:
         session_id: str | None,
         request: GenerationRequest | None = None,
     ) -> AsyncGenerator[_T]:
-        """Yield a worker's answer, piece by piece; a request with a script goes to a worker that follows scripts.
-
-        Theory of operation. A request may move to another worker only while nothing has come back from the first: then
-        no token was seen, and asking again hands none out twice (I5). From the first piece on, the answer belongs to
-        its worker. Another worker would sample other tokens, perhaps with other weights, after those the caller already
-        has. A later failure therefore goes to the caller, who knows what arrived and continues the turn in a new
-        request. Only `EngineUnavailable` justifies asking another worker, and only if the first cannot have sampled.
-        What one worker refuses (`EngineRejected`), all refuse; and after a broken connection (`EngineConnectionLost`)
-        an engine may be sampling. Each worker is asked at most once.
-        """
+        """Yield a worker's answer, piece by piece; a script goes to a worker that follows scripts."""
+        # Theory of operation. A request may move to another worker only while nothing has come back from the first:
+        # then no token was seen, and asking again hands none out twice (I5). From the first piece on, the answer
+        # belongs to its worker. Another worker would sample other tokens, perhaps with other weights, after those the
+        # caller already has. A later failure therefore goes to the caller, who knows what arrived and continues the
+        # turn in a new request. Only `EngineUnavailable` justifies asking another worker, and only if the first cannot
+        # have sampled. What one worker refuses (`EngineRejected`), all refuse; and after a broken connection
+        # (`EngineConnectionLost`) an engine may be sampling. Each worker is asked at most once.
         before = self._placement.place_of(session_id)
         says_script = request is not None and request.script_ids is not None
         request_id = None if request is None else request.request_id

@@ -1,8 +1,6 @@
 """Map from prompt prefixes to the workers that were sent them. Pure: no clock, no I/O.
 
-A prompt is cut into blocks; a block's key covers all tokens up to its end, so the longest known prefix is the last
-block with a known key. Evictions in workers are not known: a wrong guess costs the prefill that any worker would have
-needed.
+A block's key covers all tokens up to its end, so the longest known prefix is the last block with a known key.
 """
 
 from collections import OrderedDict
@@ -30,9 +28,10 @@ def block_keys(prompt: TokenIds) -> tuple[int, ...]:
 
 
 class PrefixMap(Generic[_W]):
-    """Workers that were sent each block; forgets the least recently used blocks."""
+    """Workers that were sent each block; evicts the least recently used."""
 
     def __init__(self) -> None:
+        # Evictions in workers are not known; a wrong guess costs one prefill, as with any worker.
         self._holders: OrderedDict[int, tuple[_W, ...]] = OrderedDict()
 
     def note(self, keys: Sequence[int], worker: _W) -> None:

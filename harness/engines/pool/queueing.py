@@ -1,7 +1,6 @@
-"""Requests that wait for a worker; `placement` decides which one is next.
+"""Requests that wait, for a bounded time, for a worker; `placement` decides which is next.
 
-The wait is bounded. A waiting request can be aborted and then ends with nothing sampled. However a wait ends, a place
-granted in the meantime is freed.
+A waiting request can be aborted and ends with nothing sampled.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from harness.types import TokenIds
 
 
 class AbortedWaiting(Exception):
-    """Raised in a request that was aborted before it had a worker."""
+    """Raised in a request aborted before it had a worker."""
 
 
 class Queue:
@@ -37,9 +36,9 @@ class Queue:
     async def worker_for(
         self, session_id: str | None, tried: set[str], request_id: str | None, prompt: TokenIds | None = None
     ) -> WorkerLoad:
-        """Wait for a worker, take a place there and add it to `tried`; see `Placement.ask`.
+        """Wait for a worker, take a place there and add it to `tried`.
 
-        Raises `EngineUnavailable` if none has room in time, `AbortedWaiting` if the request was aborted.
+        Raises `EngineUnavailable` if none has room in time, `AbortedWaiting` if aborted.
         """
         ticket = next(self._tickets)
         granted: asyncio.Future[WorkerLoad] = asyncio.get_running_loop().create_future()
@@ -65,12 +64,11 @@ class Queue:
         return worker
 
     def finish(self, worker: WorkerLoad) -> None:
-        """Free the place of a request that has ended and grant it to the next."""
+        """Free the place of an ended request and grant it again."""
         self._placement.finish(worker)
         self.grant()
 
     def grant(self) -> None:
-        """Release every request that can be served now."""
         for ticket, worker in self._placement.grants(asyncio.get_running_loop().time()):
             if self._granted[ticket].done():  # cancelled or aborted a moment ago
                 self._placement.finish(worker)
@@ -78,7 +76,7 @@ class Queue:
                 self._granted[ticket].set_result(worker)
 
     def abort(self, request_id: str | None) -> int:
-        """Abort the waiting request `request_id`, or all that have an id (None). Return how many were aborted."""
+        """Abort one waiting request, or all that have an id (None). Return how many."""
         waiting = [
             self._granted[ticket]
             for ticket, name in self._names.items()

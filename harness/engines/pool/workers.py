@@ -1,10 +1,8 @@
 """Members of a pool: workers join, are fenced, and leave while the pool serves.
 
-A worker is entered, self-test included, before it serves, and left when its last request has ended. All workers must
-have the same vocabulary, logprob scale and weights. A worker with older weights than another is fenced until it reports
-the new ones. A worker with an incomplete weight update is fenced even if it is the only one.
-
-`placement` decides which worker serves a request; `discovered` finds workers.
+A worker is entered, self-test included, before it serves, and left after its last request. All must have one
+vocabulary, logprob scale and weights. A worker with older weights than another is fenced until it catches up, one with
+an incomplete weight update even if it is alone. `discovered` finds workers.
 """
 
 import asyncio
@@ -29,10 +27,10 @@ from harness.samples.versions import LabelOrder, is_unsettled, is_version
 log = get_logger(__name__)
 
 MISSED_UPDATE = "it missed the update of its weights"
-"""Fence of a worker whose weights are older than another's."""
+"""Fence of a worker with older weights than another."""
 
 UNSETTLED = "an update of its weights is under way or broke off"
-"""Fence of a worker whose weights are unknown."""
+"""Fence of a worker with unknown weights."""
 
 
 class _Nobody:
@@ -56,7 +54,7 @@ class Workers:
 
     Args:
         placement: Learns which workers may be chosen.
-        on_change: Called after a worker joined, left, was fenced or unfenced.
+        on_change: Called after a worker joined, left, or its fence changed.
     """
 
     def __init__(self, placement: Placement, on_change: Callable[[], None]) -> None:
@@ -67,15 +65,14 @@ class Workers:
         self.proves_scripts = False
         """See `ProvesScripts`; applies to workers that join."""
         self.have_followed_scripts = False
-        """True once a worker that follows scripts has joined; it may come back."""
+        """True once a worker that follows scripts has joined."""
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
-        """Includes workers that are leaving."""
+        """Includes leaving workers."""
         self.order = LabelOrder()
-        """Decides which of two labels is newer; the server's is durable."""
+        """Decides which of two labels is newer."""
         self._paused: PauseMode | None = None
         self._last: TokenProvider | None = None
-        """Last worker to leave an otherwise empty pool."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -95,7 +92,7 @@ class Workers:
 
     @property
     def known(self) -> dict[str, TokenProvider]:
-        """Workers that define the pool's capabilities: all, or the last one that left."""
+        """Workers that define the capabilities: all, or the last that left."""
         return self.providers or ({} if self._last is None else {"": self._last})
 
     @property
@@ -105,7 +102,7 @@ class Workers:
 
     @property
     def may_be_silent(self) -> bool:
-        """True if silence is expected: workers are paused and may be loading weights."""
+        """True if workers may be loading weights."""
         return self.is_paused or self._is_held()
 
     @property
@@ -119,7 +116,7 @@ class Workers:
         return None if load is None else load.name
 
     def provider_of(self, load: WorkerLoad) -> TokenProvider:
-        """Return the worker of a placed request; it may be leaving."""
+        # It may be leaving.
         return self._entered[load].provider
 
     def count_labels_by(self, order: LabelOrder) -> None:
@@ -140,13 +137,13 @@ class Workers:
         self._on_change()
 
     def expect_pause(self, mode: PauseMode | None) -> None:
-        """Record that the caller paused the workers (`mode`) or resumed them (None); joining workers do the same."""
+        """Record a pause of the workers, or a resume (None), for those that join."""
         self._paused = mode
 
     async def join(self, name: str, worker: TokenProvider) -> None:
         """Enter `worker` and let it serve as `name`, paused first if the pool is.
 
-        Raises `ScenarioError` if it serves another model than the others, and any error of entering it.
+        Raises `ScenarioError` if it serves another model, and any error of entering it.
         """
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
@@ -167,7 +164,7 @@ class Workers:
         self._tell_change()
 
     async def retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
-        """Send the worker no more requests; leave it after its last one, or `at_once`."""
+        """Stop sending to the worker; leave it after its last request, or `at_once`."""
         member = self._members.pop(name)
         member.is_leaving = True
         if not self._members:
@@ -180,19 +177,18 @@ class Workers:
         await self.let_go(member.load)
 
     async def let_go(self, load: WorkerLoad) -> None:
-        """Leave the worker if it is retired and idle."""
+        """Leave the worker if retired and idle."""
         member = self._entered.get(load)
         if member is not None and member.is_leaving and not load.in_flight:
             del self._entered[load]
             await member.stack.aclose()
 
     async def let_idle_go(self) -> None:
-        """Leave every retired worker that is idle."""
         for load in list(self._entered):
             await self.let_go(load)
 
     async def leave_all(self) -> None:
-        """Leave every worker, even with requests in flight."""
+        """Leave every worker, even busy ones."""
         async with AsyncExitStack() as stack:
             for name in list(self._members):
                 self._placement.leave(name)
@@ -211,7 +207,7 @@ class Workers:
         self._tell_change()
 
     def judge_weights(self) -> None:
-        """Fence workers with old or unsettled weights; unfence those that have caught up."""
+        """Fence workers with old or unsettled weights; unfence the others."""
         for name, member in self._members.items():
             objection = self._objection(member)
             # Fences for other reasons belong to the caller who set them.
@@ -223,7 +219,6 @@ class Workers:
                 self.unfence(name)
 
     def _objection(self, member: _Member) -> str:
-        """Return why the worker's weights keep it from serving; empty if they do not."""
         label = member.provider.weight_version
         if is_unsettled(label):
             return UNSETTLED
@@ -231,21 +226,20 @@ class Workers:
         return MISSED_UPDATE if self.recency(label) < newest else ""
 
     def recency(self, label: str) -> int:
-        """Return the policy version of a label, assigning one to a new label; -1 if the label is no version."""
+        """Return the policy version of a label, assigned if new; -1 if it is none."""
         try:
             return self.order.see(label)
         except UnknownWeightVersion:
             return -1
 
     def oldest(self, labels: Iterable[str]) -> str:
-        """Return the label of the oldest weights, or an empty string."""
         return min(labels, key=self.recency, default="")
 
 
 def fence_left_behind(workers: EngineWorkers, version: int) -> None:
-    """Fence workers that an update to `version` did not reach; unfence those fenced by an update that have it.
+    """Fence workers without `version`; unfence those with it that an update had fenced.
 
-    Fences for other reasons stay; a single engine is never fenced.
+    Other fences stay.
     """
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
@@ -256,11 +250,7 @@ def fence_left_behind(workers: EngineWorkers, version: int) -> None:
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
-    """Return the capabilities that every worker has.
-
-    Following scripts is the exception: one worker is enough, because the pool sends scripts only to those. Raises
-    `EngineUnavailable` if there is no worker.
-    """
+    """Return the capabilities that every worker has. Raises `EngineUnavailable` without one."""
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
     first = all_capabilities[0]
@@ -278,12 +268,12 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         repeat_guard=first.repeat_guard,
         may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
+        # The pool sends scripts only to workers that follow them.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),
     )
 
 
 def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
-    """Raise `ScenarioError` if sessions could not move between the workers."""
     for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:

@@ -3,8 +3,7 @@
     http://10.0.0.1:30000                       the key given for all, else that of HARNESS_ENGINE_KEY, else none
     http://10.0.0.1:30000#key=WORKER_A_KEY      the key in the environment variable WORKER_A_KEY
 
-Addresses appear in logs, reports and run directories, so they name the variable, never the key. An address that
-contains a user or a secret is refused without being repeated.
+Addresses appear in logs and reports, so they never contain a secret.
 """
 
 import re
@@ -16,7 +15,7 @@ from harness.credentials import has_userinfo
 from harness.errors import ScenarioError
 
 ENGINE_KEY = "HARNESS_ENGINE_KEY"
-"""Variable with the key of engine servers that have none of their own."""
+"""Variable with the key of servers that have none of their own."""
 
 _KEY_OF_ITS_OWN = re.compile(r"key=([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -47,9 +46,9 @@ class EngineAddress(NamedTuple):
         return cls(url.rstrip("/"), named[1] if named else "")
 
     def api_key(self, environ: Mapping[str, str], given: str = "") -> str:
-        """Return the key to send, or an empty string; `given` is for servers without their own.
+        """Return the key, or an empty string; `given` is for servers without their own.
 
-        Raises `ScenarioError` if the server's own variable is not set.
+        Raises `ScenarioError` if the server's variable is not set.
         """
         if not self.key_variable:
             return given or environ.get(ENGINE_KEY, "")
@@ -58,5 +57,5 @@ class EngineAddress(NamedTuple):
         return environ[self.key_variable]
 
     def behind(self, url: str) -> str:
-        """Return the address of this server as reached through `url`."""
+        """Return this server's address, reached through `url`."""
         return f"{url}#key={self.key_variable}" if self.key_variable else url

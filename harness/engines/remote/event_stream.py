@@ -1,8 +1,7 @@
 """Splits a stream of server-sent events into payloads.
 
-Engines send one JSON document per `data:` line and `[DONE]` at the end. A document may be megabytes long, because
-SGLang repeats the output in every event, and line readers of HTTP clients stop at 64 KiB. Hence this buffer, which
-reads every byte once however the network splits the stream.
+Engines send one JSON document per `data:` line, which may be megabytes long because SGLang repeats the output in every
+event. Line readers of HTTP clients stop at 64 KiB.
 """
 
 _DONE = b"[DONE]"
@@ -10,7 +9,7 @@ _LONGEST_LINE_BYTES = 64 << 20
 
 
 class LineTooLong(ValueError):
-    """Raised for a line that no engine would send."""
+    """Raised for an impossibly long line."""
 
 
 class EventBuffer:
@@ -24,6 +23,7 @@ class EventBuffer:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads that `data` completes, up to the end marker. Raises `LineTooLong`."""
+        # Every byte is examined once, however the network splits the stream.
         begun = data.rfind(b"\n") + 1
         lines: list[bytes] = []
         if begun:

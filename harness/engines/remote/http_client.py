@@ -6,8 +6,8 @@
     connection broke after the request  EngineConnectionLost
     not UTF-8, not JSON, wrong shape    EngineReplyInvalid
 
-Every call has a deadline. No POST is repeated; the caller decides whether a generation may be. A GET on a connection
-that had been closed is sent again. Redirects and environment proxies are ignored.
+Every call has a deadline. No POST is repeated; a GET on a closed connection is. Redirects and environment proxies are
+ignored.
 """
 
 import asyncio
@@ -34,11 +34,10 @@ from harness.types import Json
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+# At 50 tokens a second events arrive in threes, since this is just over two of their intervals, and wait 20 ms on
+# average.
 GATHER_S = 0.041
-"""Seconds that events gather for a reader of a live stream.
-
-At 50 tokens a second they arrive in threes, since this is just over two of their intervals, and wait 20 ms on average.
-"""
+"""Seconds that events gather for a live reader."""
 
 _LARGE_BYTES = 200_000  # decoding takes some milliseconds
 
@@ -61,7 +60,7 @@ class HttpCall:
     """Object, or parts of its JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
-    """Generation it belongs to; empty for other calls."""
+    """Generation it belongs to, if any."""
 
 
 class EngineClient:
@@ -70,7 +69,7 @@ class EngineClient:
     Args:
         url: See `EngineAddress`; may have a path prefix.
         engine: Engine kind, for messages.
-        api_key: Bearer token if the address names no key; empty takes that of the environment.
+        api_key: Used if the address names no key; empty takes that of the environment.
     """
 
     def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
@@ -90,7 +89,7 @@ class EngineClient:
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
-        """Create the connection pool, which is unbounded; needs the running loop."""
+        """Create the unbounded connection pool; needs the running loop."""
         self._connections = Connections(self.url)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
 
@@ -118,7 +117,7 @@ class EngineClient:
         return self._require_success(call, await self.ask(call)).content.decode("utf-8", errors="replace")
 
     async def call(self, call: HttpCall, kind: type[_T]) -> _T:
-        """Decode a successful answer; raise the `EngineError` of the table above."""
+        """Decode a successful answer; raise as in the table above."""
         return await self.call_for(call, kind, lambda value: value)
 
     async def call_for(self, call: HttpCall, kind: type[_T], read: Callable[[_T], _R]) -> _R:
@@ -149,9 +148,9 @@ class EngineClient:
                         connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
-        """Yield the payloads of a stream's events as they come; leaving early closes the connection.
+        """Yield payloads of a stream's events as they come; leaving early closes the connection.
 
-        The deadline covers the whole stream, including the reader's time.
+        The deadline includes the reader's time.
         """
         connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
@@ -173,8 +172,8 @@ class EngineClient:
     ) -> None:
         """Append the payloads of a stream's events to `payloads`; keep them if the stream breaks.
 
-        `hear` is awaited after the first event, then `gather_s` after the first of each further batch, after another
-        megabyte, and at the end. The call's deadline includes its time.
+        `hear` is awaited after the first event, then `gather_s` after the first of each batch, after a megabyte, and at
+        the end. Its time counts against the deadline.
         """
         connections, buffer = self._require_open(), EventBuffer()
         with self._name_failures(call):

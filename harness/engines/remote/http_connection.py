@@ -1,15 +1,11 @@
-"""HTTP/1.1 connections to one engine server, kept alive, one exchange at a time each.
+"""HTTP/1.1 connections to one engine server, kept alive, with one exchange at a time each.
 
-Supports only what engines need: complete requests; answers with a length, in chunks, or until close. No redirects,
-cookies, compression or proxies. A general client costs a third of a millisecond more per request
-(`docs/performance.md`).
+Supports only what engines need: no redirects, cookies, compression or proxies. A general client costs a third of a
+millisecond more per request (`docs/performance.md`).
 
-Answer bytes gather here until they are read: a reader of the whole wakes once, a live reader now and then. Beyond a
-limit the server must wait.
-
-Failures are `OSError`s: `CannotConnect` before anything was sent, `ConnectionResetError` afterwards (`StaleConnection`
-if a kept connection had been closed), `AnswerInvalid` for what is not HTTP. Deadlines belong to the caller, except for
-connecting. Leaving an answer early closes its connection.
+Failures are `OSError`s: `CannotConnect` before anything was sent, `ConnectionResetError` afterwards, `AnswerInvalid`
+for what is not HTTP. Deadlines belong to the caller, except for connecting. Leaving an answer early closes its
+connection.
 """
 
 import asyncio
@@ -32,11 +28,11 @@ _FINAL = 200  # answers of a lower status announce another one
 
 
 class CannotConnect(OSError):
-    """Raised if the server was not reached and saw nothing of the request."""
+    """Raised if the server saw nothing of the request."""
 
 
 class StaleConnection(ConnectionResetError):
-    """Raised if a kept connection was closed before any byte of an answer."""
+    """Raised if a kept connection closed before any byte of an answer."""
 
 
 class AnswerInvalid(OSError):
@@ -58,12 +54,12 @@ class Connection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self.status = 0
-        """Status of the answer; 0 before it is known."""
+        """Status; 0 before it is known."""
         self.is_whole = False
-        """True once the answer is complete."""
         self._stays_open = False
         self._says_its_end = False
         self._head_bytes = 0
+        # Bytes gather here until read, so a reader of the whole wakes once; beyond a limit the server waits.
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
         self._is_held_up = False
@@ -74,7 +70,6 @@ class Connection(asyncio.Protocol):
         self._is_gathered = False
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a request; its answer is read next."""
         assert self._transport is not None
         self._begin()
         self._exchanges += 1
@@ -85,15 +80,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """True if another request may follow."""
         return self.is_whole and self._stays_open and not self.closed.done() and self._failure is None
 
     async def read_some(self) -> bytes:
-        """Read the bytes received since the last read, or wait for some; empty at the end."""
+        """Read what arrived since the last read, or wait; empty at the end."""
         return await self.gather(0.0)
 
     async def read_much(self) -> bytes:
-        """Read the rest of the body, or a megabyte of a longer one; empty at the end."""
+        """Read the rest of the body, at most a megabyte; empty at the end."""
         return await self.gather(math.inf)
 
     async def read_all(self) -> bytes:
@@ -110,7 +104,7 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def gather(self, seconds: float) -> bytes:
-        """Read what arrives until `seconds` after the next piece, the end, or a megabyte; empty at the end.
+        """Read until `seconds` after the next piece, a megabyte, or the end; empty at the end.
 
         If the connection breaks, `take` still returns what arrived.
         """
@@ -214,17 +208,14 @@ class Connection(asyncio.Protocol):
         self._says_its_end |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        """Record the status."""
         status = self._parser.get_status_code()
         self.status = status if status >= _FINAL else 0
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece until it is read."""
         self._pieces.append(body)
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """Record the end."""
         if self.status:
             self.is_whole, self._stays_open = True, self._parser.should_keep_alive()
 
@@ -244,13 +235,9 @@ class Connections:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> Connection:
-        """Send a request and return its connection; read the answer there, then call `end`.
+        """Send a request, over an unused connection if `on_new`. Raises `CannotConnect`.
 
-        Args:
-            parts: The request.
-            on_new: Use a new connection, which the server cannot have closed already.
-
-        Raises `CannotConnect`.
+        Read the answer from the returned connection, then call `end`.
         """
         connection = None if on_new else self._choose_kept()
         if connection is None:
@@ -259,7 +246,7 @@ class Connections:
         return connection
 
     def end(self, connection: Connection) -> None:
-        """Keep the connection, or close it if the answer is incomplete."""
+        """Keep the connection if it is reusable, else close it."""
         if connection.is_reusable and connection in self._open:
             self._keep(connection)
         else:

@@ -1,9 +1,7 @@
 """Requests of this process that an engine server is working on.
 
-A request whose caller has gone is aborted in the engine, so that it does not keep sampling. Requests that arrive during
-a pause wait here, because SGLang loses an abort of a request that it holds itself. An engine also silently loses the
-abort of a request that it has not read yet. So an abort is sent once its request has probably arrived, and repeated
-until the engine reacts to that request.
+A request whose caller has gone is aborted in the engine. Requests that arrive during a pause wait here, because SGLang
+loses an abort of a request that it holds itself.
 """
 
 import asyncio
@@ -29,16 +27,16 @@ class LiveRequest:
     """Loop time when it was sent."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the engine has begun to answer or the caller has left: aborts need not be repeated."""
+    """Set once the engine answers or the caller has left: aborts need no repetition."""
     is_answered: bool = False
-    """True once the whole answer has arrived: nothing is left to abort."""
+    """True once the whole answer has arrived, even if its reader stops early."""
 
 
 class InFlight:
     """Tracks live requests.
 
     Args:
-        take_back: Aborts a request in the engine, for callers that have gone.
+        take_back: Aborts a request in the engine.
         longest_hold_s: Longest wait here for a paused engine.
     """
 
@@ -54,7 +52,7 @@ class InFlight:
 
     @property
     def waiting(self) -> int:
-        """Number of requests held here."""
+        """Requests held here."""
         return sum(live.sent_at is None for live in self._live.values())
 
     @property
@@ -72,7 +70,7 @@ class InFlight:
 
     @asynccontextmanager
     async def track(self, request_id: str) -> AsyncIterator[LiveRequest]:
-        """Track the request in the block; abort it in the engine if the block is left without an answer."""
+        """Track the request in the block; abort it if the block ends without an answer."""
         if request_id in self._live:
             raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
         live = self._live[request_id] = LiveRequest(request_id)
@@ -108,10 +106,7 @@ class InFlight:
         return True
 
     async def tell_to_end(self, request_id: str | None) -> list[LiveRequest]:
-        """Mark and return the live requests that an abort of `request_id` (None: all) is for, none twice.
-
-        Returns once the scheduler probably knows those already sent.
-        """
+        """Mark and return the live requests that match an abort, once the scheduler probably knows them."""
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
@@ -119,7 +114,8 @@ class InFlight:
         return told
 
     async def tell_again(self, told: list[LiveRequest]) -> None:
-        """Repeat the abort of requests the engine has not reacted to, for at most 30 s."""
+        """Repeat unanswered aborts for at most 30 s."""
+        # An engine silently loses the abort of a request that it has not read yet.
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + _REPEATS_S, _DISPATCH_S
         while loop.time() < until:

@@ -1,8 +1,8 @@
 """Token counters in the `/metrics` of engine servers.
 
-Both engines count all clients' tokens since their start. SGLang counts a request when it has ended, and never one
-aborted while queued or retracted, though it returns its tokens. vLLM counts every token at once. Both also count
-requests per route, which shows whether other clients use the server.
+They count all clients. SGLang counts a request when it has ended, and never one aborted while queued or retracted,
+though it returns its tokens; vLLM counts every token at once. Requests per route show whether other clients use the
+server.
 """
 
 import math
@@ -42,20 +42,14 @@ class _Series(NamedTuple):
 
 
 class Metrics:
-    """Prometheus exposition of `source`, the server's name in errors.
-
-    A value that is not a finite number makes a sum fail; it is never skipped.
-    """
+    """Prometheus exposition of `source`, the server's name in errors."""
 
     def __init__(self, text: str, source: str) -> None:
         self._lines = text.split("\n")  # not `splitlines`: a label may hold other line ends
         self._source = source
 
     def total(self, name: str, **labels: Container[str]) -> int:
-        """Return the sum over series of `name` whose labels match `labels`; 0 without any.
-
-        Raises `EngineReplyInvalid` if a value is not a number.
-        """
+        """Return the sum over series of `name` with matching labels. Raises `EngineReplyInvalid` for a non-number."""
         return round(
             sum(
                 self._number(name, each.value)
@@ -65,7 +59,6 @@ class Metrics:
         )
 
     def has(self, name: str) -> bool:
-        """Return True if a series has that name."""
         return bool(self._series(name))
 
     def label_values(self, name: str, label: str) -> list[str]:
@@ -91,7 +84,7 @@ class Metrics:
 
 
 async def count_sglang(client: EngineClient) -> EngineCount:
-    """Read the counters of a server that speaks SGLang's protocol. Raises `EngineError`."""
+    """Read the counters of a SGLang server. Raises `EngineError`."""
     metrics = await _read(client, "--enable-metrics")
     # SGLang exports no process start time; the durations of its startup phases never repeat.
     started = metrics.fingerprint("sglang:startup_time_seconds") or metrics.fingerprint("process_start_time_seconds")
@@ -107,7 +100,7 @@ async def count_sglang(client: EngineClient) -> EngineCount:
 
 
 async def count_vllm(client: EngineClient, scorings_answered: int, scorings_sent: int) -> EngineCount:
-    """Read the counters of a vLLM server, which samples a token per scoring. Raises `EngineError`."""
+    """Read the counters of a vLLM server. Raises `EngineError`."""
     metrics = await _read(client, "its statistics on (no --disable-log-stats)")
     if not metrics.has("vllm:generation_tokens_total"):
         raise EngineRejected(f"{client.name} does not count its tokens: start it without --disable-log-stats")
@@ -116,6 +109,7 @@ async def count_vllm(client: EngineClient, scorings_answered: int, scorings_sent
         client.name,
         start=started and f"{started} {client.since}",
         tokens=metrics.total("vllm:generation_tokens_total"),
+        # Each scoring samples a token.
         scored=scorings_answered,
         scored_unheard=scorings_sent - scorings_answered,
         requests=metrics.total("http_requests_total", method={"POST"}, handler=_SAMPLING_ROUTES, status={"2xx"}),

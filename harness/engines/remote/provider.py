@@ -1,11 +1,8 @@
 """Base of the providers for HTTP engine servers: their parts, and the tests at entry.
 
-Entering identifies the server, reads its weight label and tests it. Its tokenizer must match, a wanted repeat guard
-must be active, and logprobs must be raw unless the caller states otherwise. Following scripts is tested if wanted. A
-server left paused is resumed first if that was requested; otherwise the tests time out and say so. If any of this
-fails, the connections are closed.
-
-The protocols are in `sglang` and `vllm`.
+Entering identifies the server, reads its label and tests it. Its tokenizer must match, a wanted repeat guard must be
+active, and logprobs must be raw unless the caller states otherwise. A paused server is resumed first if requested;
+otherwise the tests time out and say so.
 """
 
 import os
@@ -52,7 +49,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         api_key: The server's key, if any.
         repeat_guard: Required configuration; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`), if any.
         tokenizer: Required tokenizer; None compares nothing.
-        self_test_s: Limit for the tests at entry; a paused server answers none.
+        self_test_s: Limit for the tests at entry.
     """
 
     kind: ClassVar[str]
@@ -60,7 +57,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
     first_label: ClassVar[str]
     """Weight label until the server reports one."""
     scale_advice: ClassVar[str]
-    """Advice for a server whose logprobs are not raw."""
+    """Advice if logprobs are not raw."""
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         """See `ProvesScripts`."""
         self._follows_scripts = False
         self._ranks = Placement()
-        """The server's data-parallel ranks, each with a cache of its own."""
+        """Data-parallel ranks, each with its own cache."""
         self._capabilities: Capabilities | None = None
         """None until entry is complete."""
 
@@ -102,7 +99,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @property
     def weight_version(self) -> str:
-        """Label as last reported: at entry, with a reply, by `read_version`, or in an update."""
+        """See `TokenProvider.weight_version`."""
         return self._served.label
 
     @property
@@ -140,7 +137,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         await self._client.close()
 
     async def _obeys(self) -> bool:
-        """Test whether the server follows scripts. Raises `EngineError` if the test was cut short."""
+        """Test whether the server follows scripts. Raises `EngineError` if cut short."""
         self._follows_scripts = True  # else `check_request` refuses the test
         try:
             # Two scripts after one prompt: a server that ignores `force_ids` outputs the same token twice.
@@ -165,7 +162,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def active_guard(self) -> str | None:
-        """Return the digest of the engine's repeat guard, or None; generates a token or two."""
+        """Return the digest of the active repeat guard, or None; generates a token or two."""
 
     @abstractmethod
     async def _connect(self) -> None:
@@ -177,7 +174,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def _end_in_engine(self, request_id: str, /) -> None:
-        """Abort a request in the server."""
+        """Abort a request."""
 
     @staticmethod
     def _comes_in_pieces(request: GenerationRequest) -> bool:

@@ -1,9 +1,8 @@
 """Verifies an engine's reply and turns it into a `GenerationResult`. No I/O.
 
-Providers convert answers to an `EngineReply` without judging them. `verify_reply` checks everything that can be
-checked: ids in the output against those beside the logprobs, counts against usage, version spans against the length.
-Any disagreement raises `EngineReplyInvalid` naming engine, request and both values. Nothing is repaired; the trainer
-sees exactly what passes.
+Providers convert answers to an `EngineReply` without judging them. `verify_reply` checks ids, counts, logprobs and
+version spans against each other and the request. Any disagreement raises `EngineReplyInvalid` naming both values.
+Nothing is repaired; the trainer sees exactly what passes.
 """
 
 from collections.abc import Sequence
@@ -54,12 +53,11 @@ class Scored:
 
     @classmethod
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
-        """Build columns from two sequences of equal length."""
+        """Build columns from sequences of equal length."""
         return cls(np.asarray(named, dtype=np.int64), np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[ScoredToken]) -> Self:
-        """Build columns from `tokens`."""
         return cls.of([token.token_id for token in tokens], [token.logprob for token in tokens])
 
     def __len__(self) -> int:
@@ -75,7 +73,7 @@ class Asked:
     request: GenerationRequest
     vocab_size: int
     is_guarded: bool = False
-    """True if the server's repeat guard was proven, so replies carry its mark."""
+    """True if replies carry the mark of a proven repeat guard."""
     probes_guard: bool = False
     """True for a request that asks for the server's guard."""
     rank: int | None = None
@@ -83,26 +81,25 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """Engine and request, for messages."""
         return f"{self.engine}, request {self.request.request_id}"
 
     @property
     def plugin_arguments(self) -> Json:
-        """Arguments for our plugins in the server; usually empty."""
+        """Arguments for our plugins in the server."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
         probe = {PROBE: 1} if self.probes_guard else {}
         script_ids = self.request.script_ids
         return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
     def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
-        """Encode `fields` with the input ids appended, which are long and already encoded."""
+        """Encode `fields` and append the input ids, which are encoded already."""
         head = json.encode(fields)
         return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """Claims of the engine; None or empty where it makes none."""
+    """The engine's claims; None or empty without one."""
 
     output_ids: Sequence[int]
     scored: Scored
@@ -204,7 +201,7 @@ def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
 
 
 def abort_unsent(asked: Asked) -> GenerationResult:
-    """Return the result of a request that was aborted before it was sent."""
+    """Return the result of a request aborted before it was sent."""
     return GenerationResult(
         request_id=asked.request.request_id,
         input_ids=asked.request.input_ids,
@@ -216,7 +213,7 @@ def abort_unsent(asked: Asked) -> GenerationResult:
 
 
 def refuse(asked: Asked, claim: str) -> NoReturn:
-    """Raise `EngineReplyInvalid`; `claim` states what the reply gives and what was expected."""
+    """Raise `EngineReplyInvalid` with `claim`: given and expected values."""
     raise EngineReplyInvalid(
         f"{asked.name}: the reply gives {claim}; nothing of it is used, check the version and the options of the server"
     )

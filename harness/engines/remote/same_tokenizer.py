@@ -23,7 +23,7 @@ TEXTS = (
     "Grüße, 日本語, Привет 🙂",
     "<|im_start|>user\nhi<|im_end|>\n",
 )
-"""Texts on which tokenizers differ: words, white space, digits, Unicode, markers of other families."""
+"""Texts on which tokenizers differ."""
 
 _ANSWER_S = 30.0
 _IDS_SHOWN = 8
@@ -64,7 +64,7 @@ async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEn
 
 
 async def require_same_tokenizer(client: EngineClient, tokenizer: Tokenizer) -> None:
-    """Raise `TokenizerMismatch` if the server encodes a text differently, `EngineError` if it fails."""
+    """Raise `TokenizerMismatch` if the server encodes a text differently."""
     answer = await client.ask(_asking(TEXTS[0]))
     if answer.status != HTTPStatus.OK:
         log.info("tokenizer_not_compared", engine=client.name, status=answer.status)

@@ -1,8 +1,7 @@
 """Weight label of one worker, learned from answers that may arrive out of order.
 
-A request that began before an update can end after it, and of two reads the earlier can arrive last. So each answer is
-compared with what was known when its question was asked. An answer asked for after the present label was learned always
-wins: a restarted worker returns to its first label. An older answer can only advance the label.
+An answer asked for after the present label was learned always wins: a restarted worker returns to its first label. An
+older answer can only advance the label.
 """
 
 from harness.samples.versions import is_unsettled, known_version
@@ -10,21 +9,17 @@ from harness.types import VersionSpan
 
 
 class ServedLabel:
-    """Present label of one worker's weights.
-
-    Args:
-        label: Assumed until the worker reports one.
-    """
+    """Present label of one worker's weights, initially `label`."""
 
     def __init__(self, label: str) -> None:
         self.label = label
         self._heard = {label}
         self._moment = 0
-        """Logical clock of questions and answers in this process."""
+        """Logical clock."""
         self._known_since = 0
         self._changed_at = 0
         self._confirmed_at = 0
-        """Moment of the last question answered with `label`."""
+        """Last question answered with `label`."""
 
     @property
     def is_unsettled(self) -> bool:
@@ -32,12 +27,12 @@ class ServedLabel:
         return is_unsettled(self.label)
 
     def asking(self) -> int:
-        """Return the moment of a question, to pass to `learn` with its answer."""
+        """Return the moment of a question, for `learn`."""
         self._moment += 1
         return self._moment
 
     def learn(self, label: str, asked: int) -> None:
-        """Take in `label` as the answer to a question of the moment `asked`."""
+        """Take in the answer to a question of moment `asked`."""
         mine, found = known_version(self.label), known_version(label)
         is_later = label not in self._heard if mine is None or found is None else found > mine
         if asked > self._known_since or is_later:
@@ -52,7 +47,7 @@ class ServedLabel:
         return is_same and self._changed_at <= since and until < self._confirmed_at
 
     def set(self, label: str) -> None:
-        """Set a label that is known from another source than an answer."""
+        """Set a label known from elsewhere."""
         self._moment += 1
         if label != self.label:
             self._changed_at = self._moment
@@ -61,9 +56,9 @@ class ServedLabel:
 
 
 class Unlabeled:
-    """Tokens of a stream that reports weight versions only at its end.
+    """Tokens of a stream that reports versions only at its end.
 
-    A token carries the `label` from before the request if a later question was still answered with it.
+    A token has the `label` from before the request if a later read confirmed it.
     """
 
     def __init__(self, served: ServedLabel, label: str, begun: int) -> None:

@@ -1,4 +1,4 @@
-"""Model of an engine server, from `/v1/models`, which SGLang and vLLM answer alike, even when paused."""
+"""Model of an engine server, from `/v1/models`, alike in SGLang and vLLM, even when paused."""
 
 import msgspec
 
@@ -19,7 +19,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int = 0
     """Prompt plus output, in tokens; 0 if unknown."""
     root: str = ""
-    """Source of its weights."""
     owned_by: str = ""
 
 

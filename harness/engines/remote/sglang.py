@@ -1,21 +1,7 @@
 """SGLang server as a `TokenProvider`, through its native `/generate`: ids in, ids out.
 
-Choices that the protocol leaves open:
-
-- `PauseMode.KEEP` uses SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
-  and requests continue under new weights with a cache those weights computed. It costs one prefill per request. An
-  abort while retracted loses tokens not yet sent (`unheard_tokens`); ids, logprobs and spans still agree.
-- Requests that arrive during a pause wait here: SGLang loses an abort of a request that it holds itself.
-- `health` never calls `/health`, which generates a token and so fails after 20 s on a paused engine.
-- Answers are streamed with a coarse `stream_interval`, so that a broken connection loses no more. Chunks carry the
-  weight label of the moment they are sent; version spans come with the last one.
-- `seed` needs `--enable-deterministic-inference`.
-- `ignore_eos` makes SGLang ignore all stop ids, so combining the two is refused.
-- The context length is the longest accepted input plus one; `/server_info` reports a few tokens less.
-- A wanted repeat guard answers a probe at entry and marks every reply afterwards; unmarked replies are refused.
-
 Sampled logprobs are raw only with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering measures this and refuses a server
-without it, unless the caller states the other scale.
+without it, unless the caller states the other scale. `seed` needs `--enable-deterministic-inference`.
 """
 
 import asyncio
@@ -72,14 +58,17 @@ _HEALTH_S = 5.0
 _PAUSED_STATUS = 503
 _REPEATING_INTERVAL = 8  # tokens between two chunks for a reader, each of which repeats the output so far
 _MOST_CHUNKS = 16  # of an answer that each of them repeats: half of it on average
+# `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed, and requests continue under
+# new weights with a cache those weights computed. It costs one prefill per request. An abort while retracted loses
+# tokens not yet sent (`unheard_tokens`); ids, logprobs and spans still agree.
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
 
 class SGLangTokenProvider(RemoteProvider):
-    """Serves one SGLang worker, or another engine that speaks its protocol (`engines.sglang_server`).
+    """Serves a SGLang worker, or another engine with its protocol (`engines.sglang_server`).
 
-    See `RemoteProvider` for the arguments. `url` must be the worker itself, since routers drop request fields.
-    `vocab_size` must be that of the weights: an id outside the vocabulary ends the server.
+    See `RemoteProvider`. `url` must be the worker itself: routers drop request fields. `vocab_size` must be that of the
+    weights: an id outside the vocabulary ends the server.
     """
 
     kind = "sglang"
@@ -100,14 +89,15 @@ class SGLangTokenProvider(RemoteProvider):
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`; the session only selects a rank, as SGLang finds prefixes by tokens."""
+        """See `TokenProvider.generate`."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
                 return abort_unsent(asked)
             moment = self._served.asking()
-            # Other engines behind this protocol stream every token, which costs more than what a break could lose.
+            # Streamed, coarsely: a broken connection then loses no more than an interval. Other engines behind this
+            # protocol stream every token, which costs more than what a break could lose.
             if self._comes_live(request) or (self._comes_in_pieces(request) and self._server.engine == "sglang"):
                 result = await self._gather(asked, live)
             else:
@@ -155,6 +145,7 @@ class SGLangTokenProvider(RemoteProvider):
 
     async def pause(self, mode: PauseMode) -> None:
         """See `TokenProvider.pause`; in ABORT mode returns after every request has ended."""
+        # Requests that arrive during a pause wait here: SGLang loses an abort of a request that it holds itself.
         self._flight.hold()
         await self._client.post("/pause_generation", {"mode": _PAUSES[mode]}, deadline_s=_CONTROL_S)
 
@@ -179,7 +170,7 @@ class SGLangTokenProvider(RemoteProvider):
         return self._served.label
 
     async def is_paused(self) -> bool:
-        """See `ChangingServer`; knows only pauses by this provider, since SGLang does not report others."""
+        """See `ChangingServer`; SGLang does not report other clients' pauses."""
         return self._flight.is_held
 
     async def require_fitting(self, path: Path) -> None:
@@ -188,7 +179,8 @@ class SGLangTokenProvider(RemoteProvider):
         await asyncio.to_thread(require_fitting, Path(info.model_path), path)
 
     async def announce_change(self, label: str) -> None:
-        """See `ChangingServer`; other engines behind this protocol change label and weights in one step."""
+        """See `ChangingServer`."""
+        # Other engines behind this protocol change label and weights in one step.
         if self._server.engine == "sglang":
             body = {"new_version": label, "abort_all_requests": False}
             await self._client.post("/update_weight_version", body, deadline_s=_CONTROL_S)
@@ -212,6 +204,7 @@ class SGLangTokenProvider(RemoteProvider):
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`; a server that is not ready for requests is paused."""
         try:
+            # Never `/health`: it generates a token, so on a paused engine it fails after 20 s.
             loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
             ready = await self._client.ask(HttpCall("GET", "/ready", _HEALTH_S))
         except EngineError as error:
@@ -231,13 +224,14 @@ class SGLangTokenProvider(RemoteProvider):
         return await count_sglang(self._client)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`; the guard runs in the scheduler."""
+        """See `RemoteProvider`."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
     async def _connect(self) -> None:
         model = await find_model(self._client)
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
+        # The longest accepted input plus one is the limit; `/server_info` reports a few tokens less than the context.
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         self._model = msgspec.structs.replace(model, max_model_len=usable)
         self._join_ranks(map(str, range(self._server.dp_size)))
@@ -262,6 +256,7 @@ class SGLangTokenProvider(RemoteProvider):
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
+        # With `ignore_eos` SGLang ignores all stop ids.
         if request.params.ignore_eos and request.params.stop_token_ids:
             raise EngineRejected(
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
@@ -274,11 +269,9 @@ class SGLangTokenProvider(RemoteProvider):
         return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """Read the answer in pieces and report new ids to a live reader now and then.
-
-        The rest waits for the end, where everything is verified together. If the request fails, the pieces that arrived
-        are reported before the error is raised.
-        """
+        """Read the answer in pieces; report new ids to a live reader now and then."""
+        # All is verified together at the end. If the request fails, the pieces that arrived are reported before the
+        # error is raised.
         tell, reader = asked.request.on_delta, asked.request.on_ids if self._comes_live(asked.request) else None
         assert tell is not None
         call, streamed = self._call_of(asked, self._interval(asked.request)), StreamedReply(asked, self._served.label)
@@ -318,7 +311,7 @@ class SGLangTokenProvider(RemoteProvider):
         return result
 
     def _comes_live(self, request: GenerationRequest) -> bool:
-        """Return True if a client reads live; with prompt logprobs, which every chunk would repeat, never."""
+        # Every chunk would repeat prompt logprobs, so they come with the whole.
         is_wanted = request.on_ids is not None and request.prompt_logprobs_from is None
         return is_wanted and self._comes_in_pieces(request)
 
@@ -336,12 +329,10 @@ class SGLangTokenProvider(RemoteProvider):
         yield self._learn_from(verify_reply(asked, streamed.whole()), moment)
 
     def _interval(self, request: GenerationRequest) -> int:
-        """Return the tokens between two chunks: few for a live reader, else enough to bound repetition.
-
-        Every chunk repeats the scored input and, without `--incremental-streaming-output`, the output so far. In tokens
-        of the budget this is at most half of `_MOST_CHUNKS` for the output and 2 for the input, plus the input in the
-        first and last chunk.
-        """
+        """Return the tokens between two chunks: few for a live reader, else enough to bound repetition."""
+        # Every chunk repeats the scored input and, without `--incremental-streaming-output`, the output so far. In
+        # tokens of the budget this is at most half of `_MOST_CHUNKS` for the output and 2 for the input, plus the input
+        # in the first and last chunk.
         if self._comes_live(request):
             return 1 if self._server.incremental_streaming_output else _REPEATING_INTERVAL
         start = request.prompt_logprobs_from

@@ -3,10 +3,10 @@
 Facts of SGLang 0.5.23:
 
 - logprob entries are `[logprob, id, text]`;
-- the entry of the first scored input token is always null, so scoring from k requests k-1 and drops one;
+- the first scored input token's entry is always null, so scoring from k requests k-1 and drops one;
 - `weight_versions` comes with the last chunk;
 - each chunk of a stream repeats the whole output unless the server runs `--incremental-streaming-output`, and an abort
-  in the queue repeats the last id even then. `StreamedReply` handles both: the claimed count shows what is new.
+  in the queue repeats the last id even then. The claimed count shows what is new.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,9 @@ from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, V
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
-"""Logprob, token id and token text."""
 
 
 class Finish(msgspec.Struct):
-    """Reason why a request ended."""
-
     type: str
     matched: int | str | list[int] | None = None
     message: str | None = None
@@ -40,8 +37,6 @@ class Finish(msgspec.Struct):
 
 
 class MetaInfo(msgspec.Struct):
-    """Facts about a request beside its ids."""
-
     id: str
     completion_tokens: int
     finish_reason: Finish | None = None
@@ -56,7 +51,7 @@ class MetaInfo(msgspec.Struct):
 
 
 class SGLangReply(msgspec.Struct):
-    """Whole reply, or one chunk of a stream, which may carry an error."""
+    """Whole reply, or one chunk of a stream."""
 
     meta_info: MetaInfo | None = None
     output_ids: list[TokenId] = []
@@ -64,7 +59,6 @@ class SGLangReply(msgspec.Struct):
 
     @property
     def is_finished(self) -> bool:
-        """True if it states why the request ended."""
         return self.meta_info is not None and self.meta_info.finish_reason is not None
 
 
@@ -90,7 +84,7 @@ class ServerInfo(msgspec.Struct):
 
     @property
     def has_grammars(self) -> bool:
-        """True if an output can be held to a schema, as by default."""
+        """True, as by default, if outputs can follow a schema."""
         return self.grammar_backend != "none"
 
 
@@ -145,7 +139,7 @@ def _rank(asked: Asked) -> Json:
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
-    """Convert a whole reply. Raises the error that it reports instead of a generation."""
+    """Convert a whole reply. Raises the error that it reports."""
     meta = _meta(asked, reply)
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
@@ -244,11 +238,10 @@ class StreamedReply:
 
     @property
     def is_finished(self) -> bool:
-        """True once a chunk states why the request ended."""
         return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
-        """Return the complete reply. Raises the error in the last chunk, or that the stream is unfinished."""
+        """Return the complete reply. Raises the error it reports, or that it is unfinished."""
         if self._last is None or not self._last.is_finished:
             raise unfinished(self._asked)
         meta = msgspec.structs.replace(
@@ -260,8 +253,8 @@ class StreamedReply:
         return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids))
 
     def _new_tokens(self, claimed: int, ids: Sequence[int]) -> int:
-        """Count the new ids at the end of a chunk; those before must repeat known ones."""
         new = claimed - len(self._ids)
+        # The ids before the new ones must repeat known ones.
         repeated = len(ids) - new
         if new < 0 or not 0 <= repeated <= len(self._ids):
             refuse(self._asked, f"{len(ids)} ids and a count of {claimed} after {len(self._ids)} ids were streamed")
@@ -290,7 +283,7 @@ def read_stream(asked: Asked, payloads: Sequence[bytes], decode: Callable[[bytes
 
 
 def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
-    """Return the logprobs of a scoring request and the version that scored."""
+    """Return the logprobs of a scoring request and their version."""
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
@@ -299,14 +292,14 @@ def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
 
 
 def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
-    """Return the digest of the repeat guard that ended a probe, or None."""
+    """Return the digest of the guard that ended a probe, or None."""
     finish = _meta(asked, reply).finish_reason
     return finish.repeat_probe if finish else None
 
 
 def _was_retracted(meta: MetaInfo) -> bool:
-    """Return True if a retracted request was aborted, which loses all unsent tokens (I4)."""
-    # Only an abort in the queue omits the prompt's length.
+    # A retracted request that is aborted loses all unsent tokens (I4). Only an abort in the queue omits the prompt's
+    # length.
     assert meta.finish_reason is not None
     return meta.finish_reason.type == FinishReason.ABORT and meta.prompt_tokens is None and meta.completion_tokens > 0
 

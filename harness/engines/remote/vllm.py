@@ -1,17 +1,7 @@
 """vLLM server as a `TokenProvider`: `/inference/v1/generate` if the server has it, else `/v1/completions`.
 
 The endpoint and dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights) are detected at entry and stated in
-`capabilities` and `health`.
-
-- `/v1/completions` reports no versions, so a reply is refused unless the server's label is the same before and after
-  it. Without dev mode, weights cannot change over HTTP and the label stays `default`.
-- A stream carries no prompt logprobs: such a request is sent whole and yields one delta.
-- Other answers are streamed with a coarse `stream_interval`. Versions come at the end of a stream; if it breaks, label
-  reads determine those of the tokens (`served_label`).
-- A frozen request (`PauseMode.KEEP`) recomputes its cache on resume, so weights can change in between.
-- A failed reload is not rolled back; the server then serves no session (`weight_change`).
-- Priorities are unused: their sign differs between engines.
-- A wanted repeat guard answers a probe at entry; replies show it only where it ended them.
+`capabilities` and `health`. Priorities are unused: their sign differs between engines.
 """
 
 import asyncio
@@ -117,7 +107,7 @@ class VLLMTokenProvider(RemoteProvider):
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider.score`; vLLM samples one token, which is discarded."""
+        """See `TokenProvider.score`; samples one token, which is discarded."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
@@ -146,12 +136,15 @@ class VLLMTokenProvider(RemoteProvider):
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them."""
+        """See `TokenProvider.pause`."""
+        # New requests wait inside vLLM, which can abort them there. Frozen ones (`PauseMode.KEEP`) recompute their
+        # cache on resume, so weights can change in between.
         await self._control.pause(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`; without usable weights the server would end at its next token."""
+        """See `TokenProvider.resume`."""
         self._control.require_dev_mode("resume")
+        # Without usable weights, as after a failed reload, the server would end at its next token.
         await self._change.require_settled()
         await self._control.resume()
 
@@ -206,11 +199,11 @@ class VLLMTokenProvider(RemoteProvider):
         )
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`; scoring samples one token."""
+        """See `CountsTokens`."""
         return await count_vllm(self._client, self._scorings_answered, self._scorings_sent)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`; the guard runs in the engine core."""
+        """See `RemoteProvider`."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         reply = await self._client.call(self._call_of(asked), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
@@ -269,9 +262,11 @@ class VLLMTokenProvider(RemoteProvider):
         return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """Read the answer in pieces and report them now and then; if the request fails, before raising."""
+        """Read the answer in pieces, reporting now and then, and once more before an error is raised."""
         streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
+        # Coarse, since a broken connection loses up to an interval. Versions come at the end of a stream; if it breaks,
+        # label reads determine those of its tokens (`served_label`).
         call = self._call_of(asked, STREAM_INTERVAL if asked.request.on_ids is None else 1)
         arrived = Unlabeled(self._served, before, moment)
         payloads: list[bytes] = []
@@ -357,6 +352,7 @@ class VLLMTokenProvider(RemoteProvider):
             raise EngineConnectionLost(
                 f"{asked.name}: nobody can tell whose its tokens are: {error.message}"
             ) from error
+        # `/v1/completions` reports no versions. Without dev mode, weights cannot change over HTTP.
         if not self._offer.api.reports_spans and before != after:
             raise EngineReplyInvalid(
                 f"{asked.name}: the weights changed from {before!r} to {after!r} while it"

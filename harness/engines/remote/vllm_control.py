@@ -17,7 +17,7 @@ from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import Json
 
 MISSING = frozenset({403, 404, 405})
-"""Statuses of a route that is missing or disabled."""
+"""Statuses of a missing or disabled route."""
 
 FIRST_LABEL = "default"
 """Label of the weights that vLLM starts with."""
@@ -43,7 +43,7 @@ class VersionAnswer(msgspec.Struct):
 
 
 class VLLMControl:
-    """Control verbs of the server behind `client`."""
+    """Control verbs of one server."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -57,11 +57,10 @@ class VLLMControl:
         self._started_with = weights
 
     async def version(self) -> str:
-        """Return the version of vLLM."""
         return (await self._client.get("/version", VersionAnswer, deadline_s=_QUICK_S)).version
 
     async def label(self) -> str:
-        """Return the weight label that the server reports now."""
+        """Return the reported weight label."""
         if not self.has_dev_mode:
             return FIRST_LABEL
         return (await self._client.get("/weight_info", _WeightInfo, deadline_s=_QUICK_S)).weight_version
@@ -78,7 +77,6 @@ class VLLMControl:
         await self._post(f"/pause?mode={_PAUSES[mode]}&clear_cache=true", {})
 
     async def resume(self) -> None:
-        """Resume sampling."""
         self.require_dev_mode("resume")
         await self._post("/resume", {})
 
@@ -100,7 +98,7 @@ class VLLMControl:
         await asyncio.to_thread(require_fitting, Path(self._started_with), path)
 
     async def relabel(self, label: str) -> None:
-        """Set the label of tokens sampled from now on; the engine must be paused."""
+        """Set the label of tokens from now on; the engine must be paused."""
         await self._post("/update_weight_version", {"new_version": label})
         reported = await self.label()
         if reported != label:

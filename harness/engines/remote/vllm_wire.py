@@ -3,9 +3,6 @@
 `/inference/v1/generate` takes ids and reports version spans; it needs `--enable-scale-out`. Every server has
 `/v1/completions`, which returns ids beside the text (`return_token_ids`) and in the token names of the logprobs
 (`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream many.
-
-vLLM writes -9999.0 for a logprob that is NaN, minus infinity or missing; it is read as missing. A row of alternatives
-starts with the sampled token, so one more is requested.
 """
 
 from collections.abc import Sequence
@@ -29,13 +26,14 @@ from harness.errors import EngineConnectionLost
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probed_digest
 
+# vLLM writes this for a logprob that is NaN, minus infinity or missing; it is read as missing.
 _NO_NUMBER = -9999.0
 _NAME_PREFIX = "token_id:"
 
 
 @dataclass(slots=True)
 class VLLMPiece:
-    """One reply or chunk; a stream's pieces add up to a whole reply."""
+    """One reply or chunk; a stream's pieces add up to a reply."""
 
     ids: list[int] = field(default_factory=list)
     named: list[int] = field(default_factory=list)
@@ -65,7 +63,6 @@ class VLLMPiece:
 
     @property
     def scored(self) -> Scored:
-        """Logprobs as columns."""
         scored = Scored.of(self.named, self.logprobs)
         scored.logprobs[scored.logprobs == _NO_NUMBER] = np.nan
         return scored
@@ -117,6 +114,7 @@ class GenerateApi:
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
         """See `TokenApi`."""
         params = asked.request.params
+        # A row of alternatives starts with the sampled token, so one more is requested.
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
         sampling["detokenize"] = bool(params.stop)
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
@@ -261,7 +259,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
 
 
 def read_guard(piece: VLLMPiece) -> str | None:
-    """Return the digest of the repeat guard that ended a probe, or None."""
+    """Return the digest of the guard that ended a probe, or None."""
     return probed_digest(piece.stop_reason)
 
 

@@ -4,10 +4,8 @@
     2 load       load the new weights; if this fails, the weights are unknown
     3 adopt      drop the cache of the old weights, then set the label of the new ones
 
-Each call may fail, time out or be cancelled. From the first to the last the server carries a label that is no version,
-so tokens sampled in between are refused. After a call without an answer the server is asked for its label. If it cannot
-say, it stays unsettled. Old weights are never restored: their source may be known only to the program that runs the
-update. An unsettled server stays paused until an update succeeds; `resume` refuses.
+Each call may fail, time out or be cancelled; the server's label then decides. While it is no version, the server stays
+paused until an update succeeds, and `resume` refuses.
 """
 
 import asyncio
@@ -23,7 +21,7 @@ from harness.samples.versions import require_settled, unsettled_label
 
 
 class ChangingServer(Protocol):
-    """Server whose weights can be changed. Every method raises `EngineError`."""
+    """Server whose weights can change. Methods raise `EngineError`."""
 
     async def is_paused(self) -> bool:
         """Return True if nothing is sampled now."""
@@ -54,7 +52,7 @@ class WeightChange:
     """Updates of one server, one at a time.
 
     Args:
-        name: Server name for messages.
+        name: For messages.
         server: Carries out the steps.
         served: Label of the server.
     """
@@ -103,6 +101,8 @@ class WeightChange:
             )
 
     async def _change(self, path: Path, version: str) -> None:
+        # From the first call to the last the server carries a label that is no version, so tokens sampled in between
+        # are refused.
         unsettled = unsettled_label(version)
         self._served.set(unsettled)
         try:
@@ -111,6 +111,7 @@ class WeightChange:
             await to_the_end(self._adopt(version))
         except BaseException as error:
             # The server may have finished a call that failed here, so its label decides; unsettled if it cannot say.
+            # Old weights are never restored: their source may be known only to the program that runs the update.
             await to_the_end(self._look(unsettled))
             if not isinstance(error, EngineError):
                 raise

@@ -110,7 +110,6 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters."""
         asked = self.sampling_params
         return SamplingParams(
             max_new_tokens=asked.max_new_tokens,

@@ -204,7 +204,6 @@ class Placement:
     def _choose(
         self, kind: _Kind, now: float, least_busy: dict[frozenset[str], WorkerLoad | None]
     ) -> WorkerLoad | None:
-        """Return the worker to serve by or wait for, or None."""
         home = kind.home
         if home is not None and not home.fence and home.name not in kind.tried and not home.is_resting(now):
             return home

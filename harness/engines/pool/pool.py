@@ -55,7 +55,7 @@ class EnginePool:
         self.workers = Workers(self._placement, self._queue.grant)
         self._serving: dict[str, TokenProvider] = {}
         self._shared: tuple[list[Capabilities], Capabilities] | None = None
-        """Stated and shared capabilities; cached, because they are read several times a turn."""
+        """Cached, because capabilities are read several times a turn."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -361,7 +361,7 @@ class EnginePool:
         return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
-        """Apply `verb` to all workers. If some fail, raise one error, of their type if they share one."""
+        """Apply `verb` to all workers; raise one error for all failures."""
         workers = self.workers.providers
         told = await asyncio.gather(*(verb(worker) for worker in workers.values()), return_exceptions=True)
         failures: dict[str, EngineError] = {}

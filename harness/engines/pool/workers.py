@@ -65,10 +65,10 @@ class Workers:
         self.proves_scripts = False
         """See `ProvesScripts`; applies to workers that join."""
         self.have_followed_scripts = False
-        """True once a worker that follows scripts has joined."""
+        """True once one that follows scripts has joined."""
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
-        """Includes leaving workers."""
+        """Includes leaving ones."""
         self.order = LabelOrder()
         """Decides which of two labels is newer."""
         self._paused: PauseMode | None = None

@@ -1,0 +1,1 @@
+"""Session core without I/O; uses `samples`, `tokens`, `types` and below. Start with `session.py`."""

@@ -1,7 +1,6 @@
-"""The room that a turn has: the client's wishes, the rollout's overrides and the session's limits, made into numbers.
+"""Sampling parameters of a turn: the client's wishes, the rollout's overrides, the session's limits.
 
-The rollout decides how to sample: its parameters replace the agent's, and both are recorded. Limits only ever
-shorten an output. Every decision here depends on its arguments alone (I10).
+Limits only shorten an output. All depends on the arguments alone (I10).
 """
 
 from collections.abc import Sequence
@@ -18,36 +17,28 @@ class Limits:
     """Bounds of a session; None is unbounded."""
 
     turns: int | None = None
-    """Model calls, side branches and failed ones included."""
+    """Failed turns included."""
     tokens_per_turn: int | None = None
-    """Output tokens of one turn."""
     tokens_per_session: int | None = None
-    """Prompt plus output of any branch: the longest sequence a sample may have."""
+    """Prompt + output of any branch."""
     staleness: int | None = None
-    """Weight updates since the oldest token of a branch was sampled; 0 ends every branch at the first update."""
+    """Weight updates since a branch's oldest token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """Where a turn would stand: what its limits and its seed depend on."""
+    """Facts that limits and seed depend on."""
 
     turns_before: int
-    """Turns of the session admitted so far, in flight ones included."""
     prompt_length: int
     key: ChainKey
-    """Digest of the request's whole conversation and tools."""
     ordinal: int
-    """How many turns with this key were admitted before: 0, or the number of a re-sample."""
 
 
 def plan_sampling(
     asked: SamplingWishes, overrides: SamplingWishes, limits: Limits, place: TurnPlace, context_length: int
 ) -> SamplingParams:
-    """The parameters for the engine.
-
-    Raises `LimitReached` when the session may not have another turn, `PromptTooLong` when the prompt leaves no room
-    in the model's context.
-    """
+    """Return the engine's parameters. Raise `LimitReached` or `PromptTooLong`."""
     if limits.turns is not None and place.turns_before >= limits.turns:
         raise LimitReached(f"the session has used its {limits.turns} turns")
     if place.prompt_length >= context_length:
@@ -73,7 +64,7 @@ def plan_sampling(
 
 
 def require_served(ignored: Sequence[str]) -> None:
-    """Raises `MalformedRequest` for the first field of a call that the server ignores: its session is strict."""
+    """Raise `MalformedRequest` for the first ignored field."""
     if ignored:
         raise MalformedRequest(
             f"{ignored[0]}: expected none in a strict session, the server does not serve it; leave it out, or create"
@@ -83,7 +74,7 @@ def require_served(ignored: Sequence[str]) -> None:
 
 
 def require_fresh(limits: Limits, oldest: int | None, live: int) -> None:
-    """Raises `LimitReached` when a branch whose oldest token is of version `oldest` may not go on under `live`."""
+    """Raise `LimitReached` if version `oldest` is too old."""
     if oldest is not None and is_too_old(limits, oldest, live):
         raise LimitReached(
             f"the branch began under weight version {oldest}, {live - oldest} updates ago; the session's limit is"
@@ -92,13 +83,11 @@ def require_fresh(limits: Limits, oldest: int | None, live: int) -> None:
 
 
 def is_too_old(limits: Limits, oldest: int | None, live: int) -> bool:
-    """Whether tokens of version `oldest` lie more updates behind the version `live` than `limits` allow."""
+    """Return True if `live` is past the staleness limit."""
     return limits.staleness is not None and oldest is not None and live - oldest > limits.staleness
 
 
 def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:
-    """The seed of a turn: differs between turns and re-samples, the same in every run.
-
-    It depends on what is asked, not on when: side calls of an agent that race with each other keep their seeds.
-    """
+    """Return a seed that differs per turn and re-sample, but not per run."""
+    # By content, not time: side calls that race keep their seeds.
     return seed_of(f"{session_seed},{ordinal},".encode() + key)

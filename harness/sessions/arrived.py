@@ -1,4 +1,4 @@
-"""The part of an engine's answer that has come while the request runs: what is left of it when it breaks."""
+"""Partial output of a running engine request, kept in case it breaks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,33 +19,31 @@ from harness.types import (
 
 @dataclass(slots=True)
 class Arrived:
-    """Takes in the deltas of one request."""
+    """Deltas of one request."""
 
     count: int = 0
-    """Tokens so far."""
     heard: int = 0
-    """Tokens whose ids were told as they came; the rest of what is said of them may come later."""
+    """Tokens whose ids were streamed; logprobs and versions may follow."""
     version_spans: tuple[VersionSpan, ...] = ()
-    """As far as the engine has said which weights sampled them."""
     _deltas: list[GenerationDelta] = field(default_factory=list)
 
     def add(self, delta: GenerationDelta) -> None:
-        """Take in the next tokens, or more about those before."""
+        """Add a delta."""
         self._deltas.append(delta)
         self.count += int(delta.output_ids.size)
         self.version_spans = delta.version_spans or self.version_spans
 
     @property
     def sampled(self) -> int:
-        """Tokens that are known of."""
+        """Tokens known to be sampled."""
         return max(self.count, self.heard)
 
     def follows(self, script_ids: TokenIds | None) -> bool:
-        """The tokens are those that the request was to say; any are where it was to say nothing in particular."""
+        """Return True unless the tokens differ from the script."""
         return script_ids is None or np.array_equal(self._ids(), script_ids[: self.count])
 
     def partial(self, request: GenerationRequest, spans: Sequence[VersionSpan]) -> GenerationResult:
-        """The tokens that `spans` cover, as if the engine had aborted the request behind them."""
+        """Return the tokens that `spans` cover, as an aborted result."""
         size = min(spans[-1].end, self.count) if spans else 0
         logprobs = [delta.logprobs for delta in self._deltas]
         return GenerationResult(

@@ -1,27 +1,27 @@
-"""From the engine requests of a turn to its output: what has been gathered so far, and what to ask for next.
+"""Assemble a turn's output from its engine requests, and build the next request.
 
-A turn is one engine request when nothing interferes. When an engine cuts it short (a weight update, an abort nobody
-asked for, a client that left and came back), the next request takes prompt + partial as its input, and the agent sees
-one answer. Every segment keeps its own request id, its versions and its logprobs; nothing is sampled twice.
+Usually a turn is one engine request. If an engine cuts it short (a weight update, an unrequested abort, a client that
+left and came back), the next request takes prompt + partial output as input, and the agent sees one answer. Every
+segment keeps its request id, versions and logprobs. No token is sampled twice.
 
-The joint between two requests is invisible to the agent, and nothing about it is visible to the engine, which takes the
-partial for prompt. So whatever an engine decides by its own output is decided here by the output as a whole:
+The engine takes the partial output for prompt and does not see the joint. So everything that an engine decides from its
+own output is decided here from the whole output:
 
-- A stop string may begin before the joint and end behind it. No engine sees that; it is looked for in all of the text,
-  and what was sampled behind it is cut off and counted (`after_stop`).
-- A partial may end with the very token that would have ended the turn (a stop id, the last of the budget), because an
-  abort and the end crossed. Then there is nothing left to ask for, although the engine said `abort`.
-- Budgets shrink by what is there, and the seed moves with the position: the same seed again would draw the same
-  numbers for other tokens, and a request that is repeated has to sample the same tokens (I10).
-- A grammar begins at the first token that an engine samples. A partial that follows one cannot be gone on from: it is
-  discarded, and the turn begins again (`restarted`).
-- A turn that says a step of a script has the rest of its ids left to say.
-- A request may break instead of ending. What has arrived of it, and is known to be of which weights, is a partial like
-  any other; the rest is counted (`unversioned`, `invalid_reply`), and what never arrived is `unknown`.
-- The request reads the partial as input, so the engine can score it under the weights of now: that is how a token that
-  was sampled before an update meets its next version (I7).
+- A stop string may span the joint. It is searched in the whole text; later tokens are cut off and counted
+  (`after_stop`).
+- An abort may cross with the end: the partial already ends with a stop id or uses up the budget. Then nothing is left
+  to request.
+- The next request gets the remaining budget, and a seed for its position. The same seed would draw the same numbers for
+  other tokens, and a repeated request must sample the same tokens (I10).
+- Engines apply a grammar from their first token. A partial output under a grammar is discarded, and the turn starts
+  over (`restarted`).
+- A scripted turn has its remaining ids left to say.
+- A broken request leaves the received tokens whose weights are known as a partial output. Other received tokens are
+  counted (`unversioned`, `invalid_reply`); tokens that never arrived are `unknown`.
+- The engine can score the partial output under the current weights, as input. That is how tokens sampled before an
+  update meet their next version (I7).
 
-Pure: the server asks the engine, waits at the gate and decides when to give up.
+Pure: the server calls the engine, waits at the gate and decides when to give up.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -53,36 +53,31 @@ from harness.types import (
 )
 
 _IDS_PER_CHARACTER = 4  # a character has at most four bytes
-_RETRACTED = "retracted"  # why an engine that has answered did not hand over everything
+_RETRACTED = "retracted"  # reason for tokens that a complete reply lacks
 _CONTEXT_IDS = 16  # decoders look at left neighbors; the first characters of a cut may be broken
 
 
 class Endings(NamedTuple):
-    """The ends of a model's own output."""
+    """End-of-turn rules of a model."""
 
     eos_ids: frozenset[int]
     decode: Callable[[Sequence[int]], str]
     may_stop_early: bool = True
-    """A stop string counts among the first `min_new_tokens` too."""
+    """Stop strings count before `min_new_tokens`."""
     byte_ids: frozenset[int] = frozenset()
     """See `Tokenizer.byte_ids`."""
 
 
 class Broken(NamedTuple):
-    """Why the end of a request was not heard."""
+    """Cause of a broken request."""
 
     reason: str
-    """The code of the error."""
     drop: DropReason
-    """Why tokens of it that have arrived are not usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """All that the requests of a turn have produced.
-
-    `finish` is None before the first request, and ABORT while there is more to come.
-    """
+    """Output of all requests of a turn; `finish` is None before the first, and ABORT while more is to come."""
 
     ids: TokenIds
     logprobs: Logprobs
@@ -93,23 +88,22 @@ class Output:
     top_logprobs: TopLogprobs | None = None
     forced_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens of the first request whose KV cache was reused."""
+    """First request only."""
     discarded: tuple[Discarded, ...] = ()
     unknown: tuple[UnknownOutput, ...] = ()
-    """Requests whose end was never heard."""
     scorings: tuple[PromptLogprobs, ...] = ()
-    """Logprobs of input tokens, by absolute position, that came along with the requests."""
+    """Logprobs by absolute input position."""
     searched: int = 0
-    """How many tokens are known to complete no stop string."""
+    """Leading tokens that complete no stop string."""
 
     @classmethod
     def nothing(cls) -> Self:
-        """The output before the first request."""
+        """Return the output before the first request."""
         return cls(as_ids(()), as_logprobs(()))
 
     @classmethod
     def of_turn(cls, turn: Turn) -> Self:
-        """Where a turn that broke off goes on from; of one that FAILED nothing is usable."""
+        """Return what a broken-off turn continues; empty if it FAILED."""
         if not turn.is_suspended:
             last_request = turn.segments[-1].request_id if turn.segments else ""
             lost = Discarded(last_request, int(turn.output_ids.size), DropReason.FAILED_TURN)
@@ -127,11 +121,11 @@ class Output:
 
     @property
     def is_complete(self) -> bool:
-        """The model, a limit or a guard ended it; nothing is left to ask for."""
+        """True if nothing is left to request."""
         return self.finish is not None and self.finish is not FinishReason.ABORT
 
     def join(self, result: GenerationResult) -> Self:
-        """This output with that of the next request behind it."""
+        """Append the next request's output."""
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
@@ -146,7 +140,7 @@ class Output:
         if start and top is not None and more is not None:
             more = TopLogprobs(np.concatenate([top.ids, more.ids]), np.concatenate([top.logprobs, more.logprobs]))
         elif start:
-            more = None  # alternatives are not stored: a turn that is taken up after a restart has none before
+            more = None  # not stored: a turn that continues after a restart lacks the first ones
         return replace(
             self,
             ids=as_ids(np.concatenate([self.ids, result.output_ids])) if start else result.output_ids,
@@ -163,23 +157,20 @@ class Output:
         )
 
     def join_broken(self, partial: GenerationResult, arrived: int, budget: int, cause: Broken) -> Self:
-        """This output after a request whose end was not heard.
-
-        It goes on behind `partial`, the usable part of the `arrived` tokens. The others are discarded, and for all we
-        know the engine has sampled on until the `budget` of the request was used up. One that has said more than that
-        is not believed, and has nothing left.
-        """
+        """Append `partial`, the usable part of a broken request's `arrived` tokens."""
         unusable = arrived - int(partial.output_ids.size)
         dropped = (Discarded(partial.request_id, unusable, cause.drop),) if unusable else ()
         joined = self.join(partial) if partial.output_ids.size else self
         return replace(
             joined,
             discarded=(*joined.discarded, *dropped),
+            # The engine may have used up its budget unheard. One that reported more than that has nothing left.
             unknown=(*joined.unknown, UnknownOutput(partial.request_id, max(0, budget - arrived), cause.reason)),
         )
 
     def end_as_whole(self, params: SamplingParams, endings: Endings) -> Self:
-        """This output, ended where it ends as a whole: an engine judges by the tokens of its own request only."""
+        """Apply stop strings, stop ids and budget to the whole output."""
+        # The engine saw all of the output: its own end stands.
         if self.finish is not FinishReason.ABORT and len(self.segments) <= 1:
             return self
         least = 0 if endings.may_stop_early else params.min_new_tokens
@@ -200,10 +191,7 @@ class Output:
         return searched
 
     def keep_or_restart(self, params: SamplingParams) -> Self:
-        """The output that the next request goes on from; none of it when the turn follows a grammar.
-
-        An engine would read a partial output as prompt, and follow the grammar from its beginning again.
-        """
+        """Discard the output under a grammar."""
         if params.json_schema is None:
             return self
         lost = [Discarded(each.request_id, each.end - each.start, DropReason.RESTARTED) for each in self.segments]
@@ -223,11 +211,7 @@ class Output:
         on_ids: Callable[[Sequence[int]], None] | None = None,
         write_prompt: Callable[[], bytes] | None = None,
     ) -> GenerationRequest:
-        """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own.
-
-        Of the ids that the whole turn has to say, the request gets those that are not said yet. `write_prompt` writes
-        `prompt_ids` as JSON.
-        """
+        """Build the request for prompt + partial output."""
         done = int(self.ids.size)
         if done:
             prompt_ids = as_ids(np.concatenate([prompt_ids, self.ids]))
@@ -252,7 +236,6 @@ class Output:
         )
 
     def _cut(self, end: int, stop: str) -> Self:
-        """The first `end` tokens; what came after the stop string is discarded."""
         over = int(self.ids.size) - end
         surplus = (Discarded(self.segments[-1].request_id, over, DropReason.AFTER_STOP),) if over else ()
         top = self.top_logprobs
@@ -278,7 +261,7 @@ def _segment(result: GenerationResult, start: int, end: int) -> TurnSegment:
 
 
 class StopMatch(NamedTuple):
-    """A stop string in an output: it is complete with the token before `end`."""
+    """Stop string that the token before `end` completes."""
 
     end: int
     text: str
@@ -293,21 +276,21 @@ def first_stop_string(
     searched: int = 0,
     byte_ids: Container[int] = (),
 ) -> StopMatch | None:
-    """The first stop string that `ids` complete behind the first `least`, joints between requests included.
+    """Return the first stop string completed after the first `least` ids.
 
-    The first `searched` ids are known to complete none: only those behind them are read, with as many before as a stop
-    string that began there can have.
+    The first `searched` ids complete none.
     """
     if not stop:
         return None
+    # Ids before `searched` matter only as far back as a stop string can begin.
     start = max(0, searched - max(map(len, stop)) * _IDS_PER_CHARACTER - _CONTEXT_IDS)
-    while start and int(ids[start]) in byte_ids:  # a run is one text
+    while start and int(ids[start]) in byte_ids:  # a run of byte tokens is one text
         start -= 1
     text = decode(ids[start:].tolist())
     is_final = "\N{REPLACEMENT CHARACTER}" not in text  # else bytes may have been a text until more came
     if is_final and not any(each in text for each in stop):
         return None
-    # It is there, or nearly so: which token completes it is found by going through them one by one.
+    # A match, or nearly one: push the tokens one by one to find the one that completes it.
     strings = StopStrings(decode, stop, byte_ids)
     for position, token_id in enumerate(ids.tolist(), start=1):
         matched = strings.push(token_id)
@@ -317,10 +300,8 @@ def first_stop_string(
 
 
 def segment_seed(turn_seed: int, position: int) -> int:
-    """The seed of the request that goes on at output token `position`; that of the turn itself at 0.
-
-    It depends on the position only, so a request that has to be repeated samples the same again (I10).
-    """
+    """Return the seed for output token `position`; the turn's seed at 0."""
+    # By position alone, so that a repeated request samples the same tokens (I10).
     if position == 0:
         return turn_seed
     return seed_of(f"{turn_seed},{position}".encode())

@@ -1,8 +1,6 @@
-"""Why a request started a branch: the first message that is not what was recorded; and what else was not, in one that
-goes on. For a session of several roots, what they have in common.
+"""Explanations of new branches: the first message that differs from the record.
 
-Said in the record of the turn, so that whoever looks at a session sees what its client rewrote. Explains only; whether
-two messages are the same is `tokens.matching`'s decision.
+`tokens.matching` decides whether messages match.
 """
 
 from collections import Counter
@@ -21,28 +19,25 @@ _MOST_OVERLOOKED = 16
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between a recorded conversation and the one a client sent."""
+    """First difference between a recorded conversation and a request."""
 
     message: int
-    """Index in the request's messages; 0 for the tools, which stand before all of them."""
+    """Index in the request; 0 for tools."""
     field: str
-    """Name of the message's field; `message` when one side ends here; `tools` for the first tool that differs."""
+    """`message` if one side ends here, `tools` for tools."""
     recorded: str
-    """The recorded value, shortened around the difference; empty when there is none."""
+    """Cut around the difference."""
     sent: str
 
     def to_json(self) -> Json:
-        """The form in a turn's notes."""
+        """Return the form in notes."""
         return {"message": self.message, "field": self.field, "recorded": self.recorded, "sent": self.sent}
 
 
 def find_divergence(
     recorded: Sequence[Message], sent: Sequence[Message], first: int, form: NormalForm
 ) -> Divergence | None:
-    """Where `sent` leaves `recorded`; `first` is the index of their first message in the request.
-
-    None when they are the same as far as both go and `sent` is the longer one, or as long.
-    """
+    """Return where `sent` leaves `recorded`; `first` is their index in the request."""
     for index, (ours, theirs) in enumerate(zip_longest(recorded, sent), start=first):
         if ours is None:
             return None
@@ -55,16 +50,16 @@ def find_divergence(
 
 
 def find_overlooked(ancestry: Iterable[Turn], sent: Sequence[Message], numbers: range) -> list[Divergence]:
-    """Return where messages of a request are spelled otherwise than recorded in the branch that it extends.
+    """Return messages of a request spelled differently in the branch that it extends.
 
-    The branch comes from its end upward. Looks at those of `sent` with these `numbers`, up to the last one that the
-    branch has, and reads no other. Of many differences the last ones are told, of reasoning that was left out the last.
+    `ancestry` runs from leaf to root. Only messages with these `numbers` are read.
     """
     recorded = chain.from_iterable((turn.reply, *reversed(turn.messages_delta)) for turn in ancestry)
     found: list[Divergence] = []
     lacks_reasoning = False
     for number, ours in zip(reversed(numbers), recorded, strict=False):
         each = find_divergence([ours], [sent[number]], number, EXACT)
+        # Of omitted reasoning, only the last omission is kept.
         leaves_out = each is not None and each.field == "reasoning_content" and not each.sent
         if each is not None and not (leaves_out and lacks_reasoning):
             found.append(each)
@@ -75,7 +70,7 @@ def find_overlooked(ancestry: Iterable[Turn], sent: Sequence[Message], numbers: 
 
 
 def find_other_tools(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
-    """The first tool that two requests do not offer alike; None when they are the same."""
+    """Return the first tool that differs."""
     for ours, theirs in zip_longest(recorded, sent):
         if ours != theirs:
             return _divergence(0, "tools", ours, theirs)
@@ -83,11 +78,8 @@ def find_other_tools(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergen
 
 
 def explain_roots(turns: Sequence[Turn], among: Collection[int] | None = None) -> str:
-    """Return in one line why a conversation has several roots, and what to set; empty when it has one.
-
-    Counts usable turns, those `among` alone if it is given. A root without a divergence (a prompt that is asked again)
-    is no split.
-    """
+    """Explain why a conversation has several roots, and what to set; empty if it has one."""
+    # Usable turns only, those `among` if given. A root without a divergence, such as a repeated prompt, is no split.
     splits = [
         (turn, turn.notes["diverged"])
         for turn in turns
@@ -111,7 +103,6 @@ def explain_roots(turns: Sequence[Turn], among: Collection[int] | None = None) -
 
 
 def _remedy(turn: Turn, diverged: Json, turns: Sequence[Turn]) -> str:
-    """What to set so that the message by which `turn` diverged is recognized."""
     values = diverged["recorded"], diverged["sent"]
     if diverged["field"] in ("content", "reasoning_content") and _are_alike(*map(str.strip, values)):
         return f'set matching = ["{Matching.TRIMMED}"]'
@@ -125,21 +116,21 @@ def _remedy(turn: Turn, diverged: Json, turns: Sequence[Turn]) -> str:
 
 
 def _are_alike(was: str, said: str) -> bool:
-    """Whether two shown values are equal as far as both are shown."""
+    # Equal as far as both are shown.
     short, long = sorted((was.removesuffix("…"), said.removesuffix("…")), key=len)
     are_cut = was.endswith("…") and said.endswith("…")
     return bool(short) and (long == short or (are_cut and long.startswith(short)))
 
 
 def _divergence(message: int, field: str, recorded: object, sent: object) -> Divergence:
-    """Shorten both values to the same place around their first difference."""
+    # Both values are cut at the same place, around their first difference.
     was, said = _text(recorded), _text(sent)
     start = max(0, min(_common_length(was, said) - _SHOWN // 4, max(len(was), len(said)) - _SHOWN))
     return Divergence(message, field, _shorten(was, start), _shorten(said, start))
 
 
 def _common_length(left: str, right: str) -> int:
-    """How many characters two texts begin with in common, by halves: a step per doubling, not per character."""
+    # Bisection: a step per doubling, not per character.
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

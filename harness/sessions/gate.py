@@ -1,19 +1,11 @@
-"""The gate in front of all sessions of a server, and the holds that shut it.
+"""Gate in front of a server's sessions, and the holds that close it.
 
-Nobody owns the gate. All who need it shut put a *hold* on it, and the gate is as shut as the strongest hold: draining
-over paused over open. A hold ends when its holder releases it, or when its time is over and nobody renewed it: a
-controller that dies shuts nobody out for longer than that. So an abort that ends cannot open the gate under a weight
-update, and a pause never softens a drain. A name is all that a holder shows: who places a hold under the name of
-another joins it, and can make it stronger and longer, neither weaker nor shorter.
+The gate is as closed as its strongest hold: draining over paused over open. So an abort that ends cannot open it under
+a weight update, and a pause never softens a drain. A hold ends on release or when its time runs out, so a dead
+controller cannot block the server for long.
 
-A hold may cover the engines: its holder pauses them while it works. One hold at a time does, because two updates that
-interleave leave weights of neither. When such a hold ends and its holder did not say that the engines go on, they are
-*left*: paused, and nobody is there to continue them but the server. The same holds when the holder of one that ran out
-comes back: it may have paused them since.
-
-`GATE_TABLE` says what happens to new work. The gate decides; holding a request for a while, waking it up, time and
-continuing engines are the server's business. Every change of state counts as a new epoch, so a waiter can tell that
-something happened even when the gate is back in the state it knew.
+A hold may cover the engines, which its holder pauses. If it ends without a report that they continue, they are *left*:
+only the server can continue them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,45 +17,44 @@ import msgspec
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
 
 ANONYMOUS = "anonymous"
-"""The holder of a verb that names none."""
 
-_REMEMBERED = 1000  # holders whose hold has expired; each is a name
+_REMEMBERED = 1000  # expired holders; each is a name
 
 
 class GateState(StrEnum):
-    """Where the gate stands."""
+    """State of the gate."""
 
     OPEN = "open"
     PAUSED = "paused"
     """New work waits, for a bounded time."""
     DRAINING = "draining"
-    """No new sessions; the ones that were open accept no further turn."""
+    """No new sessions; open ones accept no further turn."""
 
 
 class HoldKind(StrEnum):
-    """The effect of a hold on the gate."""
+    """Effect of a hold."""
 
     PAUSE = "pause"
     DRAIN = "drain"
 
 
 class Work(StrEnum):
-    """The kinds of work that arrive at the gate."""
+    """Kind of arriving work."""
 
     CREATE = "create"
     TURN = "turn"
     CONTINUATION = "continuation"
-    """The next engine request of a turn in flight."""
+    """Next request of a turn in flight."""
 
 
 class GateAnswer(StrEnum):
-    """The answers of the gate to work that arrives."""
+    """Answer to arriving work."""
 
     SERVE = "serve"
     HOLD = "hold"
-    """Wait until the gate changes; 503 with Retry-After when that takes too long."""
+    """Wait; 503 with Retry-After after too long."""
     REFUSE = "refuse"
-    """503 with Retry-After at once."""
+    """503 with Retry-After."""
 
 
 GATE_TABLE: Mapping[tuple[GateState, Work], GateAnswer] = {
@@ -74,7 +65,7 @@ GATE_TABLE: Mapping[tuple[GateState, Work], GateAnswer] = {
     (GateState.PAUSED, Work.TURN): GateAnswer.HOLD,
     (GateState.PAUSED, Work.CONTINUATION): GateAnswer.HOLD,
     (GateState.DRAINING, Work.CREATE): GateAnswer.REFUSE,
-    # The session decides: drained ones answer 404 for good.
+    # The session decides: a drained one answers 404 for good.
     (GateState.DRAINING, Work.TURN): GateAnswer.SERVE,
     (GateState.DRAINING, Work.CONTINUATION): GateAnswer.SERVE,
 }
@@ -82,75 +73,67 @@ GATE_TABLE: Mapping[tuple[GateState, Work], GateAnswer] = {
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The demand of one holder on the gate, and until when."""
+    """One holder's demand on the gate."""
 
     holder: str
     kind: HoldKind
     until: float
-    """Unix time in seconds; the same verb makes it later, never earlier."""
+    """Unix seconds."""
     engines: bool = False
-    """Its holder pauses the engines of this server."""
+    """The holder pauses this server's engines."""
     work: str = ""
-    """The work that this server does in the name of the holder: one that is started again goes on with it, and nobody
-    else continues the engines. Empty when the holder works by itself."""
+    """Server's own work for the holder, resumed after a restart; only it continues the engines."""
 
 
 class HoldReport(msgspec.Struct, frozen=True):
-    """A hold as it is told to whoever asks."""
+    """Hold, as clients see it."""
 
     holder: str
     kind: HoldKind
     engines: bool = False
-    """Its holder pauses the engines of the server."""
     ends_in_s: float = 0.0
-    """Unless it is renewed."""
 
 
 class GateReport(msgspec.Struct, frozen=True):
-    """The answer of every verb of the gate; the last three say what this verb touched."""
+    """Answer of every gate verb."""
 
     state: GateState
     epoch: int
-    """How often the gate has changed."""
+    """Number of state changes."""
     held: int
-    """Requests that wait at it."""
     sessions: int
-    """Sessions that the server holds."""
     turns_in_flight: int
     holds: tuple[HoldReport, ...] = ()
     turns_held: int = 0
-    """Those of the turns in flight that wait at the gate to be continued."""
+    """Turns in flight that wait."""
     sessions_open: int = 0
-    """Those of its sessions that still accept turns."""
     changed: bool = False
     sessions_closed: int = 0
-    """Sessions that this drain ended."""
     released: int = 0
-    """Requests that this resume let go on."""
     problems: tuple[str, ...] = ()
-    """A line for each shard of the server that did not answer; see `docs/scaling.md`."""
+    """One line per silent shard (`docs/scaling.md`)."""
 
     @property
     def turns_generating(self) -> int:
-        """Turns in flight that an engine is busy with."""
+        """Turns at an engine."""
         return self.turns_in_flight - self.turns_held
 
 
 @dataclass(slots=True)
 class Gate:
-    """The holds on the gate, and how often its state changed."""
+    """Holds on the gate."""
 
     epoch: int = 0
     left: tuple[Hold, ...] = ()
-    """Holds that ended without a word that the engines they had paused go on; nobody has continued them since."""
+    """Ended holds whose engines are still paused."""
     wakers: int = 0
-    """How many continue the engines now: a hold that would pause them has to wait."""
+    """Tasks that continue engines now."""
     _holds: dict[str, Hold] = field(default_factory=dict)
     _expired: dict[str, Hold] = field(default_factory=dict)
 
     @property
     def state(self) -> GateState:
-        """The strongest hold."""
+        """State of the strongest hold."""
         kinds = {hold.kind for hold in self._holds.values()}
         if HoldKind.DRAIN in kinds:
             return GateState.DRAINING
@@ -158,31 +141,29 @@ class Gate:
 
     @property
     def holds(self) -> tuple[Hold, ...]:
-        """All of them, in the order in which they were placed."""
+        """Oldest first."""
         return tuple(self._holds.values())
 
     @property
     def has_pause(self) -> bool:
-        """Somebody pauses, under a drain of somebody else too: engines may be silent for what he does."""
+        """True if any hold is a pause, even under a drain."""
+        # Engines may then be idle on purpose.
         return any(hold.kind is HoldKind.PAUSE for hold in self.holds)
 
     @property
     def must_wake_engines(self) -> bool:
-        """Engines are left paused, and no hold wants them so."""
+        """True if engines are left and no hold covers them."""
         return bool(self.left) and not any(hold.engines for hold in self.holds)
 
     def place(self, wanted: Hold) -> Hold:
-        """Put a hold on the gate, or renew the one that its holder has.
-
-        A drain stays one whatever is asked later, its end is never brought forward, and its work is kept.
-
-        Raises `HoldExpired` when the holder had one that ran out: what it kept shut has been open. Raises `EnginesHeld`
-        when the engines are somebody else's. Nothing is changed then.
-        """
+        """Place or renew a hold; never weaken or shorten it. Raise `HoldExpired` or `EnginesHeld`."""
         self._refuse_expired(wanted.holder)
+        # A holder is only a name. A caller that uses another's name joins that hold, and can only make it stronger or
+        # longer.
         mine = self._holds.get(wanted.holder)
         is_drain = HoldKind.DRAIN in (wanted.kind, mine and mine.kind)
         engines = wanted.engines or (mine is not None and mine.engines)
+        # One hold on the engines at a time, because interleaved updates leave weights of neither.
         if engines and not (mine and mine.engines):
             other = next((hold.holder for hold in self.holds if hold.engines), None)
             if other is not None:
@@ -199,21 +180,16 @@ class Gate:
         return hold
 
     def renew(self, holder: str, until: float) -> Hold:
-        """Have `holder`'s hold last until then, unless it lasts longer; unlike `place` it shuts no gate that is open.
-
-        Raises `HoldNotFound` when there is none, `HoldExpired` when it has run out.
-        """
+        """Extend the hold to `until`. Raise `HoldNotFound` or `HoldExpired`."""
+        # Unlike `place`, this cannot close an open gate.
         mine = self._require(holder)
         hold = replace(mine, until=max(until, mine.until))
         self._change({**self._holds, holder: hold})
         return hold
 
     def release(self, holder: str, *, engines_continued: bool = False) -> Hold | None:
-        """Take `holder`'s hold off the gate; `engines_continued` says that the engines it paused work again.
-
-        Raises `HoldNotFound` when there is none, `HoldExpired` when it had run out before; the anonymous one may be
-        released by anybody at any time, and is None when there is none.
-        """
+        """Remove the hold. Raise `HoldNotFound` or `HoldExpired`."""
+        # Any caller may release the anonymous hold at any time.
         if holder == ANONYMOUS and holder not in self._holds:
             return None
         hold = self._require(holder)
@@ -221,10 +197,11 @@ class Gate:
         return hold
 
     def expire(self, now: float) -> tuple[Hold, ...]:
-        """Take off what has run out by `now`; its holders are told when they come back, the anonymous one excepted."""
+        """Remove the holds that end by `now`."""
         ended = [hold for hold in self.holds if hold.until <= now]
         self._end(ended, left=[hold for hold in ended if hold.engines])
         for hold in ended:
+            # Its holder gets `HoldExpired` on return, because the gate was open meanwhile.
             if hold.holder != ANONYMOUS:
                 self._expired[hold.holder] = hold
         while len(self._expired) > _REMEMBERED:
@@ -232,21 +209,22 @@ class Gate:
         return tuple(ended)
 
     def restore(self, holds: Iterable[Hold]) -> None:
-        """Have the holds that an earlier server kept."""
+        """Restore an earlier server's holds."""
         self._change({hold.holder: hold for hold in holds})
 
     def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
-        """Stand as the gate does that decides for this one."""
+        """Copy the deciding gate."""
         self._holds = {hold.holder: hold for hold in holds}
         self.epoch = epoch
 
     def forget_left(self) -> tuple[Hold, ...]:
-        """The engines work again: the holds that had left them paused."""
+        """Clear `left` once the engines work."""
         left, self.left = self.left, ()
         return left
 
     def answer(self, work: Work, *, is_open: bool = True) -> GateAnswer:
-        """The answer to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
+        """Return the answer to `work`."""
+        # A session that is not open answers for itself, whatever the gate.
         return GATE_TABLE[self.state, work] if is_open else GateAnswer.SERVE
 
     def _require(self, holder: str) -> Hold:
@@ -256,10 +234,10 @@ class Gate:
         return self._holds[holder]
 
     def _refuse_expired(self, holder: str) -> None:
-        """Raises `HoldExpired`; who comes back late may have paused the engines after they were continued."""
         hold = self._expired.get(holder)
         if hold is None:
             return
+        # A late holder may have paused the engines after the server continued them.
         if hold.engines and hold not in self.left:
             self.left += (hold,)
         raise HoldExpired(holder)
@@ -272,4 +250,5 @@ class Gate:
     def _change(self, holds: dict[str, Hold]) -> None:
         before = self.state
         self._holds = holds
+        # A waiter has to notice a change even if the gate is back in the state it knew.
         self.epoch += self.state is not before

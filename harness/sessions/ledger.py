@@ -1,11 +1,7 @@
-"""Where every sampled token went (I4): generated = trained + masked + dropped(reason).
+"""Ledger of sampled tokens (I4): generated = trained + masked + dropped(reason).
 
-The two sides are counted apart: `generated` grows when an engine reports tokens, the other side is what the samples of
-this moment would deliver. A difference is a bug and fails the run.
-
-An engine may sample and not hand over: the connection breaks, its process dies, its reply is not to be believed, or
-nobody waits for it any more. Those tokens are on neither side. They are `unknown`, as requests and as the most that
-they can have come to, so that the sum and the engine's own counter can be held against each other.
+Engines report the left side, samples give the right one; a difference is a bug and fails the run. `unknown`, on neither
+side, bounds the tokens that engines may have sampled and never returned, for comparison with their counter.
 """
 
 from collections import Counter
@@ -21,14 +17,13 @@ from harness.types import Turn, UnknownOutput
 
 
 class DropReason(StrEnum):
-    """Why sampled tokens are in no sample."""
+    """Reason why sampled tokens are in no sample."""
 
     AFTER_INCOMPLETE = "after_incomplete"
-    """Turns after the first one of their branch that is not COMPLETED (I3)."""
+    """After a turn that is not COMPLETED (I3)."""
     OTHER_SAMPLE = "other_sample"
-    """Turns of a sample that its consumer did not take."""
     MAIN = "main"
-    """Turns of this role, which the session does not train; the same for the six roles below (`samples.roles`)."""
+    """Untrained role, like the six below (`samples.roles`)."""
     RESAMPLE = "resample"
     COMPACTION = "compaction"
     REJECTED = "rejected"
@@ -36,33 +31,29 @@ class DropReason(StrEnum):
     SIDE = "side"
     STRAY = "stray"
     FAILED_TURN = "failed_turn"
-    """Partial output of a turn that FAILED."""
     UNDELIVERED = "undelivered"
-    """Partial output of a turn whose client left, and has not come back for it."""
+    """Client left and has not returned."""
     AFTER_STOP = "after_stop"
-    """Sampled by an engine behind a stop string that began in the request before."""
+    """Stop string began in an earlier request."""
     RESTARTED = "restarted"
-    """Partial output that no request can go on from: an engine follows a grammar from the first token on only."""
     UNVERSIONED = "unversioned"
-    """Arrived of a request that broke, and the engine had not said which weights sampled it."""
+    """Received before the engine reported weights."""
     INVALID_REPLY = "invalid_reply"
-    """Arrived of a request whose reply contradicts itself: nothing of it is used."""
     LEFT_BEHIND = "left_behind"
-    """Turns of the session that was taken over, which its successor cannot go on from."""
+    """Turn that a successor session cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Tokens that engines may have sampled and have not handed over."""
+    """Tokens that may have been sampled and not returned."""
 
     requests: int = 0
-    """Those whose end was never heard."""
     tokens: int = 0
-    """The most that they can have sampled beyond what arrived."""
+    """Upper bound."""
 
     @classmethod
     def of(cls, outputs: Iterable[UnknownOutput]) -> Self:
-        """The sum of `outputs`."""
+        """Add up `outputs`."""
         counted = list(outputs)
         return cls(len(counted), sum(each.at_most for each in counted))
 
@@ -73,7 +64,7 @@ class Unknown:
         return Unknown(self.requests - other.requests, self.tokens - other.tokens)
 
     def to_json(self) -> dict[str, int]:
-        """The form served over HTTP and written to run directories."""
+        """Return the JSON form."""
         return {"requests": self.requests, "tokens": self.tokens}
 
 
@@ -82,22 +73,21 @@ NOTHING_UNKNOWN = Unknown()
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Token counts; `masked` are sampled tokens that are delivered but not trained."""
+    """Token counts; `masked` ones are delivered but not trained."""
 
     generated: int = 0
     trained: int = 0
     masked: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     unknown: Unknown = NOTHING_UNKNOWN
-    """Beside the sum: it is no part of `generated`."""
 
     @property
     def difference(self) -> int:
-        """The tokens that are missing on the right side; 0 in a ledger that is right."""
+        """Unaccounted tokens."""
         return self.generated - self.trained - self.masked - sum(self.dropped.values())
 
     def check(self, of: str) -> None:
-        """Raises `LedgerImbalance` naming `of` unless the ledger balances."""
+        """Raise `LedgerImbalance`, naming `of`, unless balanced."""
         if self.difference:
             raise LedgerImbalance(
                 f"{of}: {self.generated} tokens generated, but {self.trained} trained + {self.masked} masked"
@@ -105,7 +95,7 @@ class Ledger:
             )
 
     def to_json(self) -> dict[str, object]:
-        """The form served over HTTP and written to run directories."""
+        """Return the JSON form."""
         return {
             "generated": self.generated,
             "trained": self.trained,
@@ -116,14 +106,14 @@ class Ledger:
 
 
 class NewOutput(NamedTuple):
-    """The part of a turn's output that its last attempt brought."""
+    """Output that a turn's last attempt added."""
 
     sampled: int
     unknown: Unknown
 
 
 def find_dispositions(turns: Sequence[Turn], plan: DeliveryPlan) -> dict[int, DropReason | None]:
-    """Find, by the index of a turn, why its output is in no sample; None for one that is in a sample."""
+    """Return drop reasons by turn index; None for sampled turns."""
     kept = {turn.index for branch in plan.delivered for turn in branch.kept}
     ends: set[int | None] = set()
     found: dict[int, DropReason | None] = {}
@@ -151,9 +141,10 @@ def account(
     left_behind: int = 0,
     unknown_left_behind: Unknown = NOTHING_UNKNOWN,
 ) -> Ledger:
-    """The ledger of one session, were its samples collected now; what was left behind is of no turn that it has."""
+    """Return a session's ledger as of now."""
     dispositions = find_dispositions(turns, plan)
     trained = masked = 0
+    # `left_behind` belongs to turns that this session did not take over.
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
         reason = dispositions[turn.index]
@@ -170,7 +161,7 @@ def account(
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
-    """The ledger of a run from those of its sessions."""
+    """Add up the ledgers."""
     generated = trained = masked = 0
     dropped: Counter[str] = Counter()
     unknown = NOTHING_UNKNOWN

@@ -1,8 +1,6 @@
-"""The life of a session, and how a turn came to its end: the tables everything else obeys.
+"""Tables of session phases and turn ends. Only this module decides whether a command is legal.
 
-No code outside this module decides whether a command is legal. A turn that was admitted may always be committed,
-whatever happened to the session meanwhile: tokens that were generated are recorded (I4). `harness.turn_ends` says what
-an end makes of a turn.
+An admitted turn may always be committed, because generated tokens are recorded (I4).
 """
 
 from collections.abc import Mapping
@@ -24,36 +22,30 @@ from harness.types import FinishReason
 
 
 class Phase(StrEnum):
-    """Where a session stands."""
+    """Phase of a session."""
 
     OPEN = "open"
-    """Accepts turns."""
     CLOSING = "closing"
-    """Drained: every new turn is refused, for good."""
+    """Drained."""
     ENDED = "ended"
-    """Its agent has ended, and its owner collects: every new turn is refused, and none that was cut short is sampled
-    to its end."""
+    """The agent ended; interrupted turns are not finished."""
     CLOSED = "closed"
-    """Given back by its owner; the server forgets it, a store keeps its record."""
+    """A store keeps its record."""
 
 
 class CloseReason(StrEnum):
-    """Why a session was closed."""
+    """Reason why a session was closed."""
 
     DELETED = "deleted"
-    """Its owner gave it back."""
     DRAINED = "drained"
-    """The server was drained while it was being created."""
+    """The server drained during its creation."""
     IDLE = "idle"
-    """Nobody had used it for longer than the server keeps such sessions."""
     TAKEN_OVER = "taken_over"
-    """Another session went on with its turns."""
     DAMAGED = "damaged"
-    """It could not be read back, and was given up."""
 
 
 class RolloutEnd(NamedTuple):
-    """The end of a rollout, as the owner of its session tells it with the deletion; the server only keeps it."""
+    """End of a rollout, reported on deletion; the server only stores it."""
 
     outcome: str
     reason: str = ""
@@ -61,18 +53,14 @@ class RolloutEnd(NamedTuple):
 
 
 class Command(StrEnum):
-    """A demand on a session."""
+    """Demand on a session."""
 
     ADMIT = "admit"
-    """Start a turn."""
     COMMIT = "commit"
-    """Record what a started turn produced."""
     DRAIN = "drain"
-    """Accept no further turn."""
     END = "end"
-    """The agent has ended; what it left in flight ends too."""
+    """Turns in flight end too."""
     CLOSE = "close"
-    """The owner has collected what it wanted."""
 
 
 TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
@@ -83,7 +71,7 @@ TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
     (Phase.OPEN, Command.CLOSE): Phase.CLOSED,
     (Phase.CLOSING, Command.COMMIT): Phase.CLOSING,
     (Phase.CLOSING, Command.DRAIN): Phase.CLOSING,
-    # Drained it was, and stays: what was cut short in it is ABORTED.
+    # A drained session stays drained: its interrupted turns are ABORTED.
     (Phase.CLOSING, Command.END): Phase.CLOSING,
     (Phase.CLOSING, Command.CLOSE): Phase.CLOSED,
     (Phase.ENDED, Command.COMMIT): Phase.ENDED,
@@ -97,7 +85,7 @@ TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
 }
 
 END_OF_ERROR: tuple[tuple[type[HarnessError], TurnEnd], ...] = (
-    # The first row whose class the error is of counts.
+    # The first row that matches the error's class counts.
     (ClientLeft, TurnEnd.CLIENT_LEFT),
     (ServerStopping, TurnEnd.SERVER_STOPPED),
     (GateClosed, TurnEnd.GATE_TIMEOUT),
@@ -106,11 +94,10 @@ END_OF_ERROR: tuple[tuple[type[HarnessError], TurnEnd], ...] = (
     (EngineError, TurnEnd.ENGINE_FAILED),
     (HarnessError, TurnEnd.SERVER_FAILED),
 )
-"""How a turn ended that broke off with an error."""
 
 
 def advance(phase: Phase, command: Command) -> Phase:
-    """The phase after `command`. Raises `IllegalTransition` when the table has no entry."""
+    """Return the phase after `command`. Raise `IllegalTransition`."""
     try:
         return TRANSITIONS[phase, command]
     except KeyError:
@@ -118,12 +105,12 @@ def advance(phase: Phase, command: Command) -> Phase:
 
 
 def end_of_error(error: HarnessError) -> TurnEnd:
-    """How a turn ended that broke off with `error`."""
+    """Return the end that `error` causes."""
     return next(end for kind, end in END_OF_ERROR if isinstance(error, kind))
 
 
 def end_of_output(finish: FinishReason | None, *, has_calls: bool, is_drained: bool, is_stale: bool) -> TurnEnd:
-    """How a turn ended whose output ended with `finish` (None: it never reached the engine), and cannot go on."""
+    """Return the end of a turn; `finish` is None if it never reached the engine."""
     match finish:
         case FinishReason.STOP:
             return TurnEnd.TOOL_CALLS if has_calls else TurnEnd.MODEL

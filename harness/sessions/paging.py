@@ -1,11 +1,7 @@
-"""Sessions that are paged out: what memory keeps of one that the store has whole, and when that may be.
+"""Evicted sessions: the stub in memory, and when to evict.
 
-A session is let go only when its rows say all that memory says of its turns: their *outlines* are equal, and none is in
-flight. A turn that the store refused, scores that it has not, an answer whose delivery it has not noted: each keeps the
-session in memory. What no row has stays in the *stub*. So a session that is read back is the one that was let go, and
-its ledger proves it.
-
-The shell reads rows, and knows who uses a session (`server.held_sessions`); nothing here does.
+A session is evicted only if its rows and memory have equal *outlines*. Facts in no row stay in the *stub*, so the
+reloaded session equals the evicted one; its ledger proves it.
 """
 
 from collections import Counter
@@ -25,7 +21,7 @@ _MOST_VERSIONS = 8
 
 
 class TurnOutline(NamedTuple):
-    """A recorded turn, as far as it can change or be missing; by its digest, the prompt stands for what came before."""
+    """Everything of a turn that can change or be missing."""
 
     turn: int
     parent: int | None
@@ -33,23 +29,23 @@ class TurnOutline(NamedTuple):
     end: str
     prompt_digest: str
     output_bytes: int
-    """Of its ids, four each."""
+    """Four per id."""
     delivered: bool
     discarded: tuple[Discarded, ...]
     unknown: tuple[UnknownOutput, ...]
     proximal_versions: bytes | None
-    """Little-endian int32; None while every token holds its behavior value."""
+    """Little-endian int32."""
 
 
 class SessionOutline(NamedTuple):
-    """A session as its rows tell it, or as memory does."""
+    """Session in its rows or in memory."""
 
     phase: str
     turns: tuple[TurnOutline, ...]
 
 
 def outline(session: Session) -> SessionOutline:
-    """The outline of `session` as it is in memory."""
+    """Return the outline in memory."""
     return SessionOutline(
         str(session.phase),
         tuple(
@@ -72,50 +68,48 @@ def outline(session: Session) -> SessionOutline:
 
 @dataclass(frozen=True, slots=True)
 class SessionStub:
-    """A session that is paged out; about 1 KiB, however long the session is."""
+    """Evicted session, about 1 KiB."""
 
     session_id: str
     key_digest: bytes
-    """Finds it by its key, which only the store has."""
+    """Only the store has the key."""
     phase: Phase
     created_at: float
     turn_count: int
     ledger: Ledger
     refusals: Mapping[str, int]
     awaits: Mapping[int, Waiting]
-    """By policy version, the tokens that wait for it. Only the newest eight: a version that so many updates have
-    passed does not come any more, and its tokens keep their behavior values (I7)."""
+    """Waiting tokens by policy version (I7)."""
     lasted: tuple[float, float] | None = None
-    """Unix seconds at which the first of its calls came and the last of its turns ended; None without turns."""
     closed_because: CloseReason | None = None
     deliveries: Mapping[int, bool] = field(default_factory=dict)
-    """Whether turns were delivered, as it turned out since: their rows may not say so yet."""
+    """Noted after eviction; rows may lack them."""
 
     @property
     def is_open(self) -> bool:
-        """Turns may start, once it has been read back."""
+        """True if turns may start once loaded."""
         return (self.phase, Command.ADMIT) in TRANSITIONS
 
     @property
     def sampled(self) -> int:
-        """Tokens sampled for its turns."""
+        """See `Session.sampled`."""
         return self.ledger.generated
 
     @property
     def turns_in_flight(self) -> tuple[Admission, ...]:
-        """None: a session with one is not paged out."""
+        """Always empty."""
         return ()
 
     def drain(self) -> Self:
-        """The stub after a drain; itself where nothing changes."""
+        """Return the drained stub."""
         return self._command(Command.DRAIN)
 
     def close(self, reason: CloseReason) -> Self:
-        """The stub of the session after its end; the reason of an earlier one stands."""
+        """Return the closed stub; an earlier reason stands."""
         return replace(self._command(Command.CLOSE), closed_because=self.closed_because or reason)
 
     def mark_delivered(self, index: int, *, delivered: bool) -> Self:
-        """The stub when it turns out whether the answer of a turn was handed over."""
+        """Return the stub with that delivery."""
         return replace(self, deliveries={**self.deliveries, index: delivered})
 
     def _command(self, command: Command) -> Self:
@@ -126,14 +120,16 @@ class SessionStub:
 def page_out(
     session: Session, kept: SessionOutline | None, key_digest: bytes, is_comparable: IsComparable
 ) -> SessionStub | None:
-    """What stays of `session` in memory, whose rows have the outline `kept`; None when it may not be let go now."""
+    """Return the stub of a session, or None if it must stay."""
+    # A refused turn, unsaved scores or an unnoted delivery keeps the session in memory.
     if session.turns_in_flight or session.phase is Phase.CLOSED or outline(session) != kept:
         return None
     return stub_of(session, key_digest, is_comparable)
 
 
 def stub_of(session: Session, key_digest: bytes, is_comparable: IsComparable) -> SessionStub:
-    """What stays of `session` in memory, of which the store is known to have all."""
+    """Return the stub of a fully stored session."""
+    # A version that eight updates have passed never comes; its tokens keep their behavior values (I7).
     awaited = sorted(session.awaited_versions)[-_MOST_VERSIONS:]
     waiting = {version: count_waiting(session, version, is_comparable) for version in awaited}
     return SessionStub(
@@ -150,19 +146,14 @@ def stub_of(session: Session, key_digest: bytes, is_comparable: IsComparable) ->
 
 
 def find_unnoted(session: Session, kept: SessionOutline | None) -> list[TurnOutline]:
-    """Turns of `session` of whose delivery the rows with the outline `kept` say something else.
-
-    A note may be lost, and nobody knows after a restart whether the last answers were read.
-    """
+    """Return turns whose stored delivery differs."""
+    # A note can be lost, and a restart doubts the last ones.
     noted = {} if kept is None else {turn.turn: turn.delivered for turn in kept.turns}
     return [turn for turn in outline(session).turns if noted.get(turn.turn, turn.delivered) != turn.delivered]
 
 
 def bring_back(stub: SessionStub, session: Session) -> None:
-    """Make `session`, as it was read from its rows, the one that was paged out as `stub`.
-
-    Raises `StoreError` when the rows have become others.
-    """
+    """Apply `stub` to the loaded session. Raise `StoreError` if its rows changed."""
     ledger = session.ledger()
     if (len(session.turns), ledger) != (stub.turn_count, stub.ledger):
         raise StoreError(
@@ -176,7 +167,7 @@ def bring_back(stub: SessionStub, session: Session) -> None:
 
 
 def waiting_of(held: Session | SessionStub, version: int, is_comparable: IsComparable) -> Waiting:
-    """How many tokens of a session wait for `version`, wherever it is."""
+    """Return the tokens that wait for `version`."""
     if isinstance(held, SessionStub):
         return held.awaits.get(version, NOTHING_WAITING)
     return count_waiting(held, version, is_comparable)

@@ -1,8 +1,4 @@
-"""A session as JSON: what `GET /sessions/{id}` answers and what tools read.
-
-A turn's prompt is that of its parent, the parent's output and `context_ids`, so a record by deltas is as long as the
-session is. Prompts that are written out make it as long as turns times length: only for whoever asks for that.
-"""
+"""JSON forms of a session, for `GET /sessions/{id}` and tools."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,26 +14,25 @@ from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
+# Fits into a request's head several times over.
 MOST_ASKED_IDS = 100
-"""Sessions that one request asks for by their ids: as many as fit into its head, several times over."""
 
 IN_FLIGHT = "in_flight"
-"""In the place of a status, of a turn that has none yet."""
+"""Status without an outcome."""
 
 
 class RecordIds(StrEnum):
-    """Which columns of tokens a record has."""
+    """Token columns of a record."""
 
     DELTAS = "deltas"
-    """`context_ids`, `output_ids`, `logprobs` of every turn: linear."""
+    """`context_ids`, `output_ids`, `logprobs`: linear."""
     PROMPTS = "prompts"
-    """`prompt_ids` in the place of `context_ids`: grows with turns times length."""
+    """`prompt_ids` in place of `context_ids`: turns times length."""
     NONE = "none"
-    """None of them: conversation, statuses, lengths and ledger."""
 
 
 def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: int = 0) -> Json:
-    """The record of a session and all its turns; of those before `since` what a later turn can change, and no more."""
+    """Return a record; turns before `since` have only what can change."""
     plan = session.plan()
     dispositions = find_dispositions(session.turns, plan)
     return {
@@ -57,7 +52,6 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: i
 
 
 def _remarks(session: Session, plan: DeliveryPlan) -> Iterator[str]:
-    """What the owner of a session should know of its samples, a line each."""
     main = {index for index, call in plan.roles.items() if call.role is Role.MAIN}
     if split := explain_roots(session.turns, main):
         yield split
@@ -68,7 +62,7 @@ def _remarks(session: Session, plan: DeliveryPlan) -> Iterator[str]:
 
 
 def session_facts(session: Session) -> Json:
-    """The facts that decide how a rollout ended, and whether it has: no conversation, no tokens."""
+    """Return what decides a rollout's outcome."""
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
@@ -79,11 +73,8 @@ def session_facts(session: Session) -> Json:
 
 
 def session_times(session: Session, since: int = 0) -> list[tuple[int, float, float | None, str]]:
-    """Index, admission (Unix seconds), seconds and status of turns; those in flight have no end.
-
-    They are those from `since` on, and of earlier ones those that went on again: whoever asks may have seen them end.
-    One that is in flight again is in it once.
-    """
+    """Return index, admission (Unix seconds), seconds and status of turns."""
+    # Earlier turns that were continued are included: the caller may have seen them end.
     in_flight = {each.index: each.admitted_at for each in session.turns_in_flight}
     recorded = [
         (turn.index, turn.created_at, turn.seconds, str(turn.status))
@@ -94,18 +85,15 @@ def session_times(session: Session, since: int = 0) -> list[tuple[int, float, fl
 
 
 class SessionState(StrEnum):
-    """What a session waits for now; where it has several calls, the first of these that fits."""
+    """State of a session: the first that fits any call."""
 
     HELD = "held"
-    """A call of it waits at the gate."""
     ENGINE = "engine"
-    """An engine has a turn of it."""
     QUEUED = "queued"
-    """A call of it is read, encoded, or waits for weights or for the turn that it repeats."""
+    """A call is read, encoded, or waits for weights or a repeated turn."""
     TOOL = "tool"
-    """Its agent: a tool call, or whatever it does between two turns."""
+    """The agent works between turns."""
     ENDED = "ended"
-    """Nothing: it accepts no further turn."""
 
 
 _BUSIEST = (SessionState.ENGINE, SessionState.HELD, SessionState.QUEUED, SessionState.TOOL, SessionState.ENDED)
@@ -113,21 +101,21 @@ _RANKS: Mapping[str, int] = {state: rank for rank, state in enumerate(_BUSIEST)}
 
 
 class SessionStanding(NamedTuple):
-    """A session at one moment."""
+    """Session at one moment."""
 
     session: Session | SessionStub
     state: SessionState
     tokens: int
-    """Sampled for it, as far as they have come."""
+    """Sampled so far."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts by how busy sessions are: those in an engine first, then those that wait, each by their tokens."""
+        """Busiest state first, then most tokens."""
         return _RANKS[self.state], -self.tokens
 
 
 def session_summary(standing: SessionStanding) -> Json:
-    """A line about a session, for lists."""
+    """Return a line for lists."""
     session, state, tokens = standing
     return {
         "session_id": session.session_id,
@@ -141,17 +129,17 @@ def session_summary(standing: SessionStanding) -> Json:
 
 
 def busiest_summaries(summaries: Iterable[Json], limit: int) -> list[Json]:
-    """So many of the lines, in the order of `SessionStanding`."""
+    """Return the `limit` busiest."""
     return nsmallest(limit, summaries, key=lambda line: (_RANKS[line["state"]], -line["tokens"]))
 
 
 def session_totals(standings: Iterable[SessionStanding], turns: int, tokens: int) -> Json:
-    """The sum: sessions by state; `turns` and `tokens` are those of the server since its start."""
+    """Count sessions by state."""
     return {"states": dict(Counter(each.state for each in standings)), "turns": turns, "tokens": tokens}
 
 
 def add_totals(totals: Iterable[Json]) -> Json:
-    """The totals of several servers as those of one."""
+    """Add totals of several servers."""
     states: Counter[str] = Counter()
     turns = tokens = 0
     for each in totals:
@@ -162,10 +150,8 @@ def add_totals(totals: Iterable[Json]) -> Json:
 
 
 def empty_record(session_id: str | None, phase: str | None = "unknown", metadata: Json | None = None) -> Json:
-    """The record of a session that was never seen or has been deleted: collecting it must not crash a rollout.
-
-    A rollout without a session has one too, with no id, no phase and the `metadata` that it would have had.
-    """
+    """Return the record of an unknown or missing session."""
+    # Collecting a deleted session must not crash a rollout.
     return {
         "session_id": session_id,
         "phase": phase,
@@ -179,12 +165,12 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
 
 
 def empty_facts(session_id: str) -> Json:
-    """The facts of a session that was never seen or has been deleted."""
+    """Return the facts of an unknown session."""
     return {"session_id": session_id, "phase": "unknown", "turns": {}, "turns_in_flight": 0, "refusals": {}}
 
 
 def _standing_record(turn: Turn, plan: DeliveryPlan, dropped: DropReason | None) -> Json:
-    """How a turn stands among those that came behind it."""
+    """Return what later turns can change."""
     role, evidence = plan.roles[turn.index]
     return {
         "turn": turn.index,
@@ -201,7 +187,6 @@ def _standing_record(turn: Turn, plan: DeliveryPlan, dropped: DropReason | None)
 
 
 def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
-    """What no later turn changes."""
     columns: Json = {}
     if ids is RecordIds.PROMPTS:
         columns["prompt_ids"] = session.prompt_ids(turn).tolist()

@@ -1,9 +1,7 @@
-"""At most once (I5): what a request means whose body this session has seen before.
+"""Treatment of repeated requests: each call is answered at most once (I5).
 
-A client that never got its answer sends the same bytes again; a client that wants another sample does too. They differ
-in what became of the turn, and in whether the client says that it retries. The table is the whole policy.
-
-The same bytes in another dialect are another request: they may say something else there.
+A client that missed its answer and one that wants another sample send the same bytes. The earlier turn's standing, and
+whether the client marks a retry, tell them apart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,37 +20,31 @@ _UNKEYED = "xxh3"
 
 
 class Standing(StrEnum):
-    """Where the last turn stands that was asked for with the same body."""
+    """State of the last turn with the same body."""
 
     UNKNOWN = "unknown"
-    """There is none."""
     AWAITED = "awaited"
-    """In flight, and its client waits for it."""
+    """In flight; its client waits."""
     ABANDONED = "abandoned"
-    """In flight; its client has left."""
+    """In flight; its client left."""
     BROKEN_OFF = "broken_off"
-    """It FAILED, or was suspended with a partial output."""
+    """FAILED or suspended."""
     UNDELIVERED = "undelivered"
-    """It has an outcome that nobody was handed."""
     DELIVERED = "delivered"
-    """Its answer was handed over completely."""
 
 
 class Treatment(StrEnum):
-    """The way to treat the request."""
+    """Treatment of a request."""
 
     SAMPLE = "sample"
-    """A turn of its own; a sibling when there is an earlier one."""
     JOIN = "join"
-    """Wait for the turn in flight, then look again."""
+    """Wait for the turn, then look again."""
     CONTINUE = "continue"
-    """Take up the turn where it broke off."""
     REPLAY = "replay"
-    """The stored answer."""
 
 
 TREATMENTS: Mapping[tuple[Standing, bool], Treatment] = {
-    # (standing, the client says that it retries)
+    # (standing, the client marks a retry)
     (Standing.UNKNOWN, False): Treatment.SAMPLE,
     (Standing.UNKNOWN, True): Treatment.SAMPLE,
     (Standing.AWAITED, False): Treatment.SAMPLE,
@@ -69,40 +61,38 @@ TREATMENTS: Mapping[tuple[Standing, bool], Treatment] = {
 
 
 def standing(turn: Turn) -> Standing:
-    """Where a turn that has an outcome stands."""
+    """Return the standing of a recorded turn."""
     if turn.status is TurnStatus.FAILED or turn.is_suspended:
         return Standing.BROKEN_OFF
     return Standing.DELIVERED if turn.delivered else Standing.UNDELIVERED
 
 
 class CallParts(NamedTuple):
-    """What two requests have in common that are the same call."""
+    """Parts that retries of a call share."""
 
     body: bytes
     dialect: str
     idempotency_key: str
-    """The client's own; empty where it has none."""
     conversation: bytes
-    """Digest of its tools and messages, to the letter (`tokens.history.Prefix.exact`)."""
+    """Exact digest (`tokens.history.Prefix.exact`)."""
 
 
 def request_digest(parts: CallParts, sent: SentBody) -> str:
-    """The same for two requests that are the same call: `keyed:`, the key and a keyed hash; `sent` is the body.
-
-    The key goes with it into the store, so a retry is known after a restart. No client sees either.
-    """
+    """Return `keyed:`, the key and a keyed hash; equal for retries."""
+    # The store keeps the key, so a retry is recognized after a restart. No client sees either. The dialect counts,
+    # because the same bytes may mean something else in another one.
     whole = (sent.digest(len(parts.body)), parts.dialect.encode(), parts.idempotency_key.encode(), parts.conversation)
     framed = b"".join(len(part).to_bytes(8) + part for part in whole)
     return f"{_KEYED}:{sent.key.hex()}:{blake2b(framed, key=sent.key, digest_size=16).hexdigest()}"
 
 
 def digest_kind(digest: str) -> str:
-    """How a digest was made: everything before its last colon."""
+    """Return all before the last colon."""
     return digest.rpartition(":")[0]
 
 
 def earlier_digests(kinds: Iterable[str], parts: CallParts) -> list[str]:
-    """What earlier servers have made of the same call: with another key, or of the body alone."""
+    """Return the call's digests under older `kinds`."""
     bare = b"\0".join((parts.body, *filter(None, (parts.idempotency_key.encode(),))))
     found = []
     for kind in kinds:

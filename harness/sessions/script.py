@@ -1,12 +1,7 @@
-"""The script of a session: the words that its turns say, on an engine that says what it is told to.
+"""Script of a session: the words of its turns, on an engine that can force tokens.
 
-A request says the step behind that of the turn it continues, and the first one where it continues none: side calls of
-an agent and siblings are no steps of their own. There is no step behind the last one, and no turn that the model ends
-by itself: when the steps are used up, the session refuses (`script_ended`). Nothing is ever sampled in place of a step.
-
-A step is ids, made once when the session is created: a turn that was cut goes on with the rest of them, in another
-process and after an update of the tokenizer's library too. The words of a script are not those of the policy,
-so its tokens are never trained, however real their logprobs are.
+A turn says the step after its parent's, a root the first; siblings and side calls use up no step. After the last step
+the session refuses (`script_ended`). Script tokens are never trained: the policy did not choose them.
 """
 
 from collections.abc import Sequence
@@ -18,30 +13,30 @@ from harness.types import SamplingParams, Turn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The words of one turn."""
+    """Words of one turn."""
 
     ids: tuple[int, ...]
-    """At least one."""
     ends_turn: bool
-    """The last id is an end of the model's own; without it the turn is cut behind its last id, as by its budget."""
+    """The last id ends the turn, else the turn is cut there."""
 
     def plan(self, params: SamplingParams) -> SamplingParams:
-        """`params` for saying this step: the same limits, and nothing that would forbid one of its tokens."""
+        """Return `params` that allow the step's tokens."""
         return replace(
             params,
             max_new_tokens=min(params.max_new_tokens, len(self.ids)),
             min_new_tokens=0,
             json_schema=None,
-            # An engine that takes another id for the end of a turn would go on, and nobody has told it how.
+            # An engine with other end-of-turn ids would go on, without ids to say.
             stop_token_ids=(*params.stop_token_ids, *(self.ids[-1:] if self.ends_turn else ())),
         )
 
 
+# Ids, fixed at creation: a cut turn continues in another process, or after an update of the tokenizer's library.
 Script = tuple[Step, ...]
 
 
 def next_step(script: Sequence[Step], parent: Turn | None) -> int:
-    """Index of the step that a turn behind `parent` says. Raises `ScriptEnded`."""
+    """Return the index of the step after `parent`'s. Raise `ScriptEnded`."""
     index = 0 if parent is None or parent.script_step is None else parent.script_step + 1
     if index >= len(script):
         raise ScriptEnded(f"the script of the session has {len(script)} steps, and this branch has said all of them")

@@ -1,10 +1,9 @@
-"""One session: what it was given, what it has recorded, and what it lets happen next.
+"""State of a session: its configuration, its recorded turns, and what it allows next.
 
-The heart of the sans-IO core. The server asks what a request means (`treatment`), finds its place (`attach`), encodes
-what is new, admits the turn (`admit`, or `take_up` for one that broke off), has the engine sample, makes the outcome
-durable (`sessions.turn_outcome`), and records it (`record`). Between these steps anything may happen to the session:
-each step decides by the state it finds and either changes everything or nothing. No method waits, so a single-threaded
-shell needs no lock; another thread reads a `snapshot`.
+The server asks how to treat a request (`treatment`), finds its place (`attach`), encodes what is new, admits the turn
+(`admit`, or `take_up` if it broke off), samples, stores the outcome (`sessions.turn_outcome`) and records it
+(`record`). The session may change in between: each step decides by the current state and changes all or nothing. No
+method waits, so one thread needs no lock; others read a `snapshot`.
 """
 
 from collections import Counter
@@ -33,19 +32,18 @@ from harness.turn_ends import TurnStatus
 from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
-"""Whether the logprobs of a turn are on the scale on which an engine scores its input."""
+"""True if a turn's logprobs are on the engine's input scale."""
 
 
 class KnownAnswer(NamedTuple):
-    """An answer that has its id."""
+    """Answer with a fixed id."""
 
     turn: int
-    """The index of its turn."""
     response_id: str
 
 
 class Session:
-    """State of one session; see the module's text for the order of calls."""
+    """State of one session."""
 
     def __init__(self, session_id: str, api_key: str, config: SessionConfig, created_at: float) -> None:
         self.session_id = session_id
@@ -54,13 +52,10 @@ class Session:
         self.created_at = created_at
         self.phase = Phase.OPEN
         self.closed_because: CloseReason | None = None
-        """None until it is closed."""
         self.refusals: Counter[str] = Counter()
-        """Model calls that were answered with an error, by its code; they tell why an agent stopped."""
+        """Failed model calls by error code."""
         self.normal_form = normal_form(config.matching)
-        """The part of a message that counts when histories are compared."""
         self.history = History(self.normal_form)
-        """The conversations that it was sent, for whoever reads the next one."""
         self._tree = TurnTree(self.normal_form)
         self._generated = config.left_behind
         self._in_flight: dict[int, Admission] = {}
@@ -68,20 +63,19 @@ class Session:
         self._asked: Counter[ChainKey] = Counter()
         self._latest_with_body: dict[str, int] = {}
         self.digest_kinds: set[str] = set()
-        """How the digests of restored turns were made (`retries.digest_kind`)."""
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
-        self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
-        self._plan: DeliveryPlan | None = None  # of the turns as they are; None when one has changed since
+        self._tools: tuple[Json, ...] | None = None  # of the latest turn; lost in a restart
+        self._plan: DeliveryPlan | None = None  # None after a turn has changed
 
     @property
     def is_open(self) -> bool:
-        """Turns may start, and go on."""
+        """True if turns may start and continue."""
         return (self.phase, Command.ADMIT) in TRANSITIONS
 
     @property
     def is_drained(self) -> bool:
-        """Its rollout was aborted: a turn that is cut short is ABORTED, and trained as far as it came."""
+        """True if interrupted turns are ABORTED."""
         return self.phase is Phase.CLOSING
 
     @property
@@ -91,17 +85,17 @@ class Session:
 
     @property
     def lasted(self) -> tuple[float, float] | None:
-        """Unix seconds at which the first of its calls came and the last of its turns ended; None without turns."""
+        """Unix seconds of the first call and the last end."""
         turns = self.turns
         return (min(turn.asked_at for turn in turns), max(turn.ended_at for turn in turns)) if turns else None
 
     @property
     def turns_in_flight(self) -> Sequence[Admission]:
-        """Admitted turns without an outcome."""
+        """Admitted turns without outcome."""
         return list(self._in_flight.values())
 
     def known_digest(self, digest: str, older: Sequence[str], dialect: str) -> str:
-        """The digest by which the session knows a call in `dialect`: `digest`, or an `older` one that a turn has."""
+        """Return `digest`, or the `older` one that a turn has."""
 
         def has(each: str) -> bool:
             index = self._latest_with_body.get(each)
@@ -109,20 +103,17 @@ class Session:
                 return False
             admission = self._in_flight.get(index)
             notes = admission.request.notes if admission else self._tree.turn(index).notes
-            return bool(notes.get("dialect", dialect) == dialect)  # the oldest stores do not say it
+            return bool(notes.get("dialect", dialect) == dialect)  # missing in the oldest stores
 
         return next(filter(has, older), digest)
 
     def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
-        """How a request with that body digest is treated, and the turn it is about (-1 for none).
-
-        Raises `SessionClosing`.
-        """
+        """Return a request's treatment and earlier turn, or -1. Raise `SessionClosing`."""
         self._require_open()
         return self._treatment(digest, says_retry)
 
     def known_answer(self, digest: str, *, says_retry: bool) -> KnownAnswer | None:
-        """The answer that a request with that body digest asks for again, as it looks now; None for one of its own."""
+        """Return the answer that a repeated request gets now."""
         treatment, index = self._treatment(digest, says_retry)
         if treatment not in (Treatment.REPLAY, Treatment.JOIN):
             return None
@@ -131,29 +122,26 @@ class Session:
         return None if known is None else KnownAnswer(index, known)
 
     def turns_until(self, response_id: str) -> list[Turn]:
-        """The turns from the root to the one that was answered under that id; none when there is no such answer."""
+        """Return the branch up to that response."""
         turn = self._tree.answered_as(response_id)
         return [] if turn is None else self.branch(turn.index)
 
     def answered_as(self, response_id: str) -> Turn | None:
-        """The turn that was answered under that id; None when there is none."""
+        """Return the turn with that response id."""
         return self._tree.answered_as(response_id)
 
     def caller(self, call_id: str) -> Turn | None:
-        """The turn that made the tool call with that id; None when there is none."""
+        """Return the turn that made the tool call."""
         return self._tree.caller(call_id)
 
     def serves(self, turn: Turn) -> bool:
-        """An agent may read the answer of that turn (I2)."""
+        """Return True if an agent may read the answer (I2)."""
         return turn.is_usable and (
             turn.status is not TurnStatus.ABORTED or self.config.after_incomplete is AfterIncomplete.SERVE
         )
 
     def attach(self, prefixes: Sequence[Prefix], messages: Sequence[Message]) -> AttachPoint:
-        """Where a request with these `prefixes` and `messages` continues.
-
-        Raises `TurnRefused` when the session is not open or the branch may not be extended.
-        """
+        """Return where a request continues. Raise `TurnRefused`."""
         self._require_open()
         point = self._tree.attach(prefixes, messages)
         if point.parent is not None and self.config.after_incomplete is not AfterIncomplete.SERVE:
@@ -165,24 +153,22 @@ class Session:
         return point
 
     def turn(self, index: int) -> Turn:
-        """The recorded turn with that index."""
+        """Return a recorded turn."""
         return self._tree.turn(index)
 
     def branch(self, index: int | None) -> list[Turn]:
-        """The turns from the root to the one with that index; none for None."""
+        """Return the turns from the root to `index`."""
         return list(self._tree.ancestry(index))[::-1]
 
     def require_fresh(self, parent: int | None, live: int | None, output: Sequence[VersionSpan] = ()) -> None:
-        """Raises `LimitReached` when a turn is too old to go on under the version `live`.
-
-        It stands behind the turn `parent`, and has `output` by now. Nothing is too old while nobody knows what is live.
-        """
+        """Raise `LimitReached` if a branch or `output` is too old."""
+        # Nothing is too old while the live version is unknown.
         if self.config.limits.staleness is not None and live is not None:
             spans = [*output, *(span for turn in self.branch(parent) for span in turn.version_spans)]
             require_fresh(self.config.limits, oldest_version(spans), live)
 
     def script_step(self, point: AttachPoint) -> int | None:
-        """The step of its script that a turn at `point` says; None without a script. Raises `ScriptEnded`."""
+        """Return the step that a turn at `point` says. Raise `ScriptEnded`."""
         if self.config.script is None:
             return None
         return next_step(self.config.script, None if point.parent is None else self._tree.turn(point.parent))
@@ -190,11 +176,8 @@ class Session:
     def divergence(
         self, point: AttachPoint, messages: Sequence[Message], tools: Sequence[Json] = ()
     ) -> Divergence | None:
-        """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not.
-
-        Of several earlier ones it is the one that it follows longest. With other `tools` than the request before had it
-        can go on from nowhere.
-        """
+        """Return where a request leaves the earlier one closest to it."""
+        # A request with changed tools cannot continue any earlier one.
         if point.parent is None and self._tools is not None and (found := find_other_tools(self._tools, tools)):
             return found
         children = self._tree.latest_children(point.parent)
@@ -211,18 +194,13 @@ class Session:
         return longest
 
     def loose_matches(self, point: AttachPoint, messages: Sequence[Message], known: int) -> list[Divergence]:
-        """How a request with `messages` at `point` spells otherwise what it continues.
-
-        In the answer that it goes on from, and in what else of the branch comes behind the first `known` messages.
-        """
+        """Return recorded messages that a request spells differently."""
+        # The answer that it continues, and whatever follows the first `known` messages.
         numbers = range(min(known, point.matched - 1), point.matched)
         return find_overlooked(self._tree.ancestry(point.parent), messages, numbers)
 
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
-        """Start a turn on an engine whose context holds `context_length` tokens.
-
-        Raises `TurnRefused` or `PromptTooLong` and changes nothing.
-        """
+        """Start a turn. Raise `TurnRefused` or `PromptTooLong` before any change."""
         before = self._tree.path(point.parent)
         ordinal = self._asked[point.key]
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
@@ -240,10 +218,7 @@ class Session:
         return admission
 
     def take_up(self, index: int, now: float, response_id: str) -> Admission:
-        """Go on with a turn that broke off, under its own index, parameters and seed; its answer has that id.
-
-        Raises `SessionClosing`.
-        """
+        """Continue a broken-off turn. Raise `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
         path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.script_step)
@@ -252,28 +227,26 @@ class Session:
         return admission
 
     def abandon(self, index: int) -> None:
-        """Note that the client of a turn in flight has left."""
+        """Note that the client left."""
         if index in self._in_flight:
             self._abandoned.add(index)
 
     def is_in_flight(self, index: int) -> bool:
-        """That turn is admitted and has no outcome."""
+        """Return True while the turn has no outcome."""
         return index in self._in_flight
 
     def forfeit(self, index: int) -> None:
-        """Let go of a turn in flight that a bug of ours has kept from an outcome; nothing for one that has its own."""
+        """Drop a turn that a bug left without outcome."""
         admission = self._in_flight.pop(index, None)
         self._abandoned.discard(index)
+        # A continued turn keeps its earlier outcome.
         if admission is None or admission.prior is not None:
             return
         if self._latest_with_body.get(admission.request.digest) == index:
-            del self._latest_with_body[admission.request.digest]  # its retry is a turn of its own
+            del self._latest_with_body[admission.request.digest]  # a retry starts a new turn
 
     def record(self, turn: Turn) -> NewOutput:
-        """Take in the outcome of an admitted turn, once it is durable; returns what it adds to the ledger.
-
-        Only now can it be extended: what the store does not have has no children (I9).
-        """
+        """Add a turn's durable outcome; return its ledger entry."""
         known = self._tree.answered_as(turn.notes.get("response_id", ""))
         assert known is None or known.index == turn.index, "an id has one answer, which its client goes on from"
         self.phase = advance(self.phase, Command.COMMIT)
@@ -285,29 +258,28 @@ class Session:
             Unknown.of(turn.unknown) - Unknown.of(() if prior is None else prior.unknown),
         )
         self._generated += new.sampled
+        # Only now can it be extended: a turn that the store lacks has no children (I9).
         self._tree.add(turn, admission.path.extend(turn.output_ids))
         self._plan = None
         self._waiting.note(turn)
         return new
 
     def waiting_for(self, version: int) -> Set[int]:
-        """Indices of the turns that may have tokens that wait for the policy version `version`; cheap to ask (I7)."""
+        """Return turns that may wait for `version` (I7)."""
         return self._waiting.waiting_for(version)
 
     @property
     def awaited_versions(self) -> list[int]:
-        """The policy versions that some of its tokens may wait for (I7)."""
+        """Versions that tokens may wait for."""
         return self._waiting.versions
 
     def scoring_start(self, leaf: int | None, version: int, is_comparable: IsComparable) -> int | None:
-        """Where a request that goes on from turn `leaf` has to begin scoring under `version`; None: nothing waits."""
+        """Return the first position to score when `leaf` continues."""
         return scoring_start(self._waiting_in_branch(leaf, version, is_comparable), version)
 
     def take_scores(self, leaf: int | None, scoring: PromptLogprobs, is_comparable: IsComparable) -> list[Turn]:
-        """Take what `scoring` settles in the branch that ends with turn `leaf`; returns the turns it changed (I7).
-
-        Turns in flight are left alone: their own outcome brings their scores. Raises `UnknownWeightVersion`.
-        """
+        """Apply `scoring` to a branch; return changed turns (I7). Raise `UnknownWeightVersion`."""
+        # Turns in flight are skipped: their own outcome brings their scores.
         version = version_of(scoring)
         changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
         self._plan = None
@@ -317,30 +289,31 @@ class Session:
         return changed
 
     def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
-        """Note that the answer of a turn has been handed over completely, or that it turned out not to be."""
+        """Note whether the client got the answer."""
         self._plan = None
         return self._tree.mark_delivered(index, delivered=delivered)
 
     def refuse(self, error: HarnessError) -> None:
-        """Count a model call that was answered with `error`; once the agent has ended, it says nothing of why."""
+        """Count a failed model call."""
+        # Once the agent has ended, an error does not explain why it stopped.
         if self.phase is not Phase.ENDED:
             self.refusals[error.code] += 1
 
     def drain(self) -> bool:
-        """Accept no further turn, for good; False when that was so before."""
+        """Refuse further turns for good. Return False if unchanged."""
         return self._command(Command.DRAIN)
 
     def end(self) -> bool:
-        """Accept no further turn, because the agent has ended; False when that was so before."""
+        """Refuse further turns: the agent ended. Return False if unchanged."""
         return self._command(Command.END)
 
     def close(self, reason: CloseReason = CloseReason.DELETED) -> bool:
-        """End the session for its owner; False when it was closed before, and the reason of then stands."""
+        """Close the session; the first reason stands. Return False if unchanged."""
         self.closed_because = self.closed_because or reason
         return self._command(Command.CLOSE)
 
     def restore(self, turn: Turn) -> None:
-        """Add a turn read back from the store; turns come in order of their admission."""
+        """Add a stored turn, in order of admission."""
         self._count(turn.index, turn.key, turn.ordinal)
         self._latest_with_body[turn.request_digest] = turn.index
         self.digest_kinds.add(digest_kind(turn.request_digest))
@@ -350,11 +323,9 @@ class Session:
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))
 
     def doubt_deliveries(self) -> list[int]:
-        """After a restart: nobody knows whether the last answers were read before the server died.
-
-        A turn that has been extended was read. Any other counts as undelivered, so that a retry gets its answer (I5).
-        Returns the turns that had been noted as read.
-        """
+        """Mark the last answers undelivered; return changed turns."""
+        # After a restart, a turn that was extended was read. Any other may not have been, so a retry gets its answer
+        # (I5).
         extended = {turn.parent for turn in self.turns}
         doubtful = [turn.index for turn in self.turns if turn.delivered and turn.index not in extended]
         for index in doubtful:
@@ -362,7 +333,8 @@ class Session:
         return doubtful
 
     def snapshot(self) -> Self:
-        """A copy that stays as it is now, for a reader in another thread; shares the token columns."""
+        """Return a frozen copy for another thread."""
+        # Token columns are shared, because they never change.
         frozen = copy(self)
         frozen._tree = self._tree.snapshot()  # noqa: SLF001  # the copy is of this class
         frozen._in_flight = dict(self._in_flight)  # noqa: SLF001
@@ -371,27 +343,27 @@ class Session:
 
     @property
     def sampled(self) -> int:
-        """Tokens sampled for its recorded turns, wherever they went: what its ledger calls generated."""
+        """Generated tokens of the ledger."""
         return self._generated
 
     def plan(self) -> DeliveryPlan:
-        """What would reach the trainer, were the samples collected now."""
+        """Return what the trainer would get now."""
         if self._plan is None:
             self._plan = plan_delivery(self.turns, self.config.selection, self.config.trained_roles)
         return self._plan
 
     def ledger(self) -> Ledger:
-        """Where the tokens sampled so far would go, were the samples collected now."""
+        """Return the ledger as of now."""
         config = self.config
         return account(self.turns, self._generated, self.plan(), config.left_behind, config.unknown_left_behind)
 
     def samples(self, live_version: int | None = None) -> list[Sample]:
-        """The samples that a trainer would get, were they collected now, under `live_version` where that is known."""
+        """Return what a trainer would get now."""
         metadata = {**self.config.metadata, "session_id": self.session_id}
         return build_samples(self.plan(), metadata, live_version)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
-        """The whole prompt of a recorded turn."""
+        """Return a turn's whole prompt."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
 
     def _treatment(self, digest: str, says_retry: bool) -> tuple[Treatment, int]:

@@ -1,9 +1,7 @@
-"""One session takes over from another: a rollout that was cut short goes on in a later one.
+"""Takeover: a new session continues an interrupted one.
 
-The agent of the later rollout begins anew. As long as it asks what its predecessor asked it gets the answers on record
-(`retries`), the turn that was cut short goes on from its partial output as the same turn (`continuation`), and what
-comes then is new: nothing is sampled twice. The turns move, they are not copied; their tokens, and those of the
-turns that are left behind, are in the ledger of the successor from then on.
+The new agent starts over. It gets recorded answers to repeated requests (`retries`), and the interrupted turn continues
+(`continuation`), so nothing is sampled twice. All tokens move to the successor's ledger.
 """
 
 from collections.abc import Sequence
@@ -21,10 +19,7 @@ from harness.types import Turn
 
 
 def successor_config(previous: Session, config: SessionConfig, taken: Sequence[Turn]) -> SessionConfig:
-    """`config` for the session that takes the turns `taken` over from `previous`, with the metadata of both.
-
-    Raises `MalformedRequest` when `previous` cannot be taken over.
-    """
+    """Return `config` with what `previous` passes on. Raise `MalformedRequest`."""
     if previous.phase not in (Phase.CLOSING, Phase.ENDED):
         raise MalformedRequest(
             f"resumes: expected a session that was drained or ended, this one is {previous.phase}", param="resumes"
@@ -54,12 +49,9 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
 
 
 def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) -> list[Turn]:
-    """The turns of `turns`, which come in order of admission, that a session with `limits` can go on from.
-
-    Those whose branch before them is COMPLETED and that have an output, or the beginning of one, none of it too old
-    under the version `live`, where that is known. Nobody has been handed their answers yet; the ones that were aborted
-    wait to be taken up.
-    """
+    """Return the turns that a session with `limits` can continue."""
+    # Turns come in order of admission. One is taken if its branch so far is COMPLETED and its output, whole or partial,
+    # is not too old under `live`.
     taken: dict[int, Turn] = {}
     for turn in turns:
         parent = None if turn.parent is None else taken.get(turn.parent)
@@ -67,7 +59,8 @@ def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) 
         if turn.status is TurnStatus.FAILED or not goes_on:
             continue
         if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
-            continue  # of the turns before it none is, or they would not have been taken
+            continue  # its ancestors are fresh, or they would not be in `taken`
+        # Aborted turns wait to be taken up. The new agent has received none of the answers.
         is_cut = turn.status is TurnStatus.ABORTED and not turn.is_suspended
         taken[turn.index] = replace(turn, end=TurnEnd.CLIENT_LEFT if is_cut else turn.end, delivered=False)
     return list(taken.values())

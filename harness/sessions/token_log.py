@@ -1,12 +1,6 @@
-"""The token ids of one branch, growing at its end only.
+"""Token ids of one branch, append-only.
 
-A conversation of a hundred thousand tokens is not copied for each turn (I11): consecutive turns share one growing
-array and differ in how much of it they see. Views handed out stay valid for ever, because what has been written is
-never written again.
-
-What an engine is sent of it is kept as well: the ids as JSON, from the second time on that somebody asks for them (a
-prompt that nothing goes on from is asked for once), and the state of their digest. A turn then costs what its own ids
-cost. Both can be made again from the ids.
+Turns share one growing array (I11). Views stay valid, because written ids never change.
 """
 
 from hashlib import blake2b
@@ -21,7 +15,7 @@ _FIRST_CAPACITY = 256
 
 
 class TokenLog:
-    """An append-only int32 array with amortised constant cost per token."""
+    """Append-only int32 array."""
 
     def __init__(self) -> None:
         self._ids = np.empty(_FIRST_CAPACITY, dtype=np.int32)
@@ -29,12 +23,12 @@ class TokenLog:
         self._is_sent_again = False
         self._text = bytearray()
         self._written = 0
-        """Ids that are in the text, each with a comma behind it."""
+        """Ids in the text."""
         self._hash = blake2b(digest_size=16)
         self._hashed = 0
 
     def append(self, ids: TokenIds) -> None:
-        """Add `ids` at the end."""
+        """Append `ids`."""
         end = self.length + ids.size
         if end > self._ids.size:
             grown = np.empty(max(end, 2 * self._ids.size), dtype=np.int32)
@@ -44,13 +38,14 @@ class TokenLog:
         self.length = end
 
     def view(self, length: int) -> TokenIds:
-        """The first `length` ids, read-only, without copying."""
+        """Return a read-only view, without copying."""
         ids = self._ids[:length]
         ids.flags.writeable = False
         return ids
 
     def json(self, length: int) -> bytes:
-        """The first `length` ids as a JSON array."""
+        """Return the first `length` ids as JSON."""
+        # A prompt without successor is sent once, so its text is kept from the second request on.
         if not self._is_sent_again:
             self._is_sent_again = True
             return msgspec.json.encode(self._ids[:length].tolist())
@@ -58,13 +53,13 @@ class TokenLog:
             self._text += _text(self._ids[self._written : length])
             self._written = length
             end = len(self._text)
-        else:  # a shorter path of the same log: a sibling, or a turn that is taken up again
+        else:  # a shorter path of the same log: a sibling, or a continued turn
             end = len(self._text) - len(_text(self._ids[length : self._written]))
         with memoryview(self._text) as text:
             return b"".join((b"[", text[: max(0, end - 1)], b"]"))
 
     def digest(self, length: int) -> str:
-        """blake2b-128 of the little-endian int32 bytes of the first `length` ids."""
+        """Return blake2b-128 of little-endian int32."""
         if length < self._hashed:
             return blake2b(_bytes(self._ids[:length]), digest_size=16).hexdigest()
         self._hash.update(_bytes(self._ids[self._hashed : length]))
@@ -72,14 +67,14 @@ class TokenLog:
         return self._hash.copy().hexdigest()
 
     def fork(self, length: int) -> Self:
-        """A log of its own that starts with the first `length` ids."""
+        """Return an independent copy."""
         other = type(self)()
         other.append(self._ids[:length])
         return other
 
 
 class TokenPath:
-    """The prompt and output ids up to the end of one turn: a log and how much of it belongs to the turn."""
+    """Prompt and output ids up to the end of one turn."""
 
     __slots__ = ("_log", "length")
 
@@ -89,28 +84,28 @@ class TokenPath:
 
     @classmethod
     def empty(cls) -> Self:
-        """The path before the first turn."""
+        """Return an empty path."""
         return cls(TokenLog(), 0)
 
     @property
     def ids(self) -> TokenIds:
-        """All ids of the path, read-only."""
+        """Read-only."""
         return self._log.view(self.length)
 
     def json(self) -> bytes:
-        """All ids of the path as a JSON array."""
+        """Return all ids as JSON."""
         return self._log.json(self.length)
 
     def digest(self) -> str:
-        """blake2b-128 of all ids of the path, as little-endian int32."""
+        """Return blake2b-128 of little-endian int32."""
         return self._log.digest(self.length)
 
     def cut(self, length: int) -> "TokenPath":
-        """The first `length` ids of this path; shares memory."""
+        """Return a prefix; shares memory."""
         return TokenPath(self._log, length)
 
     def extend(self, ids: TokenIds) -> "TokenPath":
-        """This path with `ids` after it; shares memory unless another turn has grown from here already."""
+        """Return this path plus `ids`; shares memory if nothing extends it yet."""
         log = self._log if self._log.length == self.length else self._log.fork(self.length)
         log.append(ids)
         return TokenPath(log, log.length)

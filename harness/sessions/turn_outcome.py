@@ -1,7 +1,7 @@
-"""From an admitted turn to its outcome: pure functions that make the `Turn` to be stored and then recorded.
+"""Outcome of an admitted turn, as pure functions.
 
-A turn is made first, made durable second and recorded by its session third, so that nothing can be extended, collected
-or answered that a restart would not find again (I9).
+A turn is built, stored, then recorded, so everything that can be extended, collected or answered survives a restart
+(I9).
 """
 
 from collections.abc import Mapping
@@ -24,74 +24,61 @@ from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenId
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A model call, as far as the core is concerned."""
+    """Model call, as the core sees it; see `Turn`."""
 
     messages_delta: tuple[Message, ...]
-    """Messages the attach point does not have."""
     context_ids: TokenIds
-    """Their ids, delimiter and generation prompt included."""
     asked: SamplingWishes
     digest: str
-    """Of the request body."""
     script_step: int | None = None
-    """The step that it says of the session's script; None leaves that to the model."""
     divergence: Divergence | None = None
-    """Why this request starts a branch, when an earlier one went on from the same place."""
     tools: tuple[Json, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the record says of the call beside its messages (`Turn.notes`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A turn in flight."""
+    """Turn in flight."""
 
     index: int
     parent: int | None
     key: ChainKey
     ordinal: int
-    """How many turns with this key were admitted before."""
     path: TokenPath
-    """The whole prompt."""
     request: TurnRequest
     params: SamplingParams
     admitted_at: float
     """Unix seconds."""
     prior: Turn | None = None
-    """The turn as it broke off, when this takes it up again."""
+    """Earlier outcome, when taken up again."""
     step: Step | None = None
-    """Its words."""
 
     @property
     def prompt_ids(self) -> TokenIds:
-        """The whole prompt, read-only."""
+        """Whole prompt."""
         return self.path.ids
 
     @property
     def script_ids(self) -> TokenIds | None:
-        """The ids it says; None leaves them to the model."""
+        """Ids to force."""
         return None if self.step is None else as_ids(self.step.ids)
 
     @property
     def attempt(self) -> int:
-        """Which time this is that the turn is in flight, from 1."""
+        """From 1."""
         return 1 if self.prior is None else self.prior.attempts + 1
 
     @property
     def response_id(self) -> str | None:
-        """The id of its answer; None where nobody has chosen one."""
         return self.request.notes.get("response_id")
 
     def output_so_far(self) -> Output:
-        """The output of earlier requests of this turn."""
+        """Return the output of earlier requests."""
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
 def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: Mapping[str, Any]) -> Admission:
-    """The admission of a turn that broke off and goes on; `path` is its whole prompt, `step` what it says.
-
-    `notes` are those of the call that goes on with it, where they are not those of the one before.
-    """
+    """Return the admission of a broken-off turn with its whole prompt `path`."""
     asked = convert(turn.sampling["asked"], SamplingWishes)
     request = TurnRequest(
         turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step, notes=notes
@@ -102,16 +89,15 @@ def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: M
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An output, as the agent gets to read it."""
+    """Output, as the agent reads it."""
 
     message: Message
     end: TurnEnd
-    """How that makes the turn end."""
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_REPLY: Message = {"role": "assistant"}
-"""Of a turn with nothing to be read as an answer."""
+"""Reply without a readable answer."""
 
 
 def end_turn(
@@ -123,13 +109,9 @@ def end_turn(
     *,
     held_s: float = 0.0,
 ) -> Turn:
-    """The turn that ended with `output`: by itself, at a limit, or cut short, in which `error` had a part.
-
-    `held_s` are the seconds since this admission in which it was held at the gate.
-    It has the proximal values that its own requests, and those before it broke off, have brought (I7).
-    """
+    """Return the turn that ended with `output`; `held_s` is this admission's time at the gate."""
     request, prior = admission.request, admission.prior
-    # An earlier attempt's, its error excepted, stand beside those of this one.
+    # Notes of earlier attempts are kept, except their error.
     notes: Json = {"cached_tokens": output.cached_tokens} if output.segments else {}
     if prior is not None:
         notes |= {name: value for name, value in prior.notes.items() if name != "error"}
@@ -167,6 +149,7 @@ def end_turn(
         discarded=output.discarded,
         unknown=output.unknown,
     )
+    # Proximal values come from earlier attempts and from this one's requests (I7).
     if prior is not None and prior.is_suspended:
         turn = keep_scores(turn, prior)
     for scoring in output.scorings:
@@ -177,15 +160,13 @@ def end_turn(
 def break_off_turn(
     admission: Admission, output: Output, error: HarnessError, now: float, *, held_s: float = 0.0
 ) -> Turn:
-    """The turn that nobody could be answered; the same request takes it up again (I5).
-
-    Its end decides whether a turn without any output is FAILED; whatever was sampled is kept for the retry.
-    """
+    """Return an unanswered turn; its retry continues it (I5)."""
+    # The end decides whether a turn without output is FAILED. Sampled tokens are kept for the retry.
     return end_turn(admission, output, Reply(NO_REPLY, end_of_error(error)), now, error, held_s=held_s)
 
 
 def lose_turn(turn: Turn, error: HarnessError) -> Turn:
-    """The remains of a turn that could not be made durable: nobody was answered, its tokens are dropped."""
+    """Return a turn that the store did not keep."""
     end = TurnEnd.STORE_FAILED
     status = status_of(end, turn.output_ids.size)
     return replace(turn, status=status, end=end, reply=NO_REPLY, notes={**turn.notes, **_error_note(error)})

@@ -1,8 +1,6 @@
-"""The tokens of a session that still wait for the policy version that is live, request by request (I7).
+"""Scoring requests for tokens that wait for the live policy version (I7).
 
-A scoring covers one branch. Branches share turns: after a scoring has been taken in, the next one asks only for what is
-still missing, so a shared prefix is scored once. Turns in flight are left out: the request that goes on with them
-scores them.
+A scoring covers one branch; the next one asks for what is missing, so a shared prefix is scored once.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,21 +15,20 @@ from harness.types import TokenIds, Turn, as_ids
 
 
 class ScoringTask(NamedTuple):
-    """One request to the engine: score `input_ids[start:]`."""
+    """Engine request to score `input_ids[start:]`."""
 
     leaf: int
-    """Index of the turn that ends the branch."""
     input_ids: TokenIds
-    """The branch up to the last token that waits, or as much of it as an engine reads."""
+    """Up to the last waiting token, or the engine's limit."""
     start: int
 
 
 class Waiting(NamedTuple):
-    """Tokens of a session that wait for a version."""
+    """Tokens that wait for a version."""
 
     tokens: int
     incomparable: int
-    """Beside them: sampled on a scale on which the engine cannot score."""
+    """Additional tokens that the engine cannot score."""
 
 
 NOTHING_WAITING = Waiting(0, 0)
@@ -40,10 +37,7 @@ NOTHING_WAITING = Waiting(0, 0)
 def next_scoring(
     session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
 ) -> ScoringTask | None:
-    """The next scoring under `version`, in at most `longest` ids; None when no token within them waits for it.
-
-    Branches whose leaf is in `given_up` are passed over.
-    """
+    """Return the next scoring of at most `longest` ids, without the leaves `given_up`."""
     for branch in _branches(session):
         if branch[-1].index in given_up:
             continue
@@ -55,7 +49,7 @@ def next_scoring(
 
 
 def count_waiting(session: Session, version: int, is_comparable: IsComparable) -> Waiting:
-    """How many tokens of the session wait for `version`, and how many cannot be scored."""
+    """Count the tokens that wait for `version`."""
     comparable: list[Turn] = []
     others: list[Turn] = []
     for turn in waiting_turns(session, version):
@@ -64,7 +58,7 @@ def count_waiting(session: Session, version: int, is_comparable: IsComparable) -
 
 
 def waiting_turns(session: Session, version: int) -> list[Turn]:
-    """The turns that may have tokens that wait for `version`; none costs nothing."""
+    """Return turns that may wait for `version`."""
     candidates = session.waiting_for(version)
     if not candidates:
         return []
@@ -76,16 +70,16 @@ def waiting_turns(session: Session, version: int) -> list[Turn]:
 
 
 def _branches(session: Session) -> Iterator[Sequence[Turn]]:
-    """Branches whose tokens may still be delivered: of a session that may go on, all of them."""
     if not session.is_open:
         yield from (branch.kept for branch in session.plan().delivered)
         return
+    # An open session may continue any branch.
     usable = [turn for turn in session.turns if turn.status is not TurnStatus.FAILED]
     parents = {turn.parent for turn in usable}
     yield from (session.branch(turn.index) for turn in usable if turn.index not in parents)
 
 
 def _without_in_flight(session: Session, branch: Iterable[Turn]) -> list[Turn]:
-    """The turns of `branch` that nobody works on; another outcome of the others is on its way to the store."""
+    # Their next outcome is on its way to the store; the request that continues them scores them.
     in_flight = {admission.index for admission in session.turns_in_flight}
     return [turn for turn in branch if turn.index not in in_flight]

@@ -1,7 +1,6 @@
-"""Which turns hold tokens that wait for their next policy version (I7).
+"""Index of turns by the policy version that sampled their tokens (I7).
 
-An index, so that a turn costs nothing while no weights change (I11): turns are kept by the version that sampled tokens
-of them, and looked at only when the version after it is live.
+A turn costs nothing while weights do not change (I11).
 """
 
 from collections import defaultdict
@@ -14,29 +13,30 @@ from harness.types import Turn
 
 
 class WaitingTurns:
-    """Indices of turns by the policy version that sampled tokens of them."""
+    """Turn indices by policy version."""
 
     def __init__(self) -> None:
         self._by_version: defaultdict[int, set[int]] = defaultdict(set)
 
     def note(self, turn: Turn) -> None:
-        """Take in a turn; labels that are no policy version wait for nothing."""
+        """Add a turn."""
         for span in turn.version_spans:
             try:
                 self._by_version[version_of(span)].add(turn.index)
+            # Such labels wait for nothing.
             except UnknownWeightVersion:
                 continue
 
     def forget_met(self, turn: Turn, version: int) -> None:
-        """Forget `turn` when none of its tokens waits for `version` any more."""
+        """Remove `turn` unless a token waits for `version`."""
         if not waiting_tokens([turn], version):
             self._by_version[version - 1].discard(turn.index)
 
     def waiting_for(self, version: int) -> Set[int]:
-        """Turns that may have tokens that wait for `version`."""
+        """Return turns that may wait for `version`."""
         return self._by_version.get(version - 1, frozenset())
 
     @property
     def versions(self) -> list[int]:
-        """The versions that some turn may wait for."""
+        """Awaited policy versions."""
         return [version + 1 for version, turns in self._by_version.items() if turns]

@@ -1,7 +1,7 @@
-"""Credentials that stand in URLs (`https://user:secret@host/`) and in command lines, and those that are compared. Pure.
+"""Credentials in URLs (`https://user:secret@host/`), command lines and comparisons. Pure.
 
-Package indexes and proxies are often configured like that. A value is passed on without them; an address of ours with
-some is refused where it is read, and never shown.
+URLs of indexes and proxies lose them before they are passed on. A harness address that contains some is refused when
+read, and never shown.
 """
 
 import re
@@ -16,17 +16,17 @@ _SECRET_WITHIN = re.compile(rf"({_HIDDEN}=).*", re.IGNORECASE | re.DOTALL)
 
 
 def without_userinfo(text: str) -> str:
-    """`text` with every `user:secret@` behind a `://` removed."""
+    """Remove every `user:secret@` behind a `://`."""
     return _IN_URL.sub(r"\1", text)
 
 
 def has_userinfo(url: str) -> bool:
-    """Whether there is a user or a secret in `url`."""
+    """Return True if `url` has a user or secret."""
     return _IN_URL.search(url) is not None
 
 
 def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` without user and secret of the URLs in their values."""
+    """Remove user and secret from the URLs in the values."""
     return {
         name: _IN_PROXY.sub(r"\1", value) if name.lower().endswith("_proxy") else without_userinfo(value)
         for name, value in environ.items()
@@ -34,15 +34,12 @@ def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_same(given: str, secret: str) -> bool:
-    """Whether they are equal, in a time that says nothing of how far they are."""
+    """Compare in constant time."""
     return secrets.compare_digest(given.encode(), secret.encode())
 
 
 def hide_secrets(command: Iterable[str]) -> list[str]:
-    """The words of `command` with `...` for what options and variables named after a secret are set to.
-
-    URLs in them lose user and secret.
-    """
+    """Replace values of options and variables named after a secret with `...`, and remove URL credentials."""
     shown: list[str] = []
     follows = False
     for word in command:

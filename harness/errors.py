@@ -1,73 +1,73 @@
-"""Every error the harness raises on purpose, as one tree.
+"""Errors that the harness raises on purpose, as one tree.
 
     HarnessError
-    ├── RequestError               the client sent something that cannot be served; state unchanged
-    │   ├── MalformedRequest       400, names the field
-    │   ├── OverLimit              400, names the limit: `over_limit`
-    │   │   ├── BodyTooLarge       413
-    │   │   ├── HeadersTooLarge    431
-    │   │   ├── TooSlow            408, it did not arrive in time
-    │   │   └── TooMany            429 + Retry-After, too much at one time
-    │   ├── PromptTooLong          400, `context_length_exceeded`
-    │   ├── Unauthorized           401
-    │   ├── ScriptRefused          403, a script where tokens may not be forced, or cannot be
-    │   ├── StrayRefused           403, a call of another program than the agent, where those are refused
-    │   ├── RouteNotFound          404
-    │   ├── ResponseNotFound       404, no answer of the session has this id
-    │   │   └── PreviousResponseNotFound   400, `previous_response_not_found`
-    │   ├── MethodNotAllowed       405
-    │   ├── EncodingRefused        415, a body that is packed in a way the server does not read
-    │   ├── UpgradeRefused         426, a WebSocket
-    │   ├── Misdirected            421, the front of shards cannot answer it: names the shard that can
-    │   ├── HoldNotFound           404, nothing to release at the gate
-    │   ├── HoldExpired            409, the hold ran out before its holder came back
-    │   └── EnginesHeld            409, another hold has paused the engines
-    ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
-    │   ├── SessionNotFound        id never seen, or deleted
-    │   ├── SessionDamaged         the store has it and cannot read it back
-    │   ├── SessionClosing         drained or closed
-    │   ├── TurnAborted            this turn was aborted; its partial output is recorded
-    │   ├── BranchEnded            the branch's last turn is not COMPLETED
-    │   └── LimitReached           turns or tokens of the session used up
-    │       └── ScriptEnded        the branch has said every step of the session's script
-    ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
-    ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
-    │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
-    ├── ShardUnavailable           503, a shard of the server is being started again
-    │   └── ShardLost              502, it ended before it answered
-    ├── AnswerChanged              503: the turn is not what its stream has said; a retry gets it
-    ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
-    ├── EngineError                the engine failed; what it handed over is in the ledger, the rest is `unknown`
-    │   ├── EngineUnavailable      not reachable, not ready, overloaded
-    │   │   └── WeightsUnsettled   an update of its weights is under way or broke off
-    │   ├── EngineConnectionLost   died in the middle of a generation
-    │   ├── EngineRejected         refused the request; a retry cannot help
-    │   ├── EngineReplyInvalid     answered something that contradicts itself
-    │   ├── TokenizerMismatch      has another tokenizer than the sessions
-    │   └── UnknownWeightVersion   a version label that is not a policy version
-    ├── IllegalTransition          a command the lifecycle table has no entry for; nothing changed
-    ├── LedgerImbalance            generated != trained + masked + dropped: a bug of ours
-    ├── StoreError                 the session store cannot make a turn durable
-    │   ├── StoreFull              no space left on its device
-    │   └── SessionExists          400, a chosen session id that was used before
-    ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
-    ├── ModelError                 weights cannot be fetched, verified or converted
-    │   └── UnknownModel           a name or a folder that is no model
-    ├── SessionServerError         a session server was not reached, or answered with an error
-    ├── CannotListen               an address that a server cannot answer at
-    ├── LaneError                  an engine cannot be installed, started or found on this machine
-    ├── AgentError                 an agent cannot be prepared or started
-    ├── AdapterError               a setting of a framework that cannot be kept, or an interface that differs
-    ├── ScenarioError              a scenario file or its check is wrong
-    ├── RunError                   a run directory cannot be created or resumed
-    ├── SegmentError               a segment that cannot be trained, or does not fit into a pack
-    ├── StepError                  a step that cannot be planned as asked, or whose bounds are used up
-    └── LearnerError               a step that cannot be trained, or weights and state that cannot be saved or loaded
+    ├── RequestError                    unservable request; state unchanged
+    │   ├── MalformedRequest
+    │   ├── OverLimit
+    │   │   ├── BodyTooLarge
+    │   │   ├── HeadersTooLarge
+    │   │   ├── TooSlow
+    │   │   └── TooMany
+    │   ├── PromptTooLong
+    │   ├── Unauthorized
+    │   ├── ScriptRefused
+    │   ├── StrayRefused
+    │   ├── RouteNotFound
+    │   ├── ResponseNotFound
+    │   │   └── PreviousResponseNotFound
+    │   ├── MethodNotAllowed
+    │   ├── EncodingRefused
+    │   ├── UpgradeRefused
+    │   ├── Misdirected
+    │   ├── HoldNotFound
+    │   ├── HoldExpired
+    │   └── EnginesHeld
+    ├── TurnRefused                     terminal for the agent
+    │   ├── SessionNotFound
+    │   ├── SessionDamaged
+    │   ├── SessionClosing
+    │   ├── TurnAborted
+    │   ├── BranchEnded
+    │   └── LimitReached
+    │       └── ScriptEnded
+    ├── GateClosed
+    │   └── ServerStopping
+    ├── ServerBusy
+    ├── ShardUnavailable
+    │   └── ShardLost
+    ├── AnswerChanged
+    ├── ClientLeft
+    ├── EngineError                     received tokens are in the ledger
+    │   ├── EngineUnavailable
+    │   │   └── WeightsUnsettled
+    │   ├── EngineConnectionLost
+    │   ├── EngineRejected
+    │   ├── EngineReplyInvalid
+    │   ├── TokenizerMismatch
+    │   └── UnknownWeightVersion
+    ├── IllegalTransition
+    ├── LedgerImbalance
+    ├── StoreError
+    │   ├── StoreFull
+    │   └── SessionExists
+    ├── TokenizerError
+    ├── ModelError
+    │   └── UnknownModel
+    ├── SessionServerError
+    ├── CannotListen
+    ├── LaneError
+    ├── AgentError
+    ├── AdapterError
+    ├── ScenarioError
+    ├── RunError
+    ├── SegmentError
+    ├── StepError
+    └── LearnerError
 
-Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may
-succeed later (`retryable`), and whether tokens sampled before it may be trained (`trainable`). Messages say what
-was expected, what was seen and what to do next. Those about the client's own request are the client's; those about
-engines and stores name addresses and files, which are the operator's: agents read `told` instead.
+Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may succeed
+later (`retryable`), and whether earlier tokens may be trained (`trainable`). Messages say what was expected, what was
+seen and what to do next. Agents read only messages about their own request. Others name addresses and files, so agents
+get `told` instead.
 """
 
 from enum import StrEnum
@@ -76,22 +76,22 @@ _LONGEST_MESSAGE = 500  # characters of what a client gets to read about its own
 
 
 class Cause(StrEnum):
-    """The party that has to change something before the same thing can work."""
+    """Party that has to change something before a retry can succeed."""
 
     AGENT = "agent"
-    """The agent program, or the client library it uses."""
+    """Agent program or its client library."""
     ENGINE = "engine"
-    """The inference engine, or the network to it."""
+    """Inference engine, or the network to it."""
     HARNESS = "harness"
-    """This project, or the machine it runs on."""
+    """This project or its machine."""
     LIMIT = "limit"
-    """Nobody: a limit that was asked for has been reached."""
+    """A configured limit; no party is at fault."""
     SCENARIO = "scenario"
-    """The author of a scenario, a check or a command line."""
+    """Author of a scenario, check or command line."""
 
 
 class HarnessError(Exception):
-    """Base of the tree; catch it to catch everything the harness raises on purpose."""
+    """Base class of every deliberate harness error."""
 
     cause: Cause = Cause.HARNESS
     status: int = 500
@@ -99,24 +99,24 @@ class HarnessError(Exception):
     retryable: bool = False
     trainable: bool = False
     told: str = "the server failed; its log says how"
-    """Given to agents instead of the message; empty where the message is about what they did themselves."""
+    """Text for agents in place of the message; empty if the message is about their own request."""
 
     @property
     def message(self) -> str:
-        """The text given to the user, without the class name."""
+        """Text for the operator."""
         return str(self.args[0]) if self.args else type(self).__name__
 
     @property
     def message_to_agents(self) -> str:
-        """The text given to an agent: no address, file or word of somebody else's is in it."""
+        """Text for agents, without addresses, files or other parties' data."""
         return self.told or self.message
 
 
 class RequestError(HarnessError):
     """The request cannot be served as it is; nothing was changed.
 
-    `param` is the path of the offending field (`messages[2].role`), None when no single field is at fault. The message
-    may quote what was sent and is cut where it gets long: it goes into answers and logs.
+    `param` is the path of the offending field (`messages[2].role`), if one field is at fault. The message may quote the
+    request, so it is cut: it goes into answers and logs.
     """
 
     cause = Cause.AGENT
@@ -130,18 +130,18 @@ class RequestError(HarnessError):
 
 
 class MalformedRequest(RequestError):
-    """Not JSON, a wrong type, an unknown role, an option that is not offered."""
+    """Invalid JSON, a wrong type, an unknown role or an unsupported option."""
 
 
 class EncodingRefused(RequestError):
-    """The header `content-encoding` of a request names an encoding that the server does not read."""
+    """The server does not support this `content-encoding`."""
 
     status = 415
     code = "encoding_refused"
 
 
 class OverLimit(RequestError):
-    """More of something than the operator allows in one request; `limit` is the name of that limit."""
+    """The request exceeds an operator limit, named by `limit`."""
 
     code = "over_limit"
 
@@ -158,14 +158,14 @@ class BodyTooLarge(OverLimit):
 
 
 class HeadersTooLarge(OverLimit):
-    """The header lines of a request exceed the server's limits."""
+    """The request headers exceed the server's limits."""
 
     status = 431
     code = "headers_too_large"
 
 
 class TooSlow(OverLimit):
-    """A request, or the reader of an answer, takes longer than the server waits."""
+    """The client sends its request, or reads the answer, too slowly."""
 
     status = 408
     code = "too_slow"
@@ -173,7 +173,7 @@ class TooSlow(OverLimit):
 
 
 class TooMany(OverLimit):
-    """More at one time than the operator allows: of sessions, or of calls of one session; for now."""
+    """Too many concurrent sessions, or calls of one session."""
 
     status = 429
     code = "too_many"
@@ -184,8 +184,7 @@ class TooMany(OverLimit):
 class PromptTooLong(RequestError):
     """The prompt does not fit into the model's context.
 
-    Dialects say so in the words that make their clients shorten the conversation: it has `tokens` at least, and
-    `context_length` is the most.
+    Dialects phrase it so that their clients shorten the conversation. `tokens` is a lower bound.
     """
 
     code = "context_length_exceeded"
@@ -197,14 +196,14 @@ class PromptTooLong(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The admin token or the session's key is missing or wrong."""
+    """The admin token or session key is missing or wrong."""
 
     status = 401
     code = "unauthorized"
 
 
 class StrayRefused(RequestError):
-    """A call of another program than the session's agent, and the session refuses those."""
+    """The session refuses calls of programs other than its agent."""
 
     cause = Cause.AGENT
     status = 403
@@ -212,7 +211,7 @@ class StrayRefused(RequestError):
 
 
 class ScriptRefused(RequestError):
-    """A session with a script where the operator does not allow it, or whose engine does not say what it is told to."""
+    """The session has a script, but scripts are disabled or the engine cannot force tokens."""
 
     cause = Cause.SCENARIO
     status = 403
@@ -227,7 +226,7 @@ class RouteNotFound(RequestError):
 
 
 class ResponseNotFound(RequestError):
-    """No answer of the session has this id: it is another session's, or the turn has no answer."""
+    """The session has no answer with this id."""
 
     status = 404
     code = "response_not_found"
@@ -237,7 +236,7 @@ class ResponseNotFound(RequestError):
 
 
 class PreviousResponseNotFound(ResponseNotFound):
-    """A request goes on from an answer that the session does not have."""
+    """The request continues an answer that the session does not have."""
 
     status = 400
     code = "previous_response_not_found"
@@ -247,28 +246,28 @@ class PreviousResponseNotFound(ResponseNotFound):
 
 
 class MethodNotAllowed(RequestError):
-    """The route exists, the method does not."""
+    """The route does not support the method."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class UpgradeRefused(RequestError):
-    """A WebSocket is asked for; clients that can do without one ask again by HTTP, at once."""
+    """WebSockets are unsupported; clients that can use HTTP retry at once."""
 
     status = 426
     code = "upgrade_refused"
 
 
 class Misdirected(RequestError):
-    """Somebody else answers this: a shard serves the model calls of its sessions, its front turns its gate."""
+    """Wrong server: the front serves the gate, a shard the model calls of its sessions."""
 
     status = 421
     code = "misdirected"
 
 
 class HoldNotFound(RequestError):
-    """The holder has no hold on the gate: it never had one here, or released it already."""
+    """The holder has no hold on the gate, or released it already."""
 
     status = 404
     code = "hold_not_found"
@@ -280,7 +279,7 @@ class HoldNotFound(RequestError):
 
 
 class HoldExpired(RequestError):
-    """The hold ran out before its holder renewed it: what it kept shut has been open meanwhile."""
+    """The hold ran out before its holder renewed it, so the gate was open meanwhile."""
 
     status = 409
     code = "hold_expired"
@@ -294,7 +293,7 @@ class HoldExpired(RequestError):
 
 
 class EnginesHeld(RequestError):
-    """The engines are paused under the hold of somebody else; the same request may succeed when that one ends."""
+    """Another hold has paused the engines; retry when it ends."""
 
     status = 409
     code = "engines_held"
@@ -304,7 +303,7 @@ class EnginesHeld(RequestError):
 class TurnRefused(HarnessError):
     """The session will never serve this turn.
 
-    Answered 404 with `x-should-retry: false`: the only answer that ended every measured client within seconds.
+    404 with `x-should-retry: false` is the only answer that ended every measured client within seconds.
     """
 
     cause = Cause.LIMIT
@@ -315,7 +314,7 @@ class TurnRefused(HarnessError):
 
 
 class SessionNotFound(TurnRefused):
-    """The id was never given out, or the session has been deleted."""
+    """The server never issued the id, or the session was deleted."""
 
     cause = Cause.AGENT
     code = "session_not_found"
@@ -323,7 +322,7 @@ class SessionNotFound(TurnRefused):
 
 
 class SessionDamaged(TurnRefused):
-    """The session's rows in the store cannot be read back; it is kept aside, and the others are served."""
+    """The store cannot read the session back; other sessions are unaffected."""
 
     cause = Cause.HARNESS
     code = "session_damaged"
@@ -338,32 +337,32 @@ class SessionClosing(TurnRefused):
 
 
 class TurnAborted(TurnRefused):
-    """The engine aborted this turn; the partial output is recorded and never served as complete (I2)."""
+    """The engine aborted this turn; its partial output is recorded, never served as complete (I2)."""
 
     cause = Cause.ENGINE
     code = "turn_aborted"
 
 
 class BranchEnded(TurnRefused):
-    """The branch ends in a turn that is not COMPLETED; what follows it could never be trained."""
+    """The branch's last turn is not COMPLETED, so no later turn could be trained."""
 
     code = "branch_ended"
 
 
 class LimitReached(TurnRefused):
-    """A limit of the session (turns, tokens) is used up."""
+    """A limit of the session (turns, tokens, staleness) is used up."""
 
     code = "limit_reached"
 
 
 class ScriptEnded(LimitReached):
-    """Every step of the session's script has been said on this branch."""
+    """The branch has used every step of the session's script."""
 
     code = "script_ended"
 
 
 class GateClosed(HarnessError):
-    """The server takes no new work for now; `retry_after_s` says when to ask again."""
+    """The server accepts no new work; retry after `retry_after_s`."""
 
     status = 503
     code = "gate_closed"
@@ -376,7 +375,7 @@ class GateClosed(HarnessError):
 
 
 class ServerBusy(HarnessError):
-    """Too many large requests wait to be read and encoded; nothing of this one was kept."""
+    """Too many large requests wait to be read and encoded; the server kept nothing of this one."""
 
     status = 503
     code = "server_busy"
@@ -386,7 +385,7 @@ class ServerBusy(HarnessError):
 
 
 class ServerStopping(GateClosed):
-    """The server ends; with a durable store the same request goes on at the next one."""
+    """The server shuts down; with a durable store, the next one continues the request."""
 
     code = "server_stopping"
 
@@ -395,7 +394,7 @@ class ServerStopping(GateClosed):
 
 
 class ShardUnavailable(HarnessError):
-    """The shard that has the session does not answer: it is being started again, on its store and its port."""
+    """The session's shard does not answer; it restarts on the same store and port."""
 
     status = 503
     code = "shard_unavailable"
@@ -404,16 +403,16 @@ class ShardUnavailable(HarnessError):
 
 
 class ShardLost(ShardUnavailable):
-    """The shard ended before it answered; nobody knows whether it did what was asked."""
+    """The shard ended before it answered; the request may have taken effect."""
 
     status = 502
     code = "shard_lost"
 
 
 class AnswerChanged(HarnessError):
-    """What a stream has said of a turn is not what is recorded: part was lost or read otherwise, or its id is another.
+    """The recorded turn differs from its stream (text, tokens or id).
 
-    The turn is recorded and undelivered, so the same request is answered with it.
+    The turn is recorded and undelivered, so a retry gets it.
     """
 
     status = 503
@@ -423,7 +422,7 @@ class AnswerChanged(HarnessError):
 
 
 class ClientLeft(HarnessError):
-    """The client closed its connection before the answer; what was sampled waits for its retry (I5)."""
+    """The client closed its connection before the answer; sampled tokens wait for its retry (I5)."""
 
     cause = Cause.AGENT
     status = 499
@@ -433,7 +432,7 @@ class ClientLeft(HarnessError):
 
 
 class EngineError(HarnessError):
-    """The engine failed; unless a subclass knows better, it may not fail the next time."""
+    """The engine failed; a retry may succeed unless a subclass says otherwise."""
 
     cause = Cause.ENGINE
     status = 502
@@ -441,11 +440,11 @@ class EngineError(HarnessError):
     retryable = True
     told = "the engine failed; the server's log says how"
     may_have_sampled: bool = True
-    """Tokens may have been sampled that were not handed over: nobody but the engine knows how many (I4)."""
+    """True if the engine may have sampled tokens that it did not return (I4)."""
 
 
 class EngineUnavailable(EngineError):
-    """The engine is not reachable, not ready or overloaded."""
+    """The engine is unreachable, not ready or overloaded."""
 
     status = 503
     code = "engine_unavailable"
@@ -454,14 +453,14 @@ class EngineUnavailable(EngineError):
 
 
 class EngineConnectionLost(EngineError):
-    """The engine went away in the middle of a generation."""
+    """The connection broke during a generation."""
 
     code = "engine_connection_lost"
     told = "the engine went away in the middle of a generation"
 
 
 class EngineRejected(EngineError):
-    """The engine refused the request; sending it again cannot help."""
+    """The engine refused the request; a retry cannot help."""
 
     status = 400
     code = "engine_rejected"
@@ -478,7 +477,7 @@ class EngineReplyInvalid(EngineError):
 
 
 class TokenizerMismatch(EngineError):
-    """The engine encodes text in another way than the sessions do."""
+    """The engine's tokenizer differs from the sessions'."""
 
     code = "tokenizer_mismatch"
     retryable = False
@@ -492,19 +491,19 @@ class UnknownWeightVersion(EngineError):
 
 
 class WeightsUnsettled(EngineUnavailable):
-    """An update of the engine's weights is under way or broke off; nothing is sampled until one has succeeded."""
+    """A weight update runs or broke off; the engine samples again after one succeeds."""
 
     code = "weights_unsettled"
 
 
 class IllegalTransition(HarnessError):
-    """A command arrived in a phase whose table row does not allow it; nothing changed."""
+    """The lifecycle table does not allow this command in this phase; nothing changed."""
 
     code = "illegal_transition"
 
 
 class LedgerImbalance(HarnessError):
-    """Tokens were generated that are neither trained nor masked nor dropped, or the other way round."""
+    """A bug: generated tokens differ from trained + masked + dropped."""
 
     code = "ledger_imbalance"
 
@@ -525,7 +524,7 @@ class StoreFull(StoreError):
 
 
 class SessionExists(StoreError):
-    """The store has a session of that id, closed perhaps; its turns stay its own."""
+    """The store already has a session, open or closed, with the chosen id."""
 
     status = 400
     code = "session_exists"
@@ -534,7 +533,7 @@ class SessionExists(StoreError):
 
 
 class TokenizerError(HarnessError):
-    """The tokenizer or its chat template cannot be loaded, or is not usable for sessions."""
+    """The tokenizer or chat template cannot be loaded or used."""
 
     cause = Cause.SCENARIO
     code = "tokenizer_error"
@@ -548,19 +547,19 @@ class ModelError(HarnessError):
 
 
 class UnknownModel(ModelError):
-    """A name, a hub id or a folder that is no model: somebody has to write another one."""
+    """The name, hub id or folder is not a model."""
 
     code = "unknown_model"
 
 
 class CannotListen(HarnessError):
-    """The address of a server cannot be bound: it is taken, or not one of this machine."""
+    """The server address is taken, or not on this machine."""
 
     code = "cannot_listen"
 
 
 class LaneError(HarnessError):
-    """A real engine cannot be installed or started on this machine, or there is none of that name."""
+    """A local SGLang or vLLM server is unknown, or cannot be installed or started."""
 
     cause = Cause.ENGINE
     code = "lane_error"
@@ -574,14 +573,14 @@ class AgentError(HarnessError):
 
 
 class AdapterError(HarnessError):
-    """A setting of a framework that an adapter cannot keep, or a framework of another interface than expected."""
+    """A framework setting is unsupported, or the framework's interface differs."""
 
     cause = Cause.SCENARIO
     code = "adapter_error"
 
 
 class ScenarioError(HarnessError):
-    """A scenario file, its check, or a reward is wrong."""
+    """A scenario file, its check or a reward is wrong."""
 
     cause = Cause.SCENARIO
     code = "scenario_error"
@@ -595,10 +594,10 @@ class RunError(HarnessError):
 
 
 class SessionServerError(HarnessError):
-    """The session server was not reached, or answered with an error.
+    """The session server was unreachable, or answered with an error.
 
-    `status` is that of the answer, 0 when there was none. `was_refused` says that nothing can have changed on the
-    server: it was never reached, or it said 503.
+    `status` is 0 without an answer. `was_refused` guarantees that the server's state is unchanged: it was never
+    reached, or answered 503.
     """
 
     code = "session_server_error"
@@ -622,21 +621,21 @@ class SessionServerError(HarnessError):
 
 
 class SegmentError(HarnessError):
-    """A segment cannot be trained, or does not fit into a pack: its encoder or `packing_length` is to be changed."""
+    """A segment cannot be trained or does not fit a pack; change its encoder or `packing_length`."""
 
     cause = Cause.SCENARIO
     code = "segment_error"
 
 
 class StepError(HarnessError):
-    """A step cannot be planned as it was asked for, or its bounds of attempts and dropped groups are used up."""
+    """A step cannot be planned, or used up its bounds on attempts and dropped groups."""
 
     cause = Cause.SCENARIO
     code = "step_error"
 
 
 class LearnerError(HarnessError):
-    """A step cannot be trained, or the weights or the state of a learner cannot be written or read."""
+    """A step cannot be trained, or the learner's weights or state cannot be saved or loaded."""
 
     cause = Cause.SCENARIO
     code = "learner_error"

@@ -1,8 +1,8 @@
-"""Why a turn ended, and what follows from it: the one table.
+"""Reasons why a turn ends, and their consequences, in one table.
 
-`TurnEnd` says what ended a turn, `TURN_ENDS` what that makes of it: its status, whether its partial output waits to be
-continued, and the words of the answer. Everything else that depends on the reason (samples, the ledger, retries,
-takeovers, metrics) asks this table. `sessions.lifecycle` decides which end it was, from what the server has seen.
+`TURN_ENDS` maps each `TurnEnd` to the turn's status, whether a partial output waits to be continued, and the finish
+reason of the answer. Samples, ledger, retries, takeovers and metrics read this table. `sessions.lifecycle` decides
+which end applies.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 
 class TurnStatus(StrEnum):
-    """The worth of a turn to a trainer."""
+    """Value of a turn to the trainer."""
 
     COMPLETED = "completed"
     """Ended by the model (stop, tool calls)."""
     TRUNCATED = "truncated"
-    """Cut by a length limit or by the repeat guard."""
+    """Cut by a length limit or the repeat guard."""
     ABORTED = "aborted"
     """Cut by an abort; never served as COMPLETED (I2)."""
     FAILED = "failed"
@@ -24,53 +24,49 @@ class TurnStatus(StrEnum):
 
 
 class TurnEnd(StrEnum):
-    """Why a turn ended. `Turn.notes["error"]` has the error's own words where one was the reason."""
+    """Reason why a turn ended. `Turn.notes["error"]` has the error, if any."""
 
     MODEL = "model"
-    """The model ended its output: an end-of-turn id, or a stop that was asked for."""
+    """The model sampled an end-of-turn id or a requested stop."""
     TOOL_CALLS = "tool_calls"
-    """The model ended its output, and calls tools in it."""
     LENGTH = "length"
-    """The budget of output tokens, or the model's context, was used up."""
+    """The output budget or the model's context is used up."""
     REPEAT = "repeat"
-    """The repeat guard ended an output that repeated itself."""
     DRAINED = "drained"
-    """Its session was drained: the turn keeps what had arrived and is a sample's last."""
+    """The session was drained. The turn keeps its partial output and is the last of its sample."""
     ENGINE_ABORTED = "engine_aborted"
-    """The engine ended its requests, more often than `max_unsolicited_aborts` allows, and nobody had asked it to."""
+    """The engine ended requests on its own, more often than `max_unsolicited_aborts` allows."""
     STALE = "stale"
-    """Its tokens had become older than `limits.staleness` allows: weights went on, and neither an engine, a client nor
-    a budget of tokens had anything to do with it."""
+    """The weights moved past `limits.staleness`."""
     CLIENT_LEFT = "client_left"
-    """The client closed its connection before the answer. So did that of every turn which its session's successor takes
-    up: the agent that had asked is gone."""
+    """The client closed its connection before the answer. Also used for turns that a successor session takes over,
+    because their agent is gone."""
     SESSION_ENDED = "session_ended"
-    """Its session was ended or deleted by its owner: nobody waits for the answer, and it is no part of what the agent
-    had done. A drain comes in the midst of that, and keeps what had arrived (DRAINED)."""
+    """The owner ended or deleted the session, so no agent waits for the answer. A drain instead interrupts an agent at
+    work and keeps the partial output (DRAINED)."""
     GATE_TIMEOUT = "gate_timeout"
-    """The gate stayed shut for longer than a turn may be held."""
+    """The gate stayed closed longer than a turn may be held."""
     ENGINE_FAILED = "engine_failed"
-    """The engine failed, and repeating the request did not help or could not."""
+    """The engine failed, and retries were impossible or failed too."""
     SERVER_STOPPED = "server_stopped"
-    """The session server stopped in good order before the turn was complete; the next one goes on with it."""
+    """The server shut down in order; the next one continues the turn."""
     SERVER_FAILED = "server_failed"
-    """A bug of ours, or a cancellation from outside, ended the work on it."""
+    """A bug in the server, or a cancellation from outside."""
     STORE_FAILED = "store_failed"
-    """The store did not keep the turn: nobody was answered, and whatever had been sampled is dropped."""
+    """The store did not keep the turn: no answer, and the output is dropped."""
 
 
 class EndRule(NamedTuple):
-    """The consequences of an end."""
+    """Consequences of an end."""
 
     status: TurnStatus
-    """Of a turn that has sampled something."""
+    """After at least one sampled token."""
     unsampled: TurnStatus
-    """Of a turn that was ended before its first token."""
+    """Without any."""
     waits: bool
-    """The partial output is in no sample: it waits until the same request comes again, here or in a session that takes
-    over, and goes on as the same turn."""
+    """The partial output is in no sample. The same request, here or in a successor session, continues the turn."""
     finish_reason: str | None
-    """Its name in an answer with the turn; None where no answer can have it, only an error."""
+    """None if only an error can be answered."""
 
 
 _COMPLETED, _TRUNCATED = TurnStatus.COMPLETED, TurnStatus.TRUNCATED
@@ -96,6 +92,6 @@ TURN_ENDS: Mapping[TurnEnd, EndRule] = {
 
 
 def status_of(end: TurnEnd, sampled: int) -> TurnStatus:
-    """The worth of a turn that ended so with `sampled` output tokens."""
+    """Return the status of a turn that ended with `end` after `sampled` output tokens."""
     rule = TURN_ENDS[end]
     return rule.status if sampled else rule.unsampled

@@ -35,7 +35,7 @@ FATES: Mapping[OutcomeKind, RolloutFate | None] = {
     OutcomeKind.CRASHED: None,
     OutcomeKind.GARBAGE: None,
     OutcomeKind.TIMED_OUT: None,
-    OutcomeKind.DRAINED: RolloutFate.REPLACED,  # by another client: rollouts that a step ends never come here
+    OutcomeKind.DRAINED: RolloutFate.REPLACED,  # by a client or operator: rollouts that a step ends never come here
     OutcomeKind.NOT_STARTED: RolloutFate.REPLACED,
     OutcomeKind.ENGINE_FAILED: RolloutFate.REPLACED,
     OutcomeKind.HARNESS_FAILED: RolloutFate.REPLACED,

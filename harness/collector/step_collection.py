@@ -155,5 +155,5 @@ class StepCollection:
             else:
                 self._places.settle(attempt, ended)
         self.carried = self._places.close(keeps=self._keeps)
-        # Kept sessions of the step before are taken over or given back by now.
+        # Kept sessions of the step before that no rollout has taken over.
         await asyncio.gather(*map(self._source.give_back, self._places.unclaimed))

@@ -143,7 +143,7 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
     )
     waiting = iter(samples)
     with pq.ParquetWriter(path, schema) as writer:
-        # Row groups bound the memory: `samples` may be an iterator over more than fits.
+        # Row groups bound the memory: `samples` may be an iterator over more samples than fit.
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
             rows = [sample_to_json(sample) for sample in group]
             for row in rows:

@@ -27,10 +27,10 @@ class EncodedSample:
 
 
 class SegmentEncoder(Protocol):
-    """Seam from samples to segments. Pure."""
+    """Encoder of samples. Pure."""
 
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
-        """Return the segment of a sample of `rollout`, without advantages."""
+        """Return the segment of `sample`; the caller sets advantages of sampled tokens."""
         ...
 
 

@@ -15,7 +15,6 @@ from harness.errors import SegmentError
 FILL_UP_TO = 16_384
 """Most segments for a second packing."""
 
-# Packs are indexed by the room left and equal segments are placed together: a million take seconds and linear memory.
 _CANDIDATES = 32  # segments tried beside the longest one; four times as many gain nothing and cost seconds
 _WORD = 512  # bits: lengths scanned at once
 
@@ -84,6 +83,8 @@ def fill_room(lengths: Sequence[int], room: int) -> list[int]:
 
 def _fit_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
     packs: list[list[int]] = []
+    # Packs are indexed by the room left and equal segments are placed together: a million segments take seconds and
+    # linear memory.
     rooms = _Rooms(packing_length)
     distinct, starts = np.unique(-sizes, return_index=True)
     ends = [*starts[1:].tolist(), sizes.size]

@@ -240,7 +240,7 @@ class _Place(NamedTuple):
 
 
 def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_Place]) -> dict[int, int]:
-    """Map calls to the first later place that repeats their text. Linear in the texts."""
+    """Map calls to the first later place that repeats their text."""
     by_window: defaultdict[_Window, list[int]] = defaultdict(list)
     sizes: list[int] = []
     for number, candidate in enumerate(candidates):
@@ -272,7 +272,6 @@ class _Line(NamedTuple):
 
     @property
     def is_line(self) -> bool:
-        """True if the agent continues in it."""
         return self.placed.role in (Role.MAIN, Role.SUBAGENT)
 
 

@@ -20,6 +20,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RolloutReward(NamedTuple):
+    """Reward of a rollout, and of its turns."""
+
     reward: float
     turns: TurnRewards
 

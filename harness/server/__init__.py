@@ -1,4 +1,4 @@
-"""The session server: agents' model calls, owners' sessions, and the operator's gate.
+"""The session server: agents' model calls, owners' sessions, and the gate.
 
-Uses `sessions`, `dialects`, `tokens`, `engines`, `store` and `telemetry`. Start with `turns`, then `serving`.
+Uses `engines`, `store`, `telemetry` and the layers below. Start with `turns`, then `serving`.
 """

@@ -2,7 +2,7 @@
 
 A turn in flight blocks its retries, a takeover of its session, and an abort. So `until_outcome` is the only way from
 admission to answer: whatever its block raises, the turn is made durable, then recorded (I9), and its waiters wake. An
-interrupted turn keeps the tokens so far for the retry.
+interrupted turn keeps its tokens for the retry.
 """
 
 import asyncio
@@ -30,22 +30,20 @@ from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"
-"""Logged once for each outcome of a turn: `end`, tokens, seconds by part, and error."""
+"""Logged once for each outcome of a turn."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class AdmittedTurn:
-    """A turn between its admission and its outcome."""
-
     session: Session
     admission: Admission
     client: ClientConnection
     generation: Generation | None = None
     """None until sampling has begun."""
     outcome: Turn | None = None
-    """Set by the block of `until_outcome` unless the turn is interrupted."""
+    """Set by the block of `until_outcome` unless interrupted."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     """Each dismisses the client."""
@@ -68,7 +66,7 @@ class AdmittedTurn:
 
     @property
     def output(self) -> Output:
-        """Tokens received so far, from earlier attempts too."""
+        """Tokens so far, from earlier attempts too."""
         return self.admission.output_so_far() if self.generation is None else self.generation.output
 
 
@@ -79,16 +77,16 @@ class AdmittedTurns:
     store: SessionStore
     metrics: ServerMetrics
     signal_check: SignalCheck | None = None
-    """Verifies the repeat guard's signals; None without a guard."""
+    """Verifies the repeat guard's signals, if any."""
     clock: Clock = time.time
     tracer: SessionTracer | None = None
-    """Receives each outcome; None without tracing."""
+    """Receives each outcome, if tracing."""
     commit_s: float = 60.0
-    """Longer than a store that waits for its disk needs. A turn must not wait for a dead one."""
+    """Longest wait for the store, which a slow disk stays below."""
     recorded: int = 0
     """Turns with an outcome since the start."""
     sampled: int = 0
-    """Sampled tokens of these turns."""
+    """Their sampled tokens."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -115,16 +113,16 @@ class AdmittedTurns:
                 dismiss()
 
     def arriving(self, session: Session | SessionStub) -> int:
-        """Count the received tokens of turns of `session` that are not recorded."""
+        """Count the received tokens of turns that are not recorded."""
         return sum(turn.arriving for turn in self._of(session))
 
     @property
     def arriving_in_all(self) -> int:
-        """The same for all sessions."""
+        """Likewise, for all sessions."""
         return sum(turn.arriving for turn in self._turns.values())
 
     def is_sampling(self, session: Session | SessionStub) -> bool:
-        """Return True if an engine samples a turn of `session`, or is about to."""
+        """Return True if an engine samples for `session`, or is about to."""
         return any(turn.generation is not None for turn in self._of(session))
 
     async def wait_until_ended(self, session: Session, *, within_s: float) -> None:

@@ -1,7 +1,7 @@
 """A session server: operator requests for one process.
 
-Handlers only translate between HTTP and calls. `routes` has the table and the gate verbs, `session_routes` the requests
-of owners, `model_calls` those of agents. This module adds weight updates and the server itself.
+Handlers only translate between HTTP and calls. See also `routes` (the table and gate verbs), `session_routes` (owners),
+`model_calls` (agents).
 """
 
 import secrets

@@ -1,6 +1,6 @@
 """Building records and samples in a thread, beside running turns.
 
-They grow with the session, and are built from a snapshot. Only one is built at a time.
+They grow with the session, so only one is built at a time, from a snapshot.
 """
 
 import asyncio
@@ -29,14 +29,11 @@ log = get_logger(__name__)
 
 
 class CollectingPlace:
-    """The single place where records and samples of a server are built.
-
-    `count_turns` returns the number of turns in flight.
-    """
+    """The single place where records and samples of a server are built."""
 
     def __init__(self, count_turns: Callable[[], int]) -> None:
         self._count_turns = count_turns
-        self._lock = asyncio.Lock()  # one computing thread beside the event loop
+        self._lock = asyncio.Lock()
         self._rests_until = 0.0
         self._has_turns_until = 0.0
 

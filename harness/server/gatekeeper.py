@@ -1,8 +1,8 @@
 """The gate of a server at work: requests wait at it, holds become durable and expire.
 
-`sessions.gate` decides. A verb takes effect at once and is durable when answered, so a server that dies during an
-update restarts with a closed gate. An expired hold ends within a second. One that covered engines stays in the store
-until they are resumed, so that a restarted server resumes them.
+A verb takes effect at once and is durable when answered, so a server that dies during an update restarts with a closed
+gate. Expired holds end within a second. One that covered engines stays in the store until they are resumed, so that the
+next server resumes them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 
 class Gatekeeper:
-    """Admits work, delays it for a bounded time, or refuses it, according to the holds."""
+    """Admits, delays or refuses work according to the holds."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Gatekeeper:
         self.times = HoldTimes()
         self.clock = clock
         self.lease_clock = lease_clock or steady(clock)
-        """Clock for the expiry of holds, immune to changes of the system clock."""
+        """Clock for the expiry of holds, immune to clock changes."""
         self.held_by_work: Counter[Work] = Counter()
         """Waiting requests by kind of work."""
         self.held_by_session: Counter[str] = Counter()
@@ -61,17 +61,16 @@ class Gatekeeper:
         self._pause_timeout_s = pause_timeout_s
         self._changed = asyncio.Event()
         self._door = asyncio.Semaphore(_ROW)
-        """Releases waiting requests a few at a time. Thousands at once would stall all other streams."""
+        """Releases a few requests at a time. Thousands at once would stall all streams."""
 
     @property
     def held(self) -> int:
-        """Number of waiting requests."""
         return self.held_by_work.total()
 
     # Holds
 
     def place(self, wanted: HoldRequest, kind: HoldKind, *, work: str = "") -> Hold:
-        """Place or renew a hold at once; `keep` makes it durable. See `Gate.place`."""
+        """Place or renew a hold; `keep` makes it durable. See `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
         try:
             until = self.lease_clock() + ttl_of(wanted)
@@ -91,13 +90,13 @@ class Gatekeeper:
             raise
 
     async def keep(self, hold: Hold) -> None:
-        """Store the current state of `hold`, unless it has ended. Raises `StoreError`."""
+        """Store the current state of `hold`, unless it ended. Raises `StoreError`."""
         for current in self.gate.holds:
             if current.holder == hold.holder:
                 await self._store.keep_hold(replace(current, until=current.until + self._clock_was_set_by))
 
     async def release(self, wanted: ReleaseRequest) -> None:
-        """Release a hold at once; durable on return. See `Gate.release`; raises `StoreError`."""
+        """Release a hold; durable on return. See `Gate.release`; raises `StoreError`."""
         try:
             hold = self.gate.release(wanted.holder, engines_continued=wanted.engines_continued)
         except HoldNotFound:
@@ -117,12 +116,12 @@ class Gatekeeper:
         return self.clock() - self.lease_clock()
 
     def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
-        """Copy the state of a front's gate. The front stores and expires its holds."""
+        """Copy the gate of a front, which stores and expires the holds."""
         self.gate.mirror(holds, epoch)
         self.look_again()
 
     async def restore(self) -> None:
-        """Load the holds of a previous server, and expire those whose time is over."""
+        """Load the holds of a previous server, and expire old ones."""
         self.times.restore(await self._store.load_hold_times(MOST_HOLD_TIMES))
         kept = await self._store.load_holds()
         self.gate.restore([replace(hold, until=hold.until - self._clock_was_set_by) for hold in kept])
@@ -155,7 +154,7 @@ class Gatekeeper:
                 await within(max(0.0, min(next_end - self.lease_clock(), _LONGEST_LOOK_S)), changed)
 
     async def forget_left(self) -> None:
-        """Record that engines left paused by holds work again. Raises `StoreError`."""
+        """Record that left engines work again. Raises `StoreError`."""
         self._metrics.engines_woken()
         for hold in self.gate.forget_left():
             await self._forget(hold)
@@ -175,20 +174,20 @@ class Gatekeeper:
     # Requests
 
     def look_again(self) -> None:
-        """Wake every task that waits for the gate or a session behind it. Call after each change."""
+        """Wake every task that waits for the gate or a session behind it."""
         self.times.note(self.gate.holds, self.clock())
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once `holds()` is true. Checks at every change."""
+        """Return once `holds()` is true."""
         while not holds():
             await self._changed.wait()
 
     async def enter(self, work: Work, client: ClientConnection, session: Session | None = None) -> None:
-        """Return when `work` may continue. For a closed session that is at once: the session itself refuses it.
+        """Return when `work` may continue, at once for a closed session, which answers for itself.
 
-        Raises `GateClosed` if it may not, or not in time; `ClientLeft` if the client disconnects.
+        Raises `GateClosed` if it may not, or not in time; `ClientLeft`.
         """
 
         def answer() -> GateAnswer:

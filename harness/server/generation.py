@@ -1,15 +1,11 @@
 """Production of one turn's output, across engine requests.
 
-One request usually suffices. The loop continues an output that the engine cut short (`sessions.continuation`), waits at
-the gate during a pause, retries a request after a transient failure, and stops the engine when the client leaves.
-`output` holds all tokens so far at any moment.
+The loop continues an output that the engine cut short (`sessions.continuation`), waits at the gate during a pause,
+retries a request after a transient failure, and stops the engine when the client leaves. When a request breaks, its
+received tokens join `output`.
 
-When a request breaks, the received tokens join the output, which continues from there. The engine streams its answer,
-so that little is lost.
-
-An interrupted output continues when the engine works again, under its version at that time. So the request that reads
-its tokens anyway also scores them under their next version. A pause or a new version explains a cut. Unexplained cuts
-count, and too many end the turn.
+An interrupted output continues under the engine's version at that time, and the request that reads its tokens anyway
+also scores them under it. A pause or a new version explains a cut. Too many unexplained cuts end the turn.
 """
 
 import asyncio
@@ -36,7 +32,7 @@ from harness.sessions.turn_outcome import Admission
 from harness.tokens.outputs.live_text import LiveText
 from harness.types import GenerationRequest, GenerationResult, Turn
 
-_GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
+_GIVEN_UP = "given_up"  # cause of a missing end, when no engine failed
 
 log = get_logger(__name__)
 
@@ -57,7 +53,7 @@ class Generation:
     live_text: LiveText
     """Receives every id on arrival; silent unless opened."""
     asked_in: int | None = None
-    """Gate epoch in which the weight version was queried for this turn; None if it was not."""
+    """Gate epoch in which the weight version was queried for this turn, if it was."""
     clock: Clock = time.time
     output: Output = field(init=False)
     limit: LimitReached | None = None
@@ -66,19 +62,18 @@ class Generation:
     """Reason the engine did not hand over a drained session's turn."""
     _unsolicited_aborts: int = 0
     _arrived: Arrived | None = None
-    """Tokens of the current request."""
 
     def __post_init__(self) -> None:
         self.output = self.admission.output_so_far().end_as_whole(self.admission.params, self.endings)
 
     @property
     def sampled(self) -> int:
-        """Tokens received for the turn, including those of the current request."""
+        """Tokens received for the turn, those of the current request included."""
         return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.sampled)
 
     @property
     def may_go_on(self) -> bool:
-        """True if the turn can still complete: open session, waiting client, few unexplained cuts."""
+        """True if the turn can still complete."""
         return (
             self.session.is_open
             and self.limit is None
@@ -90,7 +85,7 @@ class Generation:
         """Run requests until the output is complete or may not continue.
 
         In a drained session a failure also ends it. Raises `EngineError`, `GateClosed`, `LimitReached` if the turn is
-        too old and has no output, or the reason for a dismissal. `output` keeps the tokens so far.
+        too old and empty, or the reason for a dismissal. `output` keeps the tokens so far.
         """
         try:
             async with self._until_hand_over():
@@ -139,7 +134,6 @@ class Generation:
         if self.gatekeeper.gate.epoch != epoch or (await self.live.worker_of(session_id).health()).paused:
             return
         await self.live.look_for(session_id)
-        # Count a cut that no gate, pause or new version explains.
         if self._newest in (None, self.live.worker_of(session_id).weight_version):
             self._unsolicited_aborts += 1
 
@@ -178,7 +172,7 @@ class Generation:
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
 
     def is_comparable(self, turn: Turn) -> bool:
-        """Return True if the turn's logprobs are on the scale on which the engine scores input."""
+        """Return True if the turn's logprobs are on the scale of the engine's input scores."""
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.params)
 
     @property
@@ -246,7 +240,6 @@ class Generation:
         return max(0.0, self.clock() - began_at)
 
     def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException, began_at: float) -> None:
-        # Keep the received tokens, and note how many more the engine may have sampled.
         if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
             return
         is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
@@ -282,7 +275,6 @@ class Generation:
 
     @asynccontextmanager
     async def _stop_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
-        # Abort the request inside the engine when the client is dismissed.
         stops: list[asyncio.Task[int]] = []
         try:
             with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self.engine.abort(request_id)))):

@@ -1,10 +1,10 @@
 """The open sessions of a server, in memory or evicted, by id and by key.
 
-If configured, an idle session is evicted: memory keeps a stub (`sessions.paging`), and the next caller waits while the
-store loads the session. A failed load is a `StoreError` for that caller alone.
+An evicted session leaves a stub (`sessions.paging`), and the next caller waits while the store loads it. Eviction
+writes nothing, so a crash loses nothing.
 
 Each session has one object, ever: if a caller still holds an evicted session (a client may take minutes to send its
-body), that object returns instead of a copy from the store. Eviction writes nothing, so a crash then loses nothing.
+body), that object returns instead of a copy.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 
 PAGE_OUT_FAILED = "page_out_failed"
-"""Logged if a session's rows cannot be compared with memory, so that it stays there."""
+"""Logged if a session cannot be compared with its rows and stays in memory."""
 
 _BATCH = 256  # sessions per round
 _READ_S = 60.0  # as long as a turn waits for the store
@@ -38,10 +38,7 @@ log = get_logger(__name__)
 class HeldSessions:
     """A table of open sessions.
 
-    Args:
-        store: Has the evicted sessions.
-        is_comparable: True for turns that the engine can score.
-        page_out_s: Idle time before eviction; None keeps every session in memory.
+    `is_comparable` is true for turns that the engine can score. `page_out_s` is the idle time before eviction.
     """
 
     def __init__(
@@ -64,9 +61,8 @@ class HeldSessions:
         self._readings: dict[str, asyncio.Event] = {}
         self._uses = LastUses(clock)
         self._tries = LastUses(clock)
-        """Last use of each session in memory, or last failed eviction."""
+        """Last use, or last failed eviction, of sessions in memory."""
         self._rests = LastUses(clock)
-        """Time of each eviction."""
 
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._stubs)
@@ -80,17 +76,17 @@ class HeldSessions:
         return iter([*self._in_memory.values(), *self._stubs.values()])
 
     def look(self, session_id: str) -> Session | SessionStub | None:
-        """Return the session or stub with that id, or None."""
+        """Return the session or stub, or None."""
         if (session := self._let_go.get(session_id)) is not None:
             self._return(session)
         return self._in_memory.get(session_id) or self._stubs.get(session_id)
 
     def in_memory(self, session_id: str) -> Session | None:
-        """Return the session with that id unless it is evicted."""
+        """Return the session unless it is evicted."""
         return self._in_memory.get(session_id)
 
     async def find(self, session_id: str) -> Session | None:
-        """Return the session with that id, loaded if evicted, or None. Counts as a use.
+        """Return the session, loaded if evicted, or None. Counts as a use.
 
         No `await` separates the load from the caller's next step. Raises `StoreError`.
         """
@@ -116,7 +112,7 @@ class HeldSessions:
         self._tell()
 
     def take(self, session: Session) -> Session | SessionStub:
-        """Return the form in which to hold a session of an earlier server: a stub if eviction is on.
+        """Return a session of an earlier server, or its stub if eviction is on.
 
         So a restart needs no more memory than the server before it. Called in another thread.
         """
@@ -154,12 +150,12 @@ class HeldSessions:
         return before is not stub
 
     def has_call(self, session_id: str) -> bool:
-        """Return True if a call of the session is in progress, admitted or not."""
+        """Return True if a call is in progress, admitted or not."""
         return self._uses.is_in_use(session_id)
 
     @contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
-        """Mark `session` as in use within the block, and as used at its end."""
+        """Keep `session` in use within the block."""
         session_id = session.session_id
         if self._let_go.get(session_id) is session:
             self._return(session)
@@ -173,7 +169,7 @@ class HeldSessions:
     async def borrow(self, session_id: str) -> AsyncIterator[Session | None]:
         """Yield the session, or None. Evict it again afterwards unless it was used meanwhile.
 
-        Borrowing does not count as use. Raises `StoreError` if the session cannot be loaded.
+        Borrowing does not count as use. Raises `StoreError`.
         """
         was_paged_out = isinstance(self.look(session_id), SessionStub)
         session = await self._read_back(session_id) if was_paged_out else self._in_memory.get(session_id)
@@ -193,9 +189,9 @@ class HeldSessions:
         return [held for session_id in unused if (held := self.look(session_id)) is not None]
 
     async def page_out_idle(self) -> int:
-        """Evict some of the idle sessions. Return how many.
+        """Evict some idle sessions. Return how many.
 
-        One that cannot be evicted now is tried again after another idle period, without counting as used.
+        A failed eviction is retried after another idle period.
         """
         if self._page_out_s is None:
             return 0
@@ -230,7 +226,6 @@ class HeldSessions:
         return True
 
     async def _read_back(self, session_id: str) -> Session | None:
-        # Only one task reads a session at a time.
         while session_id in self._stubs:
             if (session := self._let_go.get(session_id)) is not None:
                 self._return(session)

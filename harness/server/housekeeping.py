@@ -1,7 +1,6 @@
 """Background cleanup: eviction of idle sessions, closing of unused ones, deletion of closed rows.
 
-All are off unless configured. Each round costs in proportion to what it cleans up. Rows are deleted a few sessions at a
-time, so that turns wait only briefly for the disk. After a store error, the next round tries again.
+Rows are deleted a few sessions at a time, so that turns wait only briefly for the disk.
 """
 
 import asyncio
@@ -24,14 +23,13 @@ log = get_logger(__name__)
 
 
 class LastUses:
-    """Last use of sessions by id. A session with a call waiting at the gate, encoding, or in flight is in use."""
+    """Last use of sessions, by id. A session with a call in progress is in use, even at the gate."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._times: dict[str, float] = {}
-        """Ordered by last use, oldest first."""
+        """Least recently used first."""
         self._calls: Counter[str] = Counter()
-        """Calls in progress."""
 
     def begin(self, session_id: str) -> None:
         """Start to track a session, as used now."""
@@ -48,7 +46,7 @@ class LastUses:
 
     @contextmanager
     def kept(self, session_id: str) -> Iterator[None]:
-        """Mark the session as in use within the block, without counting as a use."""
+        """Keep the session in use within the block, without counting as a use."""
         self._calls[session_id] += 1
         try:
             yield
@@ -66,7 +64,7 @@ class LastUses:
         return self._times.get(session_id)
 
     def find_unused(self, seconds: float, most: int, is_busy: Callable[[str], bool]) -> list[str]:
-        """Return some sessions unused for `seconds`. One in use, or busy, counts as used now."""
+        """Return some sessions unused for `seconds`. Busy ones count as used now."""
         now, over = self._clock(), []
         for session_id in list(islice(self._times, most)):
             if now - self._times[session_id] < seconds:
@@ -79,17 +77,17 @@ class LastUses:
 
 
 async def page_out_idle_sessions(page_out: Callable[[], Awaitable[int]]) -> None:
-    """Evict idle sessions forever; `page_out` is `SessionRegistry.page_out_idle`."""
+    """Evict idle sessions forever."""
     await _again_and_again(page_out, _IDLE_LOOK_S)
 
 
 async def close_idle_sessions(expire: Callable[[], Awaitable[int]]) -> None:
-    """Close expired sessions forever; `expire` is `SessionRegistry.expire`."""
+    """Close expired sessions forever."""
     await _again_and_again(expire, _IDLE_LOOK_S)
 
 
 async def forget_closed_sessions(store: SessionStore, keep_s: float, *, every_s: float = 60.0) -> None:
-    """Delete sessions that have been closed for `keep_s` from the store, forever."""
+    """Delete sessions closed for `keep_s` from the store, forever."""
 
     async def forget() -> None:
         forgotten = 0

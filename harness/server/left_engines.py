@@ -1,8 +1,7 @@
 """Resumes engines that a hold left paused, since a dead controller cannot.
 
-A controller declares in its hold that it pauses engines, and on release that they continue. If it does not (it was
-killed, its hold expired, or an engine failed), the server resumes the engines it owns, and retries until they obey.
-Meanwhile `/health` reports `problem`.
+A controller declares in its hold that it pauses engines, and on release that they continue. If it does not, the server
+resumes its engines until they obey. Meanwhile `/health` reports `problem`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,12 +25,12 @@ log = get_logger(__name__)
 
 
 class LeftEngines:
-    """Resumes the engines with `wake` when the last hold that paused them ended without that."""
+    """Resumes the engines with `wake` when the last hold that paused them ended."""
 
     def __init__(self, gatekeeper: Gatekeeper, wake: Callable[[], Awaitable[object]]) -> None:
         self._gatekeeper = gatekeeper
         self.wake = wake
-        """Resumes them once; raises the reason for a failure."""
+        """Resumes them once, or raises the reason."""
         self._error = ""
 
     @property
@@ -75,7 +74,7 @@ class LeftEngines:
 
 
 async def wake_engine(engine: TokenProvider) -> None:
-    """Resume `engine`, or raise the reason. Workers with an unknown weight version stay paused."""
+    """Resume `engine`, or raise the reason. Workers with an unknown version stay paused."""
     try:
         await engine.resume()
     except WeightsUnsettled:

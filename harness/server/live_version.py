@@ -1,16 +1,13 @@
 """The weight version that each engine serves now.
 
-An external update changes weights without notifying the server. So the server queries the engine before a turn begins,
-before an interrupted turn continues, and once a second while turns run; replies also carry the version.
-
-In a pool, a turn queries only its session's worker, so a slow worker delays only its own turns. All workers are queried
-together once a second, and at once when one reports a change. Only then is a worker with other weights fenced.
+External updates do not notify the server. So it queries a session's worker before a turn begins or continues, where a
+slow worker delays only its own turns. It queries all workers once a second while turns run, or when one reports a
+change. Only then is a worker with other weights fenced.
 
 A label without a number gets the position at which the server first saw it. The store keeps it, so that it means the
 same on every worker and after a restart.
 
-While an update is half done the engine does not serve, and a paused one should get no request that depends on its
-version. Callers wait here, as long as at a closed gate.
+While a weight update is half done, callers wait here, as long as at a closed gate.
 """
 
 import asyncio
@@ -37,24 +34,14 @@ _AGAIN_S = 0.25
 
 @dataclass(slots=True)
 class _Question:
-    """Queries to one worker, or to all of them."""
-
     answered: asyncio.Event | None = None
-    """Set when the current query ends. It may have been answered before the caller came, so the caller waits for the
-    next one.
-    """
+    """Set when the current query ends. Callers that came after its start wait for the next one."""
     begun: int = 0
     ended: int = 0
 
 
 class LiveVersion:
-    """The version that `engine` serves.
-
-    Args:
-        store: Keeps the versions of labels without a number.
-        patience_s: Longest wait for an update to succeed.
-        every_s: Interval of queries while turns run.
-    """
+    """The version that `engine` serves."""
 
     def __init__(self, engine: TokenProvider, store: SessionStore, *, patience_s: float, every_s: float = 1.0) -> None:
         self._engine = engine
@@ -80,7 +67,7 @@ class LiveVersion:
         return self._order.find(self._engine.weight_version)
 
     def worker_of(self, session_id: str) -> TokenProvider:
-        """Return the engine for the session's next request, or the pool if no worker serves."""
+        """Return the engine for the session's next request, or the pool if none serves."""
         name = self._engine.workers.next_for(session_id)
         return self._engine if name is None else self._engine.workers.providers[name]
 
@@ -95,7 +82,7 @@ class LiveVersion:
         self._engine.workers.count_labels_by(self._order)
 
     async def number_labels(self, result: GenerationResult) -> GenerationResult:
-        """Add the policy version to every label without a number. Raises `StoreError`."""
+        """Add the policy version to labels without a number. Raises `StoreError`."""
         scoring = result.prompt_logprobs
         labels = [span.version for span in result.version_spans] + ([] if scoring is None else [scoring.version])
         if all(known_version(label) is not None for label in labels):
@@ -105,13 +92,13 @@ class LiveVersion:
         return replace(result, version_spans=spans, prompt_logprobs=scoring)
 
     async def number_label(self, labeled: _Labeled) -> _Labeled:
-        """Add the policy version to a label without a number. Raises `StoreError`."""
+        """Number one label likewise. Raises `StoreError`."""
         if known_version(labeled.version) is not None:
             return labeled
         return replace(labeled, number=await self._see(labeled.version))
 
     def number_known(self, spans: Sequence[VersionSpan]) -> list[VersionSpan]:
-        """Return the leading `spans` whose labels have a version without waiting."""
+        """Return the leading `spans` whose labels have a version."""
         known = itertools.takewhile(
             lambda span: known_version(span.version) is not None or span.version in self._kept, spans
         )
@@ -128,11 +115,11 @@ class LiveVersion:
         return number
 
     async def look(self) -> None:
-        """Query every worker, with a query that starts after this call."""
+        """Query every worker, starting after this call."""
         await self._ask(self._engine, self._to_all)
 
     async def look_for(self, session_id: str) -> None:
-        """Query the worker of the session's next request, with a query that starts after this call."""
+        """Query the session's next worker, starting after this call."""
         name, worker = self._engine.workers.next_for(session_id), self.worker_of(session_id)
         before = worker.weight_version
         await self._ask(worker, self._to_all if name is None else self._to_workers.setdefault(name, _Question()))
@@ -169,8 +156,7 @@ class LiveVersion:
         """Return once the session's engine has a version, or `is_wanted` is false.
 
         `must_work` also waits for the end of a pause: a paused engine would take a request under the old weights and
-        answer it under the new ones. Raises `WeightsUnsettled` or `EngineUnavailable` after a timeout, and the reason
-        for a dismissal.
+        answer it under the new ones. Raises `WeightsUnsettled`, `EngineUnavailable`, or the reason for a dismissal.
         """
         try:
             async with client.patience(self._patience_s):
@@ -191,7 +177,7 @@ class LiveVersion:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Count a turn that runs within the block."""
+        """Count a turn within the block."""
         self._turns += 1
         self._has_turns.set()
         try:
@@ -202,7 +188,7 @@ class LiveVersion:
                 self._has_turns.clear()
 
     async def follow(self) -> None:
-        """Query every worker repeatedly while turns run, and when a worker reports a change. Runs forever."""
+        """Query every worker while turns run, forever."""
         while True:
             await self._has_turns.wait()
             self._has_news.clear()
@@ -213,9 +199,9 @@ class LiveVersion:
 
 
 async def check_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:
-    """Query every worker after an external update. Fence pool workers that have another version than `expected`.
+    """Query every worker, and fence those without the `expected` version.
 
-    If no worker has it, none is fenced: old weights are better than none. A single engine cannot be fenced.
+    If no worker has it, none is fenced: old weights are better than none. A single engine is never fenced.
     """
     with suppress(EngineError):  # the other workers' answers count; a single engine keeps its known version
         await engine.read_version()

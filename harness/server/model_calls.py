@@ -1,8 +1,7 @@
 """Model calls of agents: each dialect at its own route, and the model's name.
 
-Below `/sessions/<id>` the path names the session and its key proves it; below `/v1` the key does both. `TurnService`
-turns a call into a turn, and the route's dialect encodes it, whole or streamed. A retry gets the recorded turn in the
-dialect of its own route.
+Below `/sessions/<id>` the path names the session and its key proves it; below `/v1` the key does both. A retry gets the
+recorded turn in the dialect of its own route.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from harness.sessions.session import Session
 from harness.types import Json, SamplingWishes, Turn
 
 _MANY_LOGPROBS = 3_000  # log entries per answer, encoded in a few milliseconds
-_ENTRY_BYTES = 500  # in memory
+_ENTRY_BYTES = 500  # of memory
 
 
 class ModelCalls:
@@ -45,7 +44,7 @@ class ModelCalls:
         self._places = CallPlaces(turns.settings.limits)
 
     def routes(self) -> list[Route]:
-        """Return the routes below each session's base URL, and at the root for clients that know only a key."""
+        """Return the routes below session URLs, and at the root for clients that know only a key."""
         return [
             *(
                 Route(f"{base}{dialect.path}", partial(self._answer, dialect), methods=["POST"])

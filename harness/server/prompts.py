@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _Find = Callable[[str], Turn | None]
 
 TAIL = 256
-"""Number of ids at the end of a prompt that always include the generation prompt."""
+"""Number of ids that always include a prompt's generation prompt."""
 
 _LARGE_BODY = 100_000  # new bytes, read in a few milliseconds
 _LARGEST_KNOWN = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
@@ -51,9 +51,8 @@ _PLACES = 2  # threads
 class HeavyWork:
     """Work too long for the event loop: reading and encoding large requests.
 
-    It has its own two threads, so that records and the store do not wait behind a giant prompt. The total size of
-    waiting work is bounded; beyond it a request gets `ServerBusy`. Encoding releases the GIL. Other work is split into
-    pieces where it is done, because a single C call holds the GIL.
+    Its two threads spare records and the store the wait for a giant prompt. The size of waiting work is bounded. A
+    single C call holds the GIL, so work other than encoding is split into pieces.
     """
 
     def __init__(self, metrics: ServerMetrics, most_bytes: int) -> None:
@@ -88,12 +87,12 @@ class HeavyWork:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Cancel waiting work; running work ends, and its result is dropped."""
+        """Cancel waiting work, and drop the results of running work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _LongBefore(Exception):
-    """The earlier answers that a call refers to by id are long."""
+    """The earlier answers that a call refers to are long."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
@@ -110,10 +109,7 @@ def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str
 
 @contextmanager
 def _nearby() -> Iterator[Callable[[_Find], _Find]]:
-    """Bound lookups in the record: within the block they raise `_LongBefore` if they find too much for the event loop.
-
-    Known messages may be read after the block.
-    """
+    """Bound lookups in the record: within the block, large results raise `_LongBefore`."""
     size_bytes, is_within = 0, True
 
     def bounded(look_up: _Find) -> _Find:
@@ -135,25 +131,21 @@ def _nearby() -> Iterator[Callable[[_Find], _Find]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """A parsed request body."""
-
     request: ModelRequest
     prefixes: Sequence[Prefix]
-    """Prefixes of its conversation: element i covers the tools and the first i messages."""
+    """Prefix i covers the tools and the first i messages."""
     digest: str
     """Digest of the body (`sessions.retries`)."""
     older_digests: Sequence[str]
-    """Digests by the methods of earlier servers, for sessions with their turns."""
+    """Digests by the methods of earlier servers."""
     chat: ChatTokenizer
     """Model family with this request's template variables."""
     noise: str = ""
-    """Start of the text removed from its head (`dialects.noise`)."""
+    """Start of the removed text (`dialects.noise`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Reads the model calls of one server and encodes their prompts."""
-
     engine: TokenProvider
     chat_tokenizer: ChatTokenizer
     heavy_work: HeavyWork
@@ -168,7 +160,7 @@ class Prompts:
     async def read(self, dialect: Dialect, wire: WireCall, session: Session, idempotency_key: str) -> ReadCall:
         """Parse a call of `session`.
 
-        Raises `RequestError` if it is malformed, over a limit, or cannot fit under any encoding; `ServerBusy`.
+        Raises `RequestError` if it is malformed, over a limit, or cannot possibly fit; `ServerBusy`.
         """
         body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
         kinds = frozenset(session.digest_kinds)
@@ -215,9 +207,7 @@ class Prompts:
         return AttachPoint(None, 0, point.key), ids
 
     def forced_ids(self, asked: ModelRequest) -> list[int]:
-        """Return the start of an answer that must be a tool call. It is part of the prompt, never sampled, never
-        trained.
-        """
+        """Return the start of an answer that must be a tool call: part of the prompt, never trained."""
         return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
     def _chat_for(self, session: Session, asked: ModelRequest) -> ChatTokenizer:

@@ -1,13 +1,10 @@
 """The sessions of a server: found by id or key, opened, drained, ended and closed.
 
-The registry holds a session from before its opening first awaits until it is closed, so a drain misses no session that
-passed the gate. Results are durable (I9). A close or drain that the store could not keep raises `StoreError`, but takes
-effect and may be repeated. A failed opening leaves the session to take over unchanged.
+The registry holds a session from before its opening first awaits until it is closed, so a drain misses none that passed
+the gate. Results are durable (I9). A close or drain that the store could not keep raises `StoreError`, but takes effect
+and may be repeated. A failed opening leaves the predecessor unchanged.
 
-A session that cannot be loaded is quarantined: its id and key get `SessionDamaged`, and its rows stay until it is
-deleted, which closes it unread.
-
-`sessions.lifecycle` decides legal steps, `sessions.takeover` what moves to a successor.
+An unloadable session is quarantined: its id and key get `SessionDamaged`, and its rows stay.
 """
 
 import asyncio
@@ -39,13 +36,13 @@ API_KEY_PREFIX = "sk-harness-"
 _CLOSE_S = 2.0  # because deleting clients wait briefly; a slower turn ends anyway
 
 END_NOT_KEPT = "session_end_not_kept"
-"""Logged when the store could not note the end of a session."""
+"""Logged when the store could not note a session's end."""
 
 SESSION_QUARANTINED = "session_quarantined"
-"""Logged for each session that the store cannot load."""
+"""Logged for each session that cannot be loaded."""
 
 SESSIONS_EXPIRED = "sessions_expired"
-"""Logged with the ids of sessions closed as idle."""
+"""Logged with the ids of expired sessions."""
 
 log = get_logger(__name__)
 
@@ -95,17 +92,17 @@ class SessionRegistry:
 
     @property
     def quarantined(self) -> Sequence[DamagedSession]:
-        """Sessions that the store could not load."""
+        """Sessions that could not be loaded."""
         return list(self._quarantined.values())
 
     async def find(self, session_id: str) -> Session | None:
-        """Return the session with that id, or None. Raises `SessionDamaged`, `StoreError`."""
+        """Return the session, or None. Raises `SessionDamaged`, `StoreError`."""
         if damaged := self._quarantined.get(session_id):
             raise _damage_error(damaged)
         return await self._held.find(session_id)
 
     async def get(self, session_id: str) -> Session:
-        """Return the session with that id. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        """Return the session. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
         session = await self.find(session_id)
         if session is None:
             unused = "" if self._idle_ttl_s is None else f", or not used for {self._idle_ttl_s:g} s"
@@ -113,7 +110,7 @@ class SessionRegistry:
         return session
 
     async def by_key(self, api_key: str) -> Session:
-        """Return the session with that key. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        """Return the session with that key. Raises as `get`."""
         session = await self._held.find_by_key(api_key)
         if session is not None:
             return session
@@ -123,20 +120,14 @@ class SessionRegistry:
         raise SessionNotFound(_NO_SUCH_KEY)
 
     async def of_key(self, session_id: str, api_key: str) -> Session:
-        """Return the session with that id and key. Raises as `by_key`.
-
-        The error message does not reveal whether the id exists.
-        """
+        """Return the session with that id and key. Raises as `get`, without revealing whether the id exists."""
         session = await self.by_key(api_key)
         if session.session_id != session_id:
             raise SessionNotFound(_NO_SUCH_KEY)
         return session
 
     async def restore(self) -> int:
-        """Load the sessions that a previous server left open (I9), and quarantine damaged ones. Return how many loaded.
-
-        Raises `StoreError` if the store cannot be read.
-        """
+        """Load the sessions that a previous server left open (I9). Return how many. Raises `StoreError`."""
         sessions, damaged = await self._store.load(self._held.take)
         for held in sessions:
             self._held.hold_left(held)
@@ -147,12 +138,12 @@ class SessionRegistry:
         return len(sessions)
 
     async def open(self, config: SessionConfig, live_version: int | None = None) -> Session:
-        """Open a session. With `config.resumes`, it takes over the turns of that session, which then closes.
+        """Open a session, which takes over the turns of `config.resumes`, if set.
 
-        Turns too old for its limits under `live_version`, if known, stay behind.
+        Turns too old for its limits under `live_version` stay behind.
 
         Raises `StoreError`; `GateClosed` if a drain came meanwhile, except for a takeover, which is drained and may be
-        resumed; `SessionNotFound` or `MalformedRequest` if nothing can be taken over, or if the id exists.
+        resumed; `SessionNotFound` or `MalformedRequest` if the takeover or the id is impossible.
         """
         if config.resumes is not None:
             session = await self._take_over(config, config.resumes, live_version)
@@ -171,9 +162,9 @@ class SessionRegistry:
         return session
 
     async def drain(self, only: Session | None = None) -> int:
-        """Drain all sessions, or only one. Return how many were still open. Raises `StoreError`.
+        """Drain all sessions, or only one. Return how many were open. Raises `StoreError`.
 
-        Turns in flight continue until their engines hand them over, for at most `drain_grace_s`.
+        Turns in flight may continue for `drain_grace_s`.
         """
         held = list(self) if only is None else [only]
         sessions = [each for each in held if isinstance(each, Session)]
@@ -193,13 +184,13 @@ class SessionRegistry:
     async def end(self, session: Session, *, within_s: float) -> None:
         """Close `session` to turns, and end its turns in flight in the engine.
 
-        Returns when none is in flight, after at most `within_s`. If the store fails, the end holds until a restart.
+        Returns after at most `within_s`. If the store fails, the end lasts until a restart.
         """
         session.end()
         self._turns.end(session, SessionClosing("the session was ended: its agent is done, its owner collects"))
         try:
             await self._store.set_phase(session)
-        except StoreError as error:  # the owner can collect all the same
+        except StoreError as error:
             log.warning(END_NOT_KEPT, session_id=shorten_secrets(session.session_id), error=error.message)
         await self._turns.wait_until_ended(session, within_s=within_s)
 
@@ -216,7 +207,7 @@ class SessionRegistry:
         self._store.mark_delivered(session_id, index, delivered=delivered)
 
     async def expire(self) -> int:
-        """Close sessions that were idle for their time to live. Return how many. Raises `StoreError`."""
+        """Close expired sessions. Return how many. Raises `StoreError`."""
         if self._idle_ttl_s is None:
             return 0
         expired = 0
@@ -256,7 +247,7 @@ class SessionRegistry:
             self._tracer.tell_session(held)
 
     def say_how_far_they_are(self) -> None:
-        """Trace the open sessions when the server stops, in case no server continues them."""
+        """Trace the open sessions when the server stops."""
         if self._tracer is not None:
             self._tracer.tell_open_sessions(self)
 

@@ -1,10 +1,8 @@
-"""Routes shared by a session server and a front: one table for both.
+"""Routes shared by a session server and a front.
 
-Each route is a row here and a method of `SessionsApi` or `ServerApi`, so neither server can lack it. Gate verbs differ
-only in the affected sessions: those of one process or of every shard. Routes without `admin` are not restricted to
-operators (`access`). Every answer is JSON, also for unknown routes.
-
-Model calls are not included: a server answers them (`model_calls`), a front refuses them with the shard's address.
+Each route is a row here and a method of `SessionsApi` or `ServerApi`, so neither server can lack it. Routes without
+`admin` are open to more than operators (`access`). Every answer is JSON, also for unknown routes. Model calls are not
+included: only a server answers them (`model_calls`).
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,7 @@
 """Scripts in requests: permission, and conversion of their texts to ids.
 
-The form is that of a scripted engine's script without delays and faults, so that any engine can follow it. Texts are
-encoded once with special tokens recognized, so tool calls use the family's own syntax. With `tool_choice` the prompt
-contains the beginning of the call, and the step has the rest.
+The form is that of a scripted engine's script, without delays and faults. Special tokens in texts are recognized, so
+tool calls use the family's syntax. With `tool_choice` the prompt already contains the beginning of the call.
 """
 
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ class ScriptText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ScriptReader:
-    """Converts scripts to ids for the sessions of one server."""
+    """Converts scripts for the sessions of one server."""
 
     chat_tokenizer: ChatTokenizer
     settings: ServerSettings
@@ -46,7 +45,7 @@ class ScriptReader:
     def read(self, script: ScriptText) -> Script:
         """Convert the steps to ids.
 
-        Raises `ScriptRefused`, or `MalformedRequest` naming a step that no engine here can produce.
+        Raises `ScriptRefused`, or `MalformedRequest` naming an impossible step.
         """
         require_scripts(self.settings, self.capabilities)
         return tuple(self._read_step(step, f"script.steps[{index}]") for index, step in enumerate(script.steps))
@@ -70,7 +69,7 @@ class ScriptReader:
 
 
 def require_scripts(settings: ServerSettings, capabilities: Capabilities) -> None:
-    """Raise `ScriptRefused` unless the operator allows scripts and the engine follows them."""
+    """Raise `ScriptRefused` unless the operator and the engine allow scripts."""
     if not settings.allow_forced_tokens:
         raise ScriptRefused(
             "script: this server lets nobody force tokens; start it with --allow-forced-tokens"

@@ -37,8 +37,8 @@ log = get_logger(__name__)
 
 _OWN_DESCRIPTORS = 128  # for the store, logs, and engine queries outside turns
 SWITCH_S = 0.0005
-"""Longest wait of the event loop for the GIL in a standalone server. Python's 5 ms, several times per turn, take longer
-than the turn.
+"""Longest wait of a standalone server's event loop for the GIL. Python's 5 ms, several times per turn, exceed the
+turn.
 """
 
 Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
@@ -46,7 +46,7 @@ Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
 
 
 def alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
-    """Return the application of the session server alone."""
+    """Return the plain application."""
     return nullcontext(server.app())
 
 
@@ -60,7 +60,7 @@ class RunningServer:
     restored: int
     """Sessions restored from the store."""
     hang_up: Callable[[], None]
-    """Refuses and resets every connection from now on, as if the process was killed. The block then ends quickly."""
+    """Resets every connection from now on, like a killed process. The block then ends quickly."""
 
 
 @asynccontextmanager
@@ -73,10 +73,10 @@ async def serve(
     around: Around = alone,
     clock: Clock = time.time,
 ) -> AsyncIterator[RunningServer]:
-    """Run a session server in the current loop within the block; `around` builds its application.
+    """Run a session server in the current loop.
 
-    At the end, turns in flight get `stop_grace_s` to finish. The others are stored and answered 503: the next server on
-    the same store continues them.
+    At the end, turns in flight get `stop_grace_s` to finish. The others are stored and answered 503: the next server
+    continues them.
 
     Enters `engine` and `store`. Raises `HarnessError` if the address cannot be bound, or the engine lacks the required
     repeat guard.
@@ -150,8 +150,7 @@ async def serve_forever(
 ) -> None:
     """Run a session server until SIGINT or SIGTERM; call `started` once it answers.
 
-    Before that, signals have their default effect, so loading a model can be interrupted. A second signal cuts the
-    grace of the first short.
+    Before that, signals interrupt even the loading of a model. A second signal cuts the grace short.
     """
     sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
@@ -173,7 +172,6 @@ async def serve_forever(
 def _prove_guard(
     settings: ServerSettings, engine: TokenProvider, chat_tokenizer: ChatTokenizer, metrics: ServerMetrics
 ) -> SignalCheck | None:
-    # Raises `HarnessError` if the engine does not run the required guard.
     guard = choose_guard(settings.repeat_guard, os.environ)
     if guard is None:
         return None
@@ -204,7 +202,7 @@ def _chores(
 
 
 def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
-    """Return how many connections the server accepts, and how slow they may be."""
+    """Return the limits on connections and their speed."""
     limits = settings.limits
     connections, descriptors = limits.connections, descriptor_limit()
     if descriptors is not None:  # each turn has two connections: client and engine

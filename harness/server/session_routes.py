@@ -1,7 +1,7 @@
 """Sessions as their owners use them: created, inspected, ended, collected, deleted.
 
-Polls read facts, which are small. Records and samples grow with the session, and are built beside running turns
-(`collecting`). The binary form has samples and record of one moment, so one request collects a rollout.
+Polls read facts, which are small. The binary form has samples and record of one moment, so one request collects a
+rollout.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class OwnSessions(SessionsApi):
-    """Owner requests for the sessions of one server."""
+    """Owner requests for one server's sessions."""
 
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._turns = turns
@@ -138,7 +138,6 @@ class OwnSessions(SessionsApi):
         return json_response({"now": self._turns.clock(), "times": times, "left_off": left_off})
 
     def _stand(self, session: Session | SessionStub) -> SessionStanding:
-        # The common case, a session without a call, must be fast.
         turns, session_id = self._turns, session.session_id
         if not self._sessions.has_call(session_id) and not session.turns_in_flight:
             return SessionStanding(
@@ -204,7 +203,7 @@ class OwnSessions(SessionsApi):
         if session is not None:
             try:
                 await self._sessions.drain(session)
-            finally:  # the drain holds even if the store failed: waiting calls get their answer
+            finally:  # in force even if the store failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return _facts_response(session_id, session)
 
@@ -216,7 +215,7 @@ class OwnSessions(SessionsApi):
             try:
                 async with self._turns.callers.attend(ClientConnection.of(request)):
                     await self._sessions.end(session, within_s=asked.within_s)
-            finally:  # the end holds even if the wait failed: waiting calls get their answer
+            finally:  # in force even if the wait failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return _facts_response(session_id, session)
 
@@ -229,7 +228,7 @@ class OwnSessions(SessionsApi):
         if session is not None:
             try:
                 await self._sessions.close(session, end=end)
-            finally:  # the close holds even if the store failed: waiting calls get their answer
+            finally:  # in force even if the store failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 

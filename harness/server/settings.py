@@ -32,81 +32,71 @@ _MAY_BE_ZERO = ("pause_timeout_s", "drain_grace_s", "stop_grace_s", "engine_retr
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of one server. The defaults suit a private machine."""
+    """Settings of one server, by default for a private machine."""
 
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free port."""
     public_url: str | None = None
-    """Start of each session's `base_url`, if agents reach the server by another name. A front replaces the port with
-    that of the session's shard.
-    """
+    """Start of session URLs, if agents reach the server by another name. A front replaces its port with the shard's."""
     admin_token: str | None = field(default=None, repr=False)
     """Required to create, read, drain or delete sessions. None lets every client do everything, which only suits a
     loopback address without other users.
     """
     open_paths: bool = False
-    """Model calls need only the session's address, for agents that send no key. Always so without an admin token."""
+    """Model calls need no key, only the session's address. Always so without an admin token."""
     pause_timeout_s: float = 600.0
-    """Seconds that a paused gate holds a request before it answers 503."""
+    """Longest wait of a request at a paused gate, before it is answered 503."""
     drain_grace_s: float = 20.0
-    """Seconds that a turn in flight may continue after a drain. If the engine has not handed it over by then, the turn
-    is ABORTED with the tokens so far, and answered 404.
+    """Seconds that a turn in flight may continue after a drain. Then it is ABORTED with the tokens so far, and answered
+    404.
     """
     stop_grace_s: float = 5.0
-    """Seconds that turns in flight may continue when the server stops. The next server continues the rest from disk."""
+    """Seconds that turns in flight may continue when the server stops. The next server continues the rest."""
     comment_every_s: float = 5.0
-    """Seconds before and between keep-alive events of a streamed answer."""
+    """Interval of keep-alive events in a streamed answer."""
     streaming: StreamingMode = StreamingMode.RECORDED
-    """Default time to send the text of streamed answers. Sessions may override it."""
+    """Default for sessions that do not choose."""
     write_timeout_s: float = 60.0
-    """Seconds that an answer waits for a client that reads nothing. Then the client counts as disconnected."""
+    """Seconds without a read after which a client counts as disconnected."""
     engine_attempts: int = 3
-    """Attempts to send a request to an engine that fails with a retryable error."""
+    """Attempts per request if the engine's error is retryable."""
     engine_retry_s: float = 0.25
-    """Seconds before the second attempt; doubles with each further one."""
+    """Seconds before the second attempt; doubles each time."""
     max_unsolicited_aborts: int = 3
-    """Number of unexplained engine aborts after which a turn is ABORTED."""
+    """Unexplained engine aborts that a turn survives. The next one leaves it ABORTED."""
     allow_forced_tokens: bool = False
-    """Lets sessions bring a script, which replaces the model's output in their turns. Scripted tokens are never
-    trained.
-    """
+    """Lets sessions bring a script that replaces the model's output. Scripted tokens are never trained."""
     score_inputs: bool = True
-    """Let the first request after a weight update score the tokens before it, which it has to read anyway."""
+    """Let the first request after a weight update score the tokens before it, which it reads anyway."""
     limits: RequestLimits = DEFAULT_LIMITS
-    """Size limits of one request."""
     idle_ttl_s: float | None = None
-    """Seconds without a request after which a session is closed; None keeps it. `harness serve` sets 24 hours."""
+    """Idle seconds before a session is closed; None keeps it. `harness serve` sets 24 hours."""
     idle_page_out_s: float | None = None
-    """Seconds without a request after which a session is evicted from memory until its next request; None never evicts.
-    Needs a store in a file.
-    """
+    """Idle seconds before a session is evicted from memory; None keeps it there. Needs a store in a file."""
     keep_closed_s: float | None = None
     """Seconds that the store keeps a closed session; None keeps it forever. `harness serve` sets 30 days."""
     dialects: tuple[Dialect, ...] = DIALECTS
-    """APIs that agents may use, each at its own route."""
+    """APIs for agents, each at its own route."""
     model: str | None = None
     """Model name in answers; None uses the engine's."""
     matchings: tuple[str, ...] = ()
-    """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
+    """Extra `package.module:function` paths that sessions may choose for matching."""
     selections: tuple[str, ...] = ()
-    """`package.module:function` paths that sessions may choose for selecting branches (`samples.delivery`)."""
+    """Extra `package.module:function` paths that sessions may choose for selecting branches (`samples.delivery`)."""
     otlp_endpoint: str | None = None
-    """OpenTelemetry collector (`http://host:4318`) for a span per session, turn and engine request (OTLP over HTTP), or
-    None. Headers come from `OTEL_EXPORTER_OTLP_HEADERS`.
+    """OpenTelemetry collector for spans (OTLP over HTTP), as `http://host:4318`. Headers come from
+    `OTEL_EXPORTER_OTLP_HEADERS`.
     """
     shard: ShardPlace | None = None
-    """Position among the shards of a front; None if standalone."""
+    """Position among the shards of a front, if any."""
     noise: tuple[str, ...] = (BILLING_HEADER,)
-    """Regular expressions to remove from the start of a conversation's first message."""
+    """Regular expressions to remove from the start of a conversation."""
     repeat_guard: RepeatTerminateConfig | None = None
-    """Repeat guard that the engine must run; None uses `HARNESS_REPEAT_TERMINATE_*` from the environment."""
+    """Repeat guard that the engine must run; None reads `HARNESS_REPEAT_TERMINATE_*`."""
 
     def check(self) -> None:
-        """Validate the settings. Raises `ScenarioError`.
-
-        A server without an admin token must bind a loopback address.
-        """
+        """Validate the settings. Raises `ScenarioError`."""
         self.limits.check_numbers()
         for name in _SECONDS:
             seconds = getattr(self, name)

@@ -1,6 +1,6 @@
 """The proximal sweep: recompute logprobs for all tokens that wait for the live policy version, before it disappears.
 
-Runs before a weight update, beside turns. Oldest sessions go first, within bounds of concurrency and time. Tokens not
+Runs beside turns, oldest sessions first, within bounds of concurrency and time. Tokens not
 reached keep their behavior values and are counted. A failed request skips its branch. A score under another version is
 dropped, and ends the sweep of its session.
 """
@@ -60,10 +60,7 @@ class Sweep:
         self.report = SweepReport(request.version)
 
     async def run(self) -> SweepReport:
-        """Score waiting tokens until done or out of time.
-
-        Raises `MalformedRequest` if another version is live; nothing has been scored then.
-        """
+        """Score waiting tokens until done or out of time. Raises `MalformedRequest` if another version is live."""
         began, version = time.monotonic(), self._request.version
         await self._live.look()  # the known version may predate an external update
         if self._live.version != version:
@@ -130,7 +127,6 @@ class Sweep:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
     async def _score_all(self, waiting: Sequence[Session | SessionStub], *, ends_at: float) -> None:
-        # Sessions that took over, or ended a turn meanwhile, follow.
         seen: set[str] = set()
         while True:
             seen.update(held.session_id for held in waiting)
@@ -158,5 +154,5 @@ class Sweep:
 
     async def _in_turn(self) -> AsyncIterator[Session | SessionStub]:
         for held in sorted(self._sessions, key=lambda held: held.created_at):
-            await asyncio.sleep(0)  # other tasks run before each session
+            await asyncio.sleep(0)
             yield held

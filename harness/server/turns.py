@@ -2,13 +2,14 @@
 
 The steps, numbered as in docs/architecture.md:
 
-1. `read`: the body becomes a normalized request, within limits. 2. `serve`: the call passes the gate; then the session
-decides whether it is a new turn or a known one. 3. to 5. `_admit`: attach point, prompt delta, and admission. 6. to 8.
-`_sample`: the engine's output is parsed, made durable, then recorded.
+1. `read`: the body becomes a normalized request.
+2. `serve`: the call passes the gate; the session finds the known turn, or wants a new one.
+3. to 5. `_admit`: attach point, prompt delta, and admission.
+6. to 8. `_sample`: the engine's output is parsed, made durable, then recorded.
 
-`Session` makes decisions in single calls that change everything or nothing. This module awaits the encoder, the engine
-and the store between them. During an `await` anything may happen to the session (a drain, a retry, an end). Nothing is
-locked, so each condition is checked again after it.
+`Session` decides in single calls that change everything or nothing, with an `await` of the encoder, the engine or the
+store between them. Nothing is locked, and anything may happen to the session meanwhile, so each condition is checked
+again after an `await`.
 """
 
 import asyncio
@@ -108,15 +109,14 @@ class TurnService:
     gatekeeper: Gatekeeper
     settings: ServerSettings
     signal_check: SignalCheck | None = None
-    """Verifies the repeat guard's signals; None without a guard."""
+    """Verifies the repeat guard's signals, if any."""
     clock: Clock = time.time
     tracer: SessionTracer | None = None
-    """Receives turns and sessions; None without tracing."""
+    """Receives turns and sessions, if tracing."""
     prompts: Prompts = field(init=False)
     heavy_work: HeavyWork = field(init=False)
     live: LiveVersion = field(init=False)
     _request_ids: Iterator[str] = field(init=False)
-    """Ids for engine requests and for answers."""
     admitted: AdmittedTurns = field(init=False)
     callers: Callers = field(default_factory=Callers)
     processes: PeerProcesses = field(default_factory=PeerProcesses)
@@ -172,8 +172,8 @@ class TurnService:
         """Return the turn that answers a model call (steps 2 to 8).
 
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
-        `ClientLeft`. An interrupted turn is recorded, and a retry of the request continues it. An aborted turn is
-        refused, unless the session accepts incomplete turns (I2).
+        `ClientLeft`. A retry continues an interrupted turn. An aborted turn is refused, unless the session accepts
+        incomplete turns (I2).
         """
         session = call.session
         if session.config.script is not None:  # an earlier server may have accepted it
@@ -189,7 +189,7 @@ class TurnService:
         return served
 
     async def count(self, call: ModelCall) -> int:
-        """Count the tokens of the call's prompt, whatever the gate's state.
+        """Count the tokens of the call's prompt, even if the gate is closed.
 
         Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
         """
@@ -290,7 +290,7 @@ class TurnService:
             turn.outcome = outcome = self._end(call, generation, turn.held_s)
         if generation.limit is not None:
             raise generation.limit
-        if not outcome.is_usable:  # it was interrupted, so there is no answer
+        if not outcome.is_usable:
             call.client.require_there()
         return ServedTurn(outcome, generation.output.top_logprobs)
 
@@ -308,7 +308,7 @@ class TurnService:
             call.live_text.open(stream)
 
     def is_live(self, session: Session) -> bool:
-        """Return True if the session's streamed answers go out while they are sampled."""
+        """Return True if the session streams answers while they are sampled."""
         return (session.config.streaming or self.settings.streaming) is StreamingMode.LIVE
 
     def _unread(self, call: ModelCall, admission: Admission) -> SampledOutput:

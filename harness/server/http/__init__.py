@@ -1,4 +1,4 @@
 """HTTP of the session server: clients, permissions, bodies and responses.
 
-Knows requests, not routes or turns. Start with `connection`.
+Uses `dialects` and `sessions`. Start with `connection`.
 """

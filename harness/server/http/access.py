@@ -5,8 +5,8 @@
     operator   the admin token: everything else
 
 A credential is a bearer token (OpenAI clients) or an `x-api-key` (Anthropic clients). Without an admin token every
-client is an operator, and a session's path suffices for its calls. With one, a missing key gets 401 and a wrong one
-404, whether or not the session exists. Every client measured stops on 404.
+client may do everything. With one, a missing key gets 401, and a wrong one 404 even if the session exists. Every client
+measured stops on 404.
 """
 
 import secrets
@@ -41,13 +41,13 @@ def is_operator(headers: Mapping[str, str], admin_token: str | None) -> bool:
 
 
 def require_admin(headers: Mapping[str, str], admin_token: str | None) -> None:
-    """Raise `Unauthorized` if an admin token is set and `headers` lack it."""
+    """Raise `Unauthorized` if `headers` lack the admin token."""
     if not is_operator(headers, admin_token):
         raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
 
 
 def for_operators(handler: Handler, admin_token: str | None) -> Handler:
-    """Wrap `handler` to refuse requests without the admin token, if one is set."""
+    """Refuse requests to `handler` without the admin token."""
 
     async def check(request: Request) -> Response:
         require_admin(request.headers, admin_token)
@@ -57,7 +57,7 @@ def for_operators(handler: Handler, admin_token: str | None) -> Handler:
 
 
 def require_key(headers: Mapping[str, str]) -> str:
-    """Return the key in `headers`. Raises `Unauthorized` if there is none."""
+    """Return the key in `headers`. Raises `Unauthorized` without one."""
     key = credential(headers)
     if not key:
         raise Unauthorized(

@@ -1,8 +1,7 @@
 """The client of a request, and all clients together.
 
-A model call can take minutes. Work on behalf of a client is notified when the client disconnects, or when the server
-dismisses it because its session ended or the server stops. The reason for the dismissal ends the work and becomes the
-answer.
+Work on behalf of a client ends when the client disconnects, or when the server dismisses it because its session ended
+or the server stops. The reason for the dismissal is the answer.
 
 A stopping server refuses new requests, lets current ones end for a while, then dismisses the rest, and their engines
 get a while to hand over output.
@@ -49,9 +48,7 @@ log = get_logger(__name__)
 class ClientConnection:
     """Client of one request.
 
-    Args:
-        connection: Carries the request; None if a disconnect cannot be detected.
-        headers: Request headers, with lower-case names.
+    `connection` is None if a disconnect cannot be detected. Names of `headers` are lower case.
     """
 
     def __init__(self, connection: Connection | None, headers: Mapping[str, str]) -> None:
@@ -59,7 +56,7 @@ class ClientConnection:
         self._callbacks: list[Callable[[], None]] = []
         self.has_left = False
         self.dismissal: HarnessError | None = None
-        """Reason to stop all work on its behalf; None while it is served."""
+        """Reason to stop all work on its behalf, or None."""
         self.hand_over_s = HAND_OVER_S
         """Seconds from the dismissal for an engine to hand over its output."""
         self.held_s = 0.0
@@ -73,9 +70,9 @@ class ClientConnection:
         """True if the client declares a retry."""
 
     def notes(self) -> Json:
-        """Return notes for the turn's record: the client's program, ids, trace span, and process once known.
+        """Return the client's program, ids, span and process, for the turn's record.
 
-        Secrets among them are shortened, because other people read the record.
+        Secrets are shortened, because other people read the record.
         """
         return self._said | self._process_note()
 
@@ -90,7 +87,7 @@ class ClientConnection:
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
         """Start the lookup of the client's process, once per connection.
 
-        A client with a new connection per call is probably the process of the last call.
+        It tries the process of the last call first, because some clients reconnect for every call.
         """
         peer = self._peer
         if peer is not None and peer.process is None:
@@ -122,7 +119,7 @@ class ClientConnection:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Detect within the block that the client disconnects."""
+        """Detect a disconnect within the block."""
         connection = self._connection
         if connection is None:
             yield
@@ -178,10 +175,7 @@ class ClientConnection:
 
     @asynccontextmanager
     async def patience(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Wait on behalf of the client; a dismissal raises its reason within the block.
-
-        Raises `TimeoutError` after `seconds`.
-        """
+        """Raise the reason for a dismissal within the block, or `TimeoutError` after `seconds`."""
         loop = asyncio.get_running_loop()
 
         def give_up() -> None:
@@ -201,7 +195,7 @@ class ClientConnection:
 
 
 class CallPlaces:
-    """Limits on concurrent model calls and their bytes, per session."""
+    """Limits on concurrent model calls of each session."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -210,9 +204,9 @@ class CallPlaces:
 
     @contextmanager
     def take(self, session_id: str) -> Iterator[Callable[[int], None]]:
-        """Reserve a place for a call within the block, and yield a function that counts its body's bytes.
+        """Reserve a place for a call, and yield a function that counts its body's bytes.
 
-        Both raise `TooMany`. A call keeps its place from before its body arrives until its answer is written.
+        Both raise `TooMany`. The call keeps its place until its answer is written.
         """
         if self._calls[session_id] >= self._limits.calls:
             raise _too_many("calls", self._limits.calls)
@@ -264,7 +258,7 @@ class Callers:
 
     @asynccontextmanager
     async def attend(self, client: ClientConnection) -> AsyncIterator[None]:
-        """Register `client` for long work, which ends with `ServerStopping` when the server stops."""
+        """Register `client` for long work, which a stop ends with `ServerStopping`."""
         with self.present(client):
             async with client.patience():
                 yield
@@ -281,7 +275,7 @@ class Callers:
         log.info(SERVER_STOPPED, requests=before, cut_short=told, unanswered=len(self))
 
     def dismiss(self, *, hand_over_s: float) -> None:
-        """Dismiss all clients; their engines hand over output within `hand_over_s`."""
+        """Dismiss all clients."""
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
 

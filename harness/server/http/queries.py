@@ -1,6 +1,6 @@
 """Query parameters of session requests.
 
-Invalid values are refused by parameter name; unknown parameters are ignored.
+Parsers raise `MalformedRequest` naming the parameter, and ignore unknown ones.
 """
 
 import math
@@ -26,7 +26,7 @@ class ListRequest(NamedTuple):
 
 
 def parse_list(query: QueryParams) -> ListRequest:
-    """Parse `?limit=N&id=ID&id=ID`. Raises `MalformedRequest`."""
+    """Parse `?limit=N&id=ID&id=ID`."""
     limit, ids = query.get("limit"), query.getlist("id")
     if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
         raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
@@ -36,15 +36,12 @@ def parse_list(query: QueryParams) -> ListRequest:
 
 
 def parse_since(query: QueryParams) -> float:
-    """Parse `?since=T` (Unix time, default 0). Raises `MalformedRequest`."""
+    """Parse `?since=T` (Unix time, default 0)."""
     return _read_number("since", "Unix seconds", query.get("since", "0"))
 
 
 def parse_end_of_rollout(query: QueryParams) -> RolloutEnd | None:
-    """Parse `?outcome=WORD&reason=TEXT&reward=NUMBER`, or return None without an outcome.
-
-    Raises `MalformedRequest`.
-    """
+    """Parse `?outcome=WORD&reason=TEXT&reward=NUMBER`, or return None without an outcome."""
     outcome, reward = query.get("outcome", ""), query.get("reward")
     if len(outcome) > _OUTCOME_LENGTH:
         raise MalformedRequest(f"outcome: expected a word, got {len(outcome)} characters", param="outcome")
@@ -53,12 +50,12 @@ def parse_end_of_rollout(query: QueryParams) -> RolloutEnd | None:
 
 
 def parse_first_turn(query: QueryParams) -> int:
-    """Parse `?since=N` (turn index, default 0). Raises `MalformedRequest`."""
+    """Parse `?since=N` (turn index, default 0)."""
     return _read_turn("since", query.get("since", "0"))
 
 
 def parse_times(query: QueryParams) -> dict[str, int]:
-    """Parse `?from=ID:N&from=ID:N` into the first turn by session. Raises `MalformedRequest`."""
+    """Parse `?from=ID:N&from=ID:N` into the first turn by session."""
     asked = query.getlist("from")
     if len(asked) > MOST_ASKED_IDS:
         raise MalformedRequest(f"from: expected at most {MOST_ASKED_IDS}, got {len(asked)}", param="from")

@@ -1,8 +1,7 @@
 """Values and errors as HTTP responses.
 
-Every response is JSON, even for unexpected errors: all errors that leave a route pass through `ErrorAnswers`, which
-counts and logs them. The server sets status and headers; the route's dialect sets the form of the body. `turns` decides
-what an error means for a session.
+Every response is JSON. All errors that leave a route pass through `ErrorAnswers`, which counts and logs them. The
+server sets status and headers, and the route's dialect the form of the body.
 """
 
 import secrets
@@ -58,7 +57,7 @@ def error_response(
     """Build the response to `error` in the form of `dialect`; `request_id` finds it in the log.
 
     A refused turn has `x-should-retry: false`; a closed gate or a busy server has `retry-after`. Agents get less detail
-    than operators: see `HarnessError.message_to_agents`.
+    than operators (`HarnessError.message_to_agents`).
     """
     headers: dict[str, str] = {}
     if isinstance(error, GateClosed | ServerBusy | TooMany):
@@ -81,9 +80,9 @@ class ErrorAnswers:
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
         """Return Starlette's exception handlers.
 
-        Starlette uses the handler of the nearest class, so the order does not matter. It calls the first three only
-        until the response has begun; then a streamed answer ends itself (`end_stream`). The last is outermost, and
-        Starlette re-raises its error for the web server, which cuts a connection whose response has begun.
+        Starlette calls the first three only until the response has begun; then a streamed answer ends itself
+        (`end_stream`). The last is outermost, and its error is raised again for the web server, which cuts a connection
+        whose response has begun.
         """
         return {
             HarnessError: self.refuse,
@@ -107,7 +106,7 @@ class ErrorAnswers:
         return error_response(error, to_agent=True, request_id=request_id)
 
     def end_stream(self, request: Request, stream: AnswerStream, request_id: str, error: HarnessError) -> bytes:
-        """Return the end of a streamed answer that has begun, for `error`."""
+        """Return the end of a streamed answer that has begun."""
         self._note(request, error, request_id)
         to_agent = not is_operator(request.headers, self._admin_token)
         return stream.fail(error, error.message_to_agents if to_agent else error.message)
@@ -150,7 +149,6 @@ class ErrorAnswers:
         return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
-        # The client disconnected while sending, so the status reaches no client.
         del request, error
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
@@ -173,18 +171,15 @@ def _path_in_log(request: Request) -> str:
 class UnknownRoutes:
     """Requests for unknown routes, reported once per pattern.
 
-    An agent with another dialect or a wrong base URL requests the same few routes in every session, so session ids are
-    not part of a pattern. Clients choose paths, so the number of patterns is limited; all others count as one more.
+    An agent with a wrong base URL requests the same few routes in every session, so patterns omit the session id.
+    Clients choose paths, so patterns are limited.
     """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def note(self, method: str, path: str) -> str | None:
-        """Return the pattern of an unknown route on its first request, else None.
-
-        For example `POST /sessions/{id}/v1/responses`.
-        """
+        """Return the pattern of an unknown route on its first request."""
         first, *rest = path.strip("/").split("/")
         if first == "sessions" and rest:
             rest[0] = "{id}"

@@ -1,8 +1,8 @@
 """A streamed answer: the parts sent while its turn is served, and those sent afterwards.
 
-An agent acts on tool calls and on the end of an answer, so these are sent once the turn is durable (I2, I9). Reasoning
-and content are for a reader: a live session sends them as they are sampled, the first at once. Later parts are batched,
-because each costs as much as many tokens.
+An agent acts on tool calls and on the end of an answer, so these are sent once the turn is durable (I2, I9). A live
+session sends reasoning and content as they are sampled. Parts after the first are batched, because each costs as much
+as many tokens.
 """
 
 import asyncio
@@ -30,28 +30,25 @@ _GATHER_S = 0.02  # shortest time between two parts
 
 @dataclass(frozen=True, slots=True)
 class StreamedTurn(Generic[_T]):
-    """The turn of a streamed answer."""
-
     stream: AnswerStream
     """Encodes the parts sent before the turn is served."""
     live_text: LiveText
-    """Text that may be sent then; silent unless the session is live."""
+    """Text to send before that; silent unless the session is live."""
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
     content: Callable[[_T], Coroutine[Any, Any, bytes]]
-    """Returns the rest, once the turn is served; raises `HarnessError`."""
+    """Returns the rest of the answer; raises `HarnessError`."""
     failure: Callable[[HarnessError], bytes]
     """Returns the events for an error after the answer has begun."""
     delivery: Callable[[_T], Delivery]
-    """Returns the callback for a complete hand-over to a connected client."""
+    """Returns the callback for a complete hand-over."""
 
 
 class StreamedAnswer(Response, Generic[_T]):
     """Response that serves a turn while its client listens, as server-sent events.
 
-    An error before the first event has its own status code. Keep-alive events prevent client timeouts while the turn
-    waits or the engine samples. A later error is an event in the dialect's form and ends the stream, and the client
-    must not use the earlier parts.
+    An error before the first event has its own status code. A later one is an event in the dialect's form and ends the
+    stream; the earlier parts are then no answer. Keep-alive events prevent client timeouts.
     """
 
     media_type = MEDIA_TYPE
@@ -131,7 +128,6 @@ class _Bell:
         self._rings_at = inf  # kept here, because uvloop's handle of a past time does not report it
 
     async def heard(self) -> None:
-        """Return when it has rung since the last call."""
         await self._has_rung.wait()
         self._has_rung.clear()
 
@@ -141,7 +137,7 @@ class _Bell:
         self._has_rung.set()
 
     def ring_by(self, when: float) -> None:
-        """Ring at or before that loop time; now if it has passed."""
+        """Ring at that loop time at the latest."""
         if when <= self._loop.time():
             self._has_rung.set()
         elif when < self._rings_at:
@@ -149,7 +145,6 @@ class _Bell:
             self._rings_at, self._alarm = when, self._loop.call_at(when, self.ring)
 
     def stop(self) -> None:
-        """Cancel the timer."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._rings_at, self._alarm = inf, None

@@ -1,6 +1,6 @@
 """Request bodies: size limits for all, and fields for session and gate requests.
 
-Dialects parse the bodies of model calls.
+Parsers raise `MalformedRequest`. Dialects parse the bodies of model calls.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
 
 NAMED_TTL_S = 60.0
-"""Default duration of a hold with a named holder, who may renew it."""
+"""Default duration of a named hold, which the holder may renew."""
 ANONYMOUS_TTL_S = 3600.0
 """Default duration of an anonymous hold, which is not renewed."""
 
@@ -125,7 +125,7 @@ _renewals = msgspec.json.Decoder(RenewRequest)
 
 
 async def read_body(request: Request, limits: RequestLimits, count: Callable[[int], None] | None = None) -> bytes:
-    """Read the request body, and unpack it per `content-encoding`, within the same limits.
+    """Read and unpack the request body within limits.
 
     `count` gets the bytes as they arrive and are unpacked, and may refuse them. A body with too long a declared length
     is not read. Raises `BodyTooLarge`, `TooSlow`, `EncodingRefused`, `MalformedRequest`.
@@ -172,9 +172,9 @@ def parse_session_config(
 ) -> SessionConfig:
     """Parse the configuration; an empty body means the defaults.
 
-    `custom_matchings` and `custom_selections` are allowed `package.module:function` paths, since a path in a request
-    names code. `read_script` converts a script to ids; None allows none. Raises `MalformedRequest` naming the field,
-    `OverLimit` naming the limit, and as `read_script`.
+    `custom_matchings` and `custom_selections` are the allowed `package.module:function` paths, since a path names code.
+    `read_script` converts a script to ids; None allows none. Raises `MalformedRequest` naming the field, `OverLimit`
+    naming the limit, and as `read_script`.
     """
     wire = decode_json(_sessions, body or b"{}")
     limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
@@ -225,12 +225,12 @@ def parse_session_config(
 
 
 def parse_hold(body: bytes) -> HoldRequest:
-    """Parse a hold; an empty body means the anonymous hold. Raises `MalformedRequest`."""
+    """Parse a hold; an empty body means the anonymous hold."""
     return decode_json(_holds, body or b"{}")
 
 
 def parse_renewal(body: bytes) -> RenewRequest:
-    """Parse a renewal. Raises `MalformedRequest`."""
+    """Parse a renewal."""
     return decode_json(_renewals, body or b"{}")
 
 
@@ -240,22 +240,22 @@ def ttl_of(wanted: RenewRequest) -> float:
 
 
 def parse_end(body: bytes) -> EndRequest:
-    """Parse an end request; an empty body means the defaults. Raises `MalformedRequest`."""
+    """Parse an end request, which may be empty."""
     return decode_json(_endings, body or b"{}")
 
 
 def parse_collect(body: bytes) -> CollectRequest:
-    """Parse a collect request; an empty body means the defaults. Raises `MalformedRequest`."""
+    """Parse a collect request, which may be empty."""
     return decode_json(_collections, body or b"{}")
 
 
 def parse_release(body: bytes) -> ReleaseRequest:
-    """Parse a release; an empty body means the anonymous hold. Raises `MalformedRequest`."""
+    """Parse a release; an empty body means the anonymous hold."""
     return decode_json(_releases, body or b"{}")
 
 
 def parse_expected(body: bytes) -> ExpectedWeights:
-    """Parse the version that all workers should serve. Raises `MalformedRequest`."""
+    """Parse the version that all workers should serve."""
     try:
         return msgspec.json.decode(body, type=ExpectedWeights)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 _Queue = asyncio.Queue[Pack | None]
 
 _RESUMED_STALENESS = 2  # one version for the step that is collected ahead, one for the step that hands the group over
-_LONG = 20_000  # tokens: beyond, encoding takes milliseconds that the event loop does not have
+_LONG = 20_000  # tokens: beyond, encoding would block the event loop for milliseconds
 
 
 class StepPipeline:
@@ -89,7 +89,7 @@ class StepPipeline:
         self._normalizer = normalizer
         self._journal = journal
         self._last_step = last_step
-        # One thread for all of it: an allocator keeps what each thread has held, and activations are large.
+        # A single thread: an allocator keeps the memory of every thread, and activations are large.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._ahead: StepCollection | None = None
         self._encoding = asyncio.Lock()  # encoders need not be safe for several threads at once
@@ -104,7 +104,7 @@ class StepPipeline:
         try:
             await self._collector.__aexit__(kind, error, trace)
         finally:
-            self._thread.shutdown(wait=False)  # it has nothing to do any more
+            self._thread.shutdown(wait=False)  # idle by now
 
     async def run(self, step: int, version: int) -> TrainedStep:
         """Collect, pack and learn `step` while policy `version` is live.
@@ -159,7 +159,7 @@ class StepPipeline:
 
     async def _go_ahead(self, collection: StepCollection) -> None:
         await collection.finished()
-        # Only then may rollouts be older than the weights.
+        # With a staleness of 0, no rollout may be older than the weights.
         if self._maker.max_staleness and collection.step != self._last_step:
             self._ahead = await self._begin(collection.step + 1)
 
@@ -200,7 +200,7 @@ class StepPipeline:
             began_at = time.monotonic()
             digest = await self._in_thread(partial(accumulate, pack))
             flow.note_learned(pack, digest, asked_at, began_at)
-            del pack  # not alive while the next one is awaited
+            del pack  # free it before waiting for the next one
 
     async def _try_out(self, rollout: Rollout) -> None:
         await self._encode(rollout, partial(self._maker.try_out, rollout))

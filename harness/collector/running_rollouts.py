@@ -31,7 +31,7 @@ CANCEL_S = 30.0
 RolloutCheck = Callable[[Rollout], Awaitable[None]]
 """Raises `SegmentError` to replace a rollout. Other exceptions fail the step."""
 
-_LARGEST_REWARD = 3e38  # what a column of float32 holds
+_LARGEST_REWARD = 3e38  # about the largest float32
 
 _log = get_logger(__name__)
 
@@ -110,7 +110,7 @@ class RunningRollouts:
     async def _find_problem(self, scored: ScoredRollout) -> str:
         if FATES[scored.rollout.outcome.kind] is not RolloutFate.KEPT:
             return ""
-        if scored.reward is None or not abs(scored.reward) <= _LARGEST_REWARD:  # NaN is not
+        if scored.reward is None or not abs(scored.reward) <= _LARGEST_REWARD:  # rejects NaN too
             return scored.error or f"its reward is {scored.reward}"
         try:
             await self._check(scored.rollout)

@@ -39,9 +39,9 @@ class SessionSource:
         self._reward = reward
         self._training_seed = training_seed
         self._budget = budget or AbortBudget()
-        self._tasks: dict[RolloutIndex, AgentTask] = {}  # until their rollouts have ended
+        self._tasks: dict[RolloutIndex, AgentTask] = {}  # of unfinished rollouts
         self._scoring: dict[RolloutIndex, asyncio.Task[ScoredRollout]] = {}
-        self._told: dict[RolloutIndex, Keep] = {}  # to end
+        self._told: dict[RolloutIndex, Keep] = {}  # rollouts that the collector ends
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
         """See `RolloutSource`."""

@@ -55,7 +55,7 @@ class StepCollection:
             order=rules.order,
         )
         self._running = RunningRollouts(source, check, deadline_s=rules.deadline_s, off_scale=rules.off_scale)
-        self._attempts: dict[RolloutIndex, RolloutAttempt] = {}  # of what runs
+        self._attempts: dict[RolloutIndex, RolloutAttempt] = {}  # of running rollouts
         self._groups: asyncio.Queue[CollectedGroup | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"collect step {step}")
         self._task.add_done_callback(read_end)  # the caller may never await the end

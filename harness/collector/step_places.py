@@ -49,8 +49,8 @@ class EndedRollout:
 class _Place:
     next_attempt: int = 0
     filled: ScoredRollout | None = None
-    is_counted: bool = False  # what fills it
-    cut_short: ScoredRollout | None = None  # its session is on the server, to be gone on from
+    is_counted: bool = False  # True if `filled` is a counted rollout
+    cut_short: ScoredRollout | None = None  # its session is kept, to be continued
     is_begun: bool = False
 
 
@@ -58,7 +58,7 @@ class _Place:
 class _Group:
     index: GroupIndex
     places: list[_Place]
-    verdict: str | None = None  # None until it is judged, "" when it is kept, else the reason why it was dropped
+    verdict: str | None = None  # None: not judged; "": kept; else the reason for the drop
 
 
 class StepPlaces:

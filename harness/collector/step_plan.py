@@ -35,7 +35,7 @@ class RolloutAttempt:
 class _Group:
     waiting: list[RolloutAttempt]  # attempts not begun
     open_places: int  # neither kept nor counted
-    verdict: str | None = None  # None until it is judged, "" when it is kept, else the reason why it was dropped
+    verdict: str | None = None  # None: not judged; "": kept; else the reason for the drop
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class StepPlan:
     _groups: list[_Group] = field(default_factory=list, init=False)
     _kept: list[int] = field(default_factory=list, init=False)  # in the order of their verdicts
     _handed_over: int = field(default=0, init=False)
-    _causes: list[str] = field(default_factory=list, init=False)  # of the rollouts that were replaced
+    _causes: list[str] = field(default_factory=list, init=False)  # of replaced rollouts
 
     def __post_init__(self) -> None:
         if self.wanted < 0 or min(self.group_size, self.attempts) < 1 or min(self.over_sampling, self.most_dropped) < 0:

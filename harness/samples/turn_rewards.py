@@ -40,7 +40,9 @@ def reward_turns(
         turn = _turn_of(key, session)
         if reward is None:
             continue
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:  # nor NaN
+        if (
+            isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST
+        ):  # rejects NaN too
             raise ScenarioError(f"turn_rewards[{key!r}]: expected a finite float32, got {reward!r:.60}")
         if turn not in trained:
             raise ScenarioError(

@@ -70,7 +70,7 @@ def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_
     step = record.step
     carried = {each.session_id for each in record.rollouts if each.use is RolloutUse.CARRIED}
     since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()
-    has_old_ones = _abandon_rollouts(connection, record)  # after any number of steps, so count all sessions then
+    has_old_ones = _abandon_rollouts(connection, record)  # these may have waited for any number of steps
     found = []
     for stored in list(count_sessions(connection, 0.0 if has_old_ones or since is None else since[0])):
         if stored.closed_at is None or stored.is_taken_over:  # an open session may still get a turn

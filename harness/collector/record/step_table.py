@@ -35,8 +35,8 @@ from harness.machine.locks import try_lock
 from harness.sessions.ledger import Ledger, total
 
 _BUSY_TIMEOUT_S = 10.0
-_SESSIONS_AT_ONCE = 16  # sessions that are forgotten together: a turn that waits for the disk waits for no more
-_PAGES_AT_ONCE = 256  # pages that the file shrinks by at once, for the same reason
+_SESSIONS_AT_ONCE = 16  # sessions deleted per transaction: a turn waits for at most one
+_PAGES_AT_ONCE = 256  # pages freed at once, for the same reason
 
 _UNDO = """
 UPDATE step_rollouts SET step = NULL WHERE step IN (SELECT step FROM steps WHERE state != 'committed');
@@ -79,12 +79,12 @@ class StepTable:
             if not try_lock(claim):
                 raise StoreError(f"{self._path}: another trainer is at work with it; wait for it or stop it")
             if not self._path.exists():
-                self._path.touch(mode=0o600)  # it will be the session store too, and has the keys of sessions then
+                self._path.touch(mode=0o600)  # the session store shares this file, with session keys
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._connection = stack.enter_context(closing(connection))
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a new database only
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect only in a new database
             connection.execute("PRAGMA journal_mode = WAL")
             if has_steps(connection):
                 with self._writing():
@@ -94,7 +94,7 @@ class StepTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with self._lock:  # a thread may be at work whose caller was cancelled
+        with self._lock:  # a thread may still work for a cancelled caller
             self._resources.close()
 
     @property
@@ -226,6 +226,6 @@ class StepTable:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # a full disk has rolled back by itself
+                if connection.in_transaction:  # SQLite rolls back by itself on a full disk
                     connection.execute("ROLLBACK")
                 raise

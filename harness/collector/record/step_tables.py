@@ -96,7 +96,7 @@ def read_step(database: Path | str, step: int) -> KeptStep:
     """
     path = Path(database)
     with disk_failures(path), only_reading(path) as connection:
-        connection.execute("BEGIN")  # both from one moment
+        connection.execute("BEGIN")  # one snapshot for both reads
         row = connection.execute(_RECORD, (step,)).fetchone() if has_steps(connection) else None
         if row is None:
             raise StoreError(f"{path}: there is no step {step}: it has not been collected, or has been forgotten")

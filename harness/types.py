@@ -189,7 +189,6 @@ class GenerationRequest:
         """Pass `delta` to the callbacks."""
         if self.on_delta is not None:
             self.on_delta(delta)
-        # A reader of a live stream needs ids only; versions and logprobs may follow.
         if self.on_ids is not None:
             self.on_ids(delta.output_ids.tolist())
 

@@ -101,6 +101,7 @@ class GateReport(msgspec.Struct, frozen=True):
     epoch: int
     """Number of state changes."""
     held: int
+    """Requests that wait at the gate."""
     sessions: int
     turns_in_flight: int
     holds: tuple[HoldReport, ...] = ()

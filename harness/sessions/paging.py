@@ -120,7 +120,7 @@ class SessionStub:
 def page_out(
     session: Session, kept: SessionOutline | None, key_digest: bytes, is_comparable: IsComparable
 ) -> SessionStub | None:
-    """Return the stub of a session, or None if it must stay."""
+    """Return the stub of a session with the stored outline `kept`; None if it must stay."""
     # A refused turn, unsaved scores or an unnoted delivery keeps the session in memory.
     if session.turns_in_flight or session.phase is Phase.CLOSED or outline(session) != kept:
         return None

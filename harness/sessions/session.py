@@ -75,7 +75,7 @@ class Session:
 
     @property
     def is_drained(self) -> bool:
-        """True if interrupted turns are ABORTED."""
+        """True if the rollout was aborted: an interrupted turn is ABORTED and trained as far as it came."""
         return self.phase is Phase.CLOSING
 
     @property
@@ -113,7 +113,7 @@ class Session:
         return self._treatment(digest, says_retry)
 
     def known_answer(self, digest: str, *, says_retry: bool) -> KnownAnswer | None:
-        """Return the answer that a repeated request gets now."""
+        """Return the answer that a repeated request gets now; None for a new call."""
         treatment, index = self._treatment(digest, says_retry)
         if treatment not in (Treatment.REPLAY, Treatment.JOIN):
             return None
@@ -176,7 +176,7 @@ class Session:
     def divergence(
         self, point: AttachPoint, messages: Sequence[Message], tools: Sequence[Json] = ()
     ) -> Divergence | None:
-        """Return where a request leaves the earlier one closest to it."""
+        """Return where a request leaves the earlier one that it follows longest; None if it leaves none."""
         # A request with changed tools cannot continue any earlier one.
         if point.parent is None and self._tools is not None and (found := find_other_tools(self._tools, tools)):
             return found
@@ -218,7 +218,7 @@ class Session:
         return admission
 
     def take_up(self, index: int, now: float, response_id: str) -> Admission:
-        """Continue a broken-off turn. Raise `SessionClosing`."""
+        """Continue a broken-off turn with its parameters and seed. Raise `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
         path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.script_step)
@@ -274,7 +274,7 @@ class Session:
         return self._waiting.versions
 
     def scoring_start(self, leaf: int | None, version: int, is_comparable: IsComparable) -> int | None:
-        """Return the first position to score when `leaf` continues."""
+        """Return the first position to score when `leaf` continues; None if no token waits."""
         return scoring_start(self._waiting_in_branch(leaf, version, is_comparable), version)
 
     def take_scores(self, leaf: int | None, scoring: PromptLogprobs, is_comparable: IsComparable) -> list[Turn]:

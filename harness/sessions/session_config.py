@@ -40,12 +40,11 @@ class Strays(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """Decisions made at creation."""
+    """Owner's decisions at creation."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     sampling: SamplingWishes = field(default_factory=SamplingWishes)
-    """Overrides the agent."""
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: str = Selection.ALL
     """`Selection`, or a function's path."""

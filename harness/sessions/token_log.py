@@ -15,7 +15,7 @@ _FIRST_CAPACITY = 256
 
 
 class TokenLog:
-    """Append-only int32 array."""
+    """Append-only int32 array with amortized constant cost per token."""
 
     def __init__(self) -> None:
         self._ids = np.empty(_FIRST_CAPACITY, dtype=np.int32)

@@ -37,7 +37,7 @@ NOTHING_WAITING = Waiting(0, 0)
 def next_scoring(
     session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
 ) -> ScoringTask | None:
-    """Return the next scoring of at most `longest` ids, without the leaves `given_up`."""
+    """Return the next scoring of at most `longest` ids; skip branches whose leaf is in `given_up`."""
     for branch in _branches(session):
         if branch[-1].index in given_up:
             continue

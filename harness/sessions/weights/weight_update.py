@@ -13,9 +13,7 @@ class SweepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Version
     """Live policy version, about to be replaced."""
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
-    """Time limit."""
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
-    """Sessions at a time."""
 
 
 class SweepReport(msgspec.Struct):

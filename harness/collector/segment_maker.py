@@ -51,7 +51,7 @@ class SegmentMaker:
     encoder: SegmentEncoder = field(default_factory=WholeSampleEncoder)
     too_long: TooLong = TooLong.ERROR
     max_staleness: int = 0
-    """Largest lag in versions."""
+    """Largest lag of a trained token, in versions."""
     staleness: Stale = Stale.MASK
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from harness.errors import StepError
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Exact number of rollouts per step, over all ranks.
+    """Exact number of rollouts per step, over all ranks, in whole groups.
 
     Raises `StepError` for values below 1 or a partial group.
     """

@@ -29,7 +29,7 @@ class StepRules:
     concurrency: int = 32
     """Rollouts at once, scoring included."""
     over_sampling: int = 0
-    """Extra groups to begin."""
+    """Extra groups to begin; the first whole ones make the step."""
     partial: Partial = Partial.DROP
     group_filter: GroupFilter | None = None
     most_dropped: int = 32
@@ -39,7 +39,7 @@ class StepRules:
     on_failure: OnFailure = OnFailure.REPLACE
     order: Order = Order.INDEX
     deadline_s: float = 1800.0
-    """Per rollout, scoring included."""
+    """Per rollout, scoring included; then it is replaced."""
     off_scale: OffScale = OffScale.REFUSE
 
     def __post_init__(self) -> None:

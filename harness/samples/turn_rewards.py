@@ -40,9 +40,7 @@ def reward_turns(
         turn = _turn_of(key, session)
         if reward is None:
             continue
-        if (
-            isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST
-        ):  # rejects NaN too
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:  # or NaN
             raise ScenarioError(f"turn_rewards[{key!r}]: expected a finite float32, got {reward!r:.60}")
         if turn not in trained:
             raise ScenarioError(

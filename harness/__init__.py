@@ -1,7 +1,7 @@
 """The multi-turn agent session harness: agents as processes in, token-exact training samples out.
 
 The names in `__all__` are the whole public interface: import them from here. The modules below may move. A name is
-loaded when it is first used, so that `import harness` costs milliseconds and brings neither torch nor an HTTP stack.
+loaded on first use, so `import harness` takes milliseconds and imports neither torch nor an HTTP stack.
 """
 
 from collections.abc import Mapping
@@ -239,14 +239,14 @@ _HOMES: Mapping[str, str] = {
     # Errors
     "HarnessError": "harness.errors",
 }
-"""Each public name, and the module that defines it."""
+"""Public names, and the modules that define them."""
 
 __all__ = ["errors"]
 __all__ += list(_HOMES)
 
 
 def _load(name: str) -> object:
-    """The public name `name`, loaded now. Raises `AttributeError` that names the public names it may be a slip of."""
+    """Load a public name. Raises `AttributeError`, suggesting similar names."""
     if name == "errors":
         return import_module("harness.errors")
     if name not in _HOMES:
@@ -265,5 +265,5 @@ if not TYPE_CHECKING:  # else a type checker would take every name for one that 
 
 
 def __dir__() -> list[str]:
-    """The names that are loaded, and every public name that is not yet."""
+    """List the loaded names and every public name."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""`harness agent`: the agents that ship with the harness, their environments, and whether they work here."""
+"""`harness agent`: bundled agents, their environments, and whether they work here."""
 
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ def list_agents(*, as_json: options.Json = False) -> None:
 
 @app.command("install")
 def install(name: _Name, *, as_json: options.Json = False) -> None:
-    """Install an agent into the cache, pinned by its lock file; nothing happens when it is there.
+    """Install an agent into the cache, pinned by its lock file; does nothing if it is installed.
 
     Example: `harness agent install openai_agents`
     """
@@ -64,7 +64,7 @@ def install(name: _Name, *, as_json: options.Json = False) -> None:
 
 @app.command("doctor")
 def doctor(name: _Name, *, as_json: options.Json = False) -> None:
-    """Say whether an agent can play here: installed, of the pinned version, in a dialect that is served.
+    """Check whether an agent can run here: installed, at the pinned version, in a served dialect.
 
     Exit codes: 0 it can, 6 it cannot.
 

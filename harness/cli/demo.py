@@ -1,8 +1,8 @@
-"""`harness demo`: what this is, in ten seconds, with nothing but the base install.
+"""`harness demo`: the harness in ten seconds, with nothing but the base install.
 
-The scripted engine plays the guessing game of the quickstart. The last session is aborted in the middle of a turn and
-taken up again by an agent that begins anew: its recorded turns are answered from the record, and the aborted one goes
-on from the tokens that it had. What is left is a store that `harness show` looks at.
+The scripted engine plays the guessing game of the quickstart. The last session is aborted in the middle of a turn, and
+a fresh agent resumes it: recorded turns are answered from the record, and the aborted one continues from its tokens.
+The store is left for `harness show`.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _Out = Annotated[Path, typer.Option("--out", envvar="HARNESS_OUT", help="A folder for what it leaves behind.")]
 
 _TOKEN_DELAY_S = 0.02
-"""Of the engine: a turn takes a third of a second, so there is one to abort."""
+"""Delay of the engine: a turn takes a third of a second, long enough to abort."""
 _CUT_AFTER_ANSWERS = 2
 _DEADLINE_S = 60.0
 
 
 def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
-    """Play a game on a scripted engine, abort a session and take it up again: no model, no download, ten seconds.
+    """Play a game on a scripted engine, abort a session and resume it: no model, no download, ten seconds.
 
     Example: `harness demo`
     """
@@ -59,7 +59,7 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
 
 
 async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
-    """Play every prompt of `folder` once, and cut the last one short; the session that goes on with it."""
+    """Play every prompt of `folder` once, cut the last one short, and return the id of the session that resumes it."""
     import msgspec
 
     from harness.control.abort_report import Keep
@@ -99,7 +99,7 @@ async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
         output.say("one that is aborted in the middle of a turn:")
         pending = asyncio.create_task(manager.run(last))
         async with asyncio.timeout(_DEADLINE_S):
-            # The engine has to be asked: it calls nobody.
+            # The engine has no callback for this.
             while answers[len(first)] < _CUT_AFTER_ANSWERS or not any(live.sampled for live in engine.live):  # noqa: ASYNC110
                 await asyncio.sleep(_TOKEN_DELAY_S / 4)
         report = await manager.abort([pending], keep=Keep.SESSIONS)
@@ -128,7 +128,7 @@ async def _guess(
     answers: Counter[int],
     **_: Any,
 ) -> "Json":
-    """An agent that plays: it asks the model, the game answers, until one of them has enough."""
+    """Play: ask the model, let the game answer, until one of them ends it."""
     import httpx
 
     from harness.viewer.terminal import message_text
@@ -151,7 +151,7 @@ async def _guess(
 
 
 def _tell(rollout: "Rollout") -> None:
-    """A line about a rollout, and its ledger."""
+    """Print a line about a rollout and its ledger."""
     from msgspec import convert
 
     from harness.sessions.ledger import Ledger

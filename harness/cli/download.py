@@ -1,4 +1,4 @@
-"""A progress bar for fetching weights, on a terminal; a line per phase elsewhere."""
+"""Progress of fetching weights: a bar on a terminal, a line per phase elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class _Bar:
 
 
 class _PhaseLines:
-    """A line when a phase begins; verifying what is in the cache already is not worth one."""
+    """A line per phase, except for verifying cached files."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -48,7 +48,7 @@ class _PhaseLines:
 
 @contextmanager
 def open_download_progress(name: str) -> Iterator[FetchProgress]:
-    """A progress for `get_model`, drawn on standard error."""
+    """Yield a progress for `get_model`, drawn on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         yield _PhaseLines(console, name)

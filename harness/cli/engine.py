@@ -1,4 +1,4 @@
-"""`harness engine`: inference servers on this machine, started and ended by name."""
+"""`harness engine`: inference servers on this machine, started and stopped by name."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -45,10 +45,10 @@ def up(
     deadline: Annotated[float, typer.Option(min=1, help="Seconds it may take until it generates.")] = 600.0,
     as_json: options.Json = False,
 ) -> None:
-    """Start a server, install the engine first where it is missing, and print the address once it generates.
+    """Start a server, installing its engine first if missing, and print the address once it generates.
 
-    `local` is the HuggingFace engine of the harness, in this environment; clients call it sglang=URL.
-    Examples: `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
+    `local` is the HuggingFace engine of the harness, in this environment; clients use it as sglang=URL. Examples:
+    `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
     """
     import asyncio
 
@@ -81,7 +81,7 @@ def down(
     every: Annotated[bool, typer.Option("--all", help="Every lane.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """End servers that `up` started; it is no error when there is nothing to end.
+    """Stop servers that `up` started; having none to stop is no error.
 
     Examples: `harness engine down sglang-8200`, `harness engine down vllm`, `harness engine down --all`
     """
@@ -98,7 +98,7 @@ def down(
 
 @app.command("list")
 def list_lanes(as_json: options.Json = False) -> None:
-    """Show the servers that run."""
+    """List the running servers."""
     from harness.lanes import find_lanes
 
     lanes = find_lanes()
@@ -124,9 +124,9 @@ def doctor(
     ] = None,
     as_json: options.Json = False,
 ) -> int:
-    """List what the engine server at URL can do, with the evidence for it; it goes on serving others meanwhile.
+    """List what the engine server at URL can do, with evidence; it keeps serving other clients.
 
-    Exit code 6 when it lacks something that sessions need. Example: `harness engine doctor http://127.0.0.1:30000`
+    Exit code 6 if it lacks something that sessions need. Example: `harness engine doctor http://127.0.0.1:30000`
     """
     import uvloop
 
@@ -151,7 +151,7 @@ def doctor(
 
 
 def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:
-    """The lanes that `target` means; those that belong to a running program only when named one by one."""
+    # Lanes that belong to a running program are stopped only when named one by one.
     kept = [lane for lane in lanes if lane.holder is None]
     if every:
         return kept

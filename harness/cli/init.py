@@ -1,6 +1,6 @@
-"""`harness init`: a folder with a scenario of one's own that runs as it is, to be changed from there.
+"""`harness init`: a folder with a scenario that runs as it is, to be changed.
 
-It is a copy of the bundled scenario `starter`: what a reader gets is what the tests run.
+It is a copy of the bundled scenario `starter`, which the tests run.
 """
 
 import re
@@ -23,7 +23,7 @@ _STARTER = "starter"
 def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> None:
     """Write a scenario with an agent and a check, which runs at once: no model, no download.
 
-    Exit codes: 0 written, 4 there is something in the folder already, 6 it cannot be written.
+    Exit codes: 0 written, 4 the folder is not empty, 6 it cannot be written.
 
     Example: `harness init my-task`, then `harness run my-task`
     """
@@ -40,7 +40,7 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
         files = sorted(path for path in source.iterdir() if path.is_file() and path.name != SCENARIO_FILE)
         for file in files:
             shutil.copyfile(file, directory / file.name)
-        # Last, because it makes the folder a scenario; under its own name, by which a suite tells scenarios apart.
+        # Last, because it makes the folder a scenario. It takes the folder's name, by which a suite finds it.
         text = (source / SCENARIO_FILE).read_text(encoding="utf-8")
         name = directory.resolve().name
         if re.fullmatch("[a-z0-9][a-z0-9_-]*", name):

@@ -1,7 +1,6 @@
-"""`-v`, `-q` and `--log-level`, which every command has: how much of the log stands on standard error.
+"""`-v`, `-q` and `--log-level` of every command: how much of the log goes to standard error.
 
-The level is chosen here, before a command runs, and nowhere else. Results and what a command says of its work are no
-part of the log.
+The level is chosen here, before a command runs. Results and progress messages are not part of the log.
 """
 
 import functools
@@ -13,7 +12,7 @@ import typer
 
 _PANEL = "Log, on standard error"
 _SERVERS = frozenset({"serve", "router"})
-"""Commands whose log begins at `info`: it is of what others do."""
+"""Commands that log from `info` on, since they report on other programs' work."""
 _QUIETER = {"info": "error", "error": "critical"}
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
@@ -36,11 +35,11 @@ _LogLevel = Annotated[
 
 
 LOG_OPTIONS = frozenset({"verbose", "quiet", "log_level"})
-"""The names of their parameters."""
+"""Names of the parameters."""
 
 
 def choose_level(usual: Level, *, verbose: int, quiet: bool, log_level: Level | None) -> str:
-    """The level of a command whose log begins at `usual`. Raises `typer.BadParameter`."""
+    """Return the level of a command whose default is `usual`. Raises `typer.BadParameter`."""
     if verbose and quiet:
         raise typer.BadParameter("expected -v or -q, got both")
     if verbose:
@@ -51,7 +50,7 @@ def choose_level(usual: Level, *, verbose: int, quiet: bool, log_level: Level | 
 
 
 def add_log_options(app: typer.Typer) -> None:
-    """Have every command of `app`, those of its groups included, take the options of the log."""
+    """Add the log options to every command of `app` and its groups."""
     for command in app.registered_commands:
         assert command.callback is not None
         command.callback = _takes_log_options(command.callback, "info" if command.name in _SERVERS else "error")
@@ -61,7 +60,7 @@ def add_log_options(app: typer.Typer) -> None:
 
 
 def _takes_log_options(command: Callable[..., Any], usual: Level) -> Callable[..., Any]:
-    """`command` with three options more, which typer reads off its signature."""
+    """Add three options to `command`, through its signature, which typer reads."""
 
     @functools.wraps(command)
     def run_command(*, verbose: int, quiet: bool, log_level: Level | None, **options: Any) -> Any:

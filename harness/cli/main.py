@@ -1,8 +1,8 @@
-"""The `harness` command: its subcommands, and how any of them ends.
+"""The `harness` command: its subcommands, and how they exit.
 
-Only typer is imported before a command is known, so that `--help` answers at once; every subcommand imports what it
-needs when it runs. Results go to standard output, everything else to standard error. An error is one line with a next
-step; `HARNESS_DEBUG=1` shows where it was raised.
+Only typer is imported before the command is known, so `--help` answers at once; each subcommand imports what it needs.
+Results go to standard output, everything else to standard error. An error is one line with a next step;
+`HARNESS_DEBUG=1` shows where it was raised.
 """
 
 import os
@@ -58,7 +58,7 @@ app.command("completion")(completion.completion)
 add_log_options(app)
 
 _INTERRUPTED = 130
-"""Typer's exit code after Ctrl+C in a command that does not look after itself."""
+"""Typer's exit code after Ctrl+C in a command without its own handling."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""
@@ -89,14 +89,14 @@ def main() -> None:
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # of the usage error
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "harness"
-        # A command alone prints its help, and says nothing here.
+        # A command without arguments prints its help, and its message is empty.
         _fail(f"{said}; see `{command} --help`" if said else "", "usage", ExitCode.USAGE)
     except HarnessError as error:
         _fail(error.message, error.code, exit_code_of(error))
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", "interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Nobody reads our output any more; keep the interpreter from complaining about it while it exits.
+        # The reader of our output is gone; keep the interpreter from complaining about it while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.PASSED)
     except Exception as error:  # noqa: BLE001  # the last resort of the process
@@ -110,7 +110,7 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
         traceback.print_exc()
     elif exit_code is ExitCode.INTERNAL:
         message = f"{message}; HARNESS_DEBUG=1 shows where"
-    if message and "--shard" not in sys.argv:  # of a shard its front says it, in the same words
+    if message and "--shard" not in sys.argv:  # the front prints a shard's error, in the same words
         output.print_error(message)
     if "--json" in sys.argv:
         output.print_json({"error": {"message": message, "code": code}, "exit_code": int(exit_code)})
@@ -118,7 +118,8 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
 
 
 def _leave(code: int) -> None:
-    """Exit, at once where a thread is still in native code: the process aborts when the interpreter goes under it."""
+    """Exit."""
+    # The process aborts if a thread is in native code when the interpreter shuts down.
     if any(thread.daemon for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

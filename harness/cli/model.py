@@ -1,4 +1,4 @@
-"""`harness model`: weights, fetched by name; and the same for `--model` of other commands."""
+"""`harness model`: weights, fetched by name; also for `--model` of other commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ app = typer.Typer(help="Fetch model weights.", no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """Keeps `get` a subcommand although it is the only one."""
+    """Keep `get` a subcommand although it is the only one."""
 
 
 @app.command("get")
@@ -20,7 +20,7 @@ def get(
     name: Annotated[str, typer.Argument(help="A name of the catalogue.", show_default=False)],
     as_json: options.Json = False,
 ) -> None:
-    """Fetch a model into the cache, or find it there, and print its folder."""
+    """Fetch a model into the cache, unless it is there, and print its folder."""
     from harness.cli.download import open_download_progress
     from harness.models import get_model
 
@@ -33,7 +33,7 @@ def get(
 
 
 def fetch(model: str) -> Path:
-    """The folder of `model`, a name of the catalogue, a folder or a hub id, with a progress bar while it is fetched."""
+    """Return the folder of a catalogue name, folder or hub id, with a progress bar while it is fetched."""
     from harness.cli.download import open_download_progress
     from harness.models import resolve_model
 

@@ -1,4 +1,4 @@
-"""Options that several commands share; every flag has an environment variable of the same meaning."""
+"""Options that several commands share; every flag has an environment variable."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def yields_to(*flags: str) -> Callable[..., Any]:
-    """A callback that drops an option which came from a variable where one of `flags` is on the command line.
+    """Return a callback that drops an option set by a variable if one of `flags` is on the command line.
 
     Options of the command line are read first, so their sources are known.
     """
@@ -57,7 +57,7 @@ Template = Annotated[
 
 
 def find_tokenizer(named: str | Path) -> Path:
-    """The folder that `--tokenizer` names: a folder, or that of a model of the catalogue. Raises `ModelError`."""
+    """Resolve `--tokenizer`: a folder, or a model of the catalogue. Raises `ModelError`."""
     from harness.models.catalogue import CATALOGUE
 
     if str(named) in CATALOGUE:
@@ -263,7 +263,7 @@ Otlp = Annotated[
 
 
 def require_collector(otlp: str | None) -> str | None:
-    """The address of `--otlp`, before a server is started that sends to it; None of none. Raises `ScenarioError`."""
+    """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
     from harness.telemetry.tracing.collector import read_headers, traces_url
 
     if otlp:
@@ -277,7 +277,7 @@ _SECRETS = frozenset({"admin_token", "engine_key"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of a session server; a command takes them all with `takes_server_options`."""
+    """Options of a session server; a command takes them all with `takes_server_options`."""
 
     tokenizer: _Tokenizer = None
     renderer: Renderer = "auto"
@@ -306,7 +306,7 @@ class ServerOptions:
     engine_key: _EngineKey = ""
 
     def settings(self) -> "ServerSettings":
-        """The settings of the server. Raises `ScenarioError` when they would leave it open to everybody by mistake."""
+        """Return the server's settings. Raises `ScenarioError` if they would leave it open by mistake."""
         from harness.dialects.noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.errors import ScenarioError
@@ -342,7 +342,7 @@ class ServerOptions:
         return settings
 
     def as_arguments(self, **others: Any) -> list[str]:
-        """These options as a command line takes them, `others` in the place of some; secrets are left out."""
+        """Format the options as a command line, replaced by `others`; secrets are left out."""
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SECRETS} | others
         arguments: list[str] = []
         for name, value in options.items():
@@ -359,7 +359,7 @@ class ServerOptions:
         return arguments
 
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
-        """The chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` when there is neither."""
+        """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
         from harness.errors import ScenarioError
         from harness.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
@@ -376,7 +376,7 @@ class ServerOptions:
         return open_chat_tokenizer(folder, template_file=template, renderer=self.renderer, template_variables=variables)
 
     def announce(self, url: str, settings: "ServerSettings", said: str, *, as_json: bool, **more: Any) -> None:
-        """Tell the operator that the server answers, and how to get in: `said`, or one JSON document with `more`."""
+        """Tell the operator that the server answers and how to get in: `said`, or one JSON document with `more`."""
         token = None if self.admin_token else settings.admin_token  # made at this start
         if as_json:
             output.print_json({"url": url, "admin_token": token} | more)
@@ -393,10 +393,7 @@ class ServerOptions:
 
 
 def takes_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, which takes the fields of `ServerOptions` one by one in the place of its parameter `server`.
-
-    typer reads a command's options off its signature and knows no groups of them.
-    """
+    """Replace the parameter `server` of `command` by the fields of `ServerOptions`, for typer."""
     own = inspect.signature(command).parameters
     hints = inspect.get_annotations(ServerOptions)
     shared = [

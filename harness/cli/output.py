@@ -1,4 +1,4 @@
-"""Results go to standard output, everything said on the way to standard error."""
+"""Output of commands: results on standard output, messages on standard error."""
 
 import json
 import sys
@@ -11,21 +11,21 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """`document` as standard output takes it: a terminal obeys some characters, so it is ASCII there."""
+    """Encode `document`; in ASCII on a terminal, which obeys some characters."""
     return json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty())
 
 
 def print_text(text: str) -> None:
-    """Print a result for a reader."""
+    """Print a result."""
     sys.stdout.write(text + "\n")
 
 
 def say(text: str) -> None:
-    """Say something that is no result."""
+    """Print a message that is no result."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def print_error(message: str) -> None:
-    """Say why a command failed."""
+    """Print why a command failed."""
     say(f"harness: {message}")

@@ -1,4 +1,4 @@
-"""`harness scenario`: lists scenarios, checks their files, and prints the schema of `scenario.toml`."""
+"""`harness scenario`: lists scenarios, checks their files, prints the schema of `scenario.toml`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +34,7 @@ def list_scenarios(
 def check(
     where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR", show_default=False)], as_json: options.Json = False
 ) -> None:
-    """Check the files of scenarios, without running anything. Exit code 4 when one is wrong."""
+    """Check the files of scenarios without running anything. Exit code 4 if one is wrong."""
     from harness.suite.scenarios.folder import find_scenarios
 
     folders = find_scenarios(where)

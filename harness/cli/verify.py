@@ -1,4 +1,4 @@
-"""`harness verify`: checks the promises of this project on the user's own model and engines."""
+"""`harness verify`: checks this project's guarantees on the user's model and engines."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -36,9 +36,9 @@ def tokens(
     renderer: options.Renderer = "auto",
     as_json: options.Json = False,
 ) -> int:
-    """Check over generated conversations that prompts are exact, append-only and cannot be forged, and calls are read.
+    """Check on generated conversations that prompts are exact, append-only and unforgeable, and that tool calls parse.
 
-    Exit code 1 when a property does not hold, or the template refuses more than a tenth of the conversations.
+    Exit code 1 if a property fails, or the template refuses more than a tenth of the conversations.
 
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
@@ -77,7 +77,7 @@ def engine(
     top_k: Annotated[int, typer.Option(min=1, help="Where tokens differ, how good the other's must be.")] = 5,
     as_json: options.Json = False,
 ) -> int:
-    """Continue the same prompts greedily with both engines; exit code 1 when they are not close.
+    """Continue the same prompts greedily with both engines; exit code 1 if they are not close.
 
     Example: `harness verify engine local sglang=http://127.0.0.1:30000`
     """

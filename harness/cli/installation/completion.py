@@ -1,7 +1,6 @@
-"""`harness completion`: the script by which a shell completes commands and options.
+"""`harness completion`: the script with which a shell completes commands and options.
 
-The script asks `harness` itself, so it need not be made anew for another version. typer answers when it is asked by
-`VARIABLE`; only then is that part of it loaded.
+The script calls `harness`, so it fits later versions. typer answers if `VARIABLE` is set.
 """
 
 from typing import Annotated, Literal
@@ -16,10 +15,10 @@ _Shell = Annotated[Literal["bash", "zsh", "fish"], typer.Argument(show_default=F
 
 
 def completion(shell: _Shell) -> None:
-    """Print the completion script of a shell, for its start-up file.
+    """Print the completion script of a shell, for its startup file.
 
-    Examples: `eval "$(harness completion bash)"`, `eval "$(harness completion zsh)"`,
-    `harness completion fish | source`
+    Examples: `eval "$(harness completion bash)"`, `eval "$(harness completion zsh)"`, `harness completion fish |
+    source`
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # which it has always had
 

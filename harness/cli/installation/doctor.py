@@ -1,17 +1,17 @@
-"""`harness doctor`: whether the harness works in this environment and on this machine, and what to do where not."""
+"""`harness doctor`: checks this environment and machine, and suggests fixes."""
 
 import typer
 
 from harness.cli import options, output
 
 _DEADLINE_S = 4.0
-"""For all questions together; the command takes a second more at most."""
+"""For all probes together; the command takes at most a second more."""
 
 
 def doctor(*, as_json: options.Json = False) -> None:
-    """Look at this installation: packages, cache, disk, network, installers, engines; nothing is left behind.
+    """Check this installation: packages, cache, disk, network, installers, engines. Leaves nothing behind.
 
-    Exit codes: 0 nothing fails (there may be warnings), 6 something does.
+    Exit codes: 0 nothing fails (warnings are possible), 6 something fails.
 
     Example: `harness doctor`
     """

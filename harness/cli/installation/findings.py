@@ -1,7 +1,7 @@
-"""Questions to an installation: all asked at once, each for a bounded time, and what they make is gone afterwards.
+"""Probes of an installation, run all at once with a time limit and without leaving anything behind.
 
-A probe has a thread, because what it asks may hang in the operating system (a cache on a file server that is down), and
-nothing ends that. It is left behind then; the command ends without it.
+Each runs in a thread, because it may hang in the operating system (a cache on a dead file server). The command then
+ends without it.
 """
 
 import secrets
@@ -19,18 +19,18 @@ _REMOVAL_S = 1.0
 
 
 class Level(StrEnum):
-    """How a thing stands."""
+    """Severity of a finding."""
 
     OK = "ok"
-    """As it should be, or not there and not needed."""
+    """Correct, or absent and not needed."""
     WARN = "warn"
-    """Something that people stumble over: part of the harness will not work here, or not as expected."""
+    """Part of the harness will not work here, or not as expected."""
     FAIL = "fail"
-    """Hardly anything works as long as it is so."""
+    """Hardly anything works."""
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     check: str
     level: Level
@@ -39,15 +39,15 @@ class Finding(NamedTuple):
 
 
 class Scratch:
-    """Folders of probes, removed all together: also those of probes that nobody waits for any more."""
+    """Folders of probes, removed together, even those of late probes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # no folder is made once they are being removed
+        self._lock = threading.Lock()  # no folder is created once removal has begun
         self._folders: list[Path] = []
         self._is_over = False
 
     def make(self, parent: Path | None = None) -> Path:
-        """A new folder in `parent`, by default where temporary files are. Raises `OSError`."""
+        """Create a folder in `parent`, by default in the temporary directory. Raises `OSError`."""
         with self._lock:
             if self._is_over:
                 raise TimeoutError("nobody waits for it any more")
@@ -56,7 +56,7 @@ class Scratch:
             return folder
 
     def remove(self) -> None:
-        """Remove the folders, and have no others made; a file system that hangs is not waited for."""
+        """Remove the folders and refuse new ones, without waiting for a hanging file system."""
         removing = threading.Thread(target=self._remove, daemon=True)
         removing.start()
         removing.join(_REMOVAL_S)
@@ -65,21 +65,22 @@ class Scratch:
         with self._lock:
             self._is_over = True
             for folder in self._folders:
-                gone = folder.with_name(f"{folder.name}-{secrets.token_hex(4)}")  # a probe at work finds it no more
-                with suppress(OSError):  # it is gone already, or cannot be changed any more
+                gone = folder.with_name(
+                    f"{folder.name}-{secrets.token_hex(4)}"
+                )  # so that a running probe no longer finds it
+                with suppress(OSError):  # already gone, or read-only by now
                     folder.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
 
 
 Probe = Callable[[Scratch], list[Finding]]
-"""Looks at something, and says what it found."""
+"""Function that checks something and returns its findings."""
 
 
 def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
-    """The findings of all `probes`, in their order, at most `deadline_s` later.
+    """Return the findings of all `probes`, in order, within `deadline_s`.
 
-    A probe that has not come to its end, or raises, is a finding under its name. Everything made in their scratch is
-    removed, also when the wait is interrupted.
+    A probe that is late or raises becomes a finding. Scratch folders are removed even after an interrupt.
     """
     scratch = Scratch()
     found: dict[str, list[Finding]] = {}
@@ -87,7 +88,7 @@ def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
     def ask(name: str, probe: Probe) -> None:
         try:
             found[name] = probe(scratch)
-        except Exception as error:  # noqa: BLE001  # of whatever is broken here: that is the question
+        except Exception as error:  # noqa: BLE001  # any error is a finding
             found[name] = [Finding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
 
     try:

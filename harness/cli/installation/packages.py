@@ -1,4 +1,4 @@
-"""What is installed in this environment: the packages that the harness needs, and its extras."""
+"""Installed packages: those that the harness needs, and its extras."""
 
 from collections.abc import Iterable, Mapping
 from importlib import metadata
@@ -21,21 +21,19 @@ EXTRAS: Mapping[str, str] = {
     "tensorboard": "`harness report --format tensorboard`",
     "wandb": "`harness report --format wandb`",
 }
-"""What each extra is for; `dev` and `docs` are for those who change the harness and its pages."""
+"""Purpose of each extra; `dev` and `docs` are for contributors."""
 
 
 class _Installed(NamedTuple):
-    """What there is of some requirements."""
-
     versions: list[str]
     missing: list[str]
-    """Requirements whose package is not there."""
+    """Requirements without a package."""
     others: list[str]
-    """Packages that are there in another version than required."""
+    """Packages at another version than required."""
 
 
 def examine_packages(_: Scratch) -> list[Finding]:
-    """The packages of the base install, and each extra."""
+    """Check the packages of the base install and of each extra."""
     from packaging.requirements import Requirement
 
     try:

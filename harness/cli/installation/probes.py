@@ -1,7 +1,7 @@
-"""Each thing that `harness doctor` looks at on this machine, beside the packages.
+"""Probes of `harness doctor` for this machine, beside packages.
 
-Nothing here starts a program or asks another machine. `harness agent doctor` says whether an agent plays here, and
-`harness engine doctor` whether an engine server can be used.
+They start no program and contact no other machine. `harness agent doctor` checks agents, `harness engine doctor` engine
+servers.
 """
 
 import os
@@ -25,10 +25,10 @@ from harness.errors import LaneError
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
 _WALK_S = 2.0
-"""For the size of a cache: one with several engines has a hundred thousand files."""
+"""Time to measure the cache, which may have a hundred thousand files."""
 _GIB = 1 << 30
 _NEEDED_BYTES = 5 * _GIB
-"""An environment of an engine takes that much, the largest thing that goes into the cache by itself."""
+"""Size of an engine's environment, the largest thing in the cache."""
 _SKEW_S = 60.0
 _SYSTEMS = frozenset({("Linux", "x86_64"), ("Linux", "aarch64")})
 
@@ -48,7 +48,7 @@ def _examine_platform(_: Scratch) -> list[Finding]:
 
 
 def _examine_cache(scratch: Scratch) -> list[Finding]:
-    """Writing, space, and SQLite's log with its locks, all on the file system of the cache."""
+    """Check writing, space, and SQLite's log with its locks, on the cache's file system."""
     from harness.machine.cache import cache_directory
 
     cache = cache_directory()
@@ -70,7 +70,7 @@ def _examine_cache(scratch: Scratch) -> list[Finding]:
 
 
 def _size(cache: Path) -> str:
-    """How much is in it, as far as that can be counted in a moment."""
+    """Measure the cache, as far as time allows."""
     until, total, folders = time.monotonic() + _WALK_S, 0, [os.fspath(cache)]
     while folders and time.monotonic() < until:
         try:
@@ -80,13 +80,13 @@ def _size(cache: Path) -> str:
                         folders.append(entry.path)
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
-        except OSError:  # it went meanwhile, or is somebody else's
+        except OSError:  # it is gone, or belongs to another user
             continue
     return f"{'more than ' if folders else ''}{total / _GIB:.1f} GiB used"
 
 
 def _examine_sqlite(store: Path) -> Finding:
-    """Whether two connections share a database whose log is written ahead, as a store and its readers do."""
+    """Check that two connections share a database with a write-ahead log, as a store and its readers do."""
     name = f"SQLite {sqlite3.sqlite_version}"
     step = "keep --store, --out and HARNESS_CACHE on a disk of this machine: file servers lack the locks and the memory"
     try:
@@ -104,7 +104,7 @@ def _examine_sqlite(store: Path) -> Finding:
 
 
 def _examine_clock(folder: Path) -> Finding:
-    """Whether it is later than when the harness was written, and the file system's clock is the same."""
+    """Check that the clock is later than the installation, and equal to the file system's."""
     now = time.time()
     said = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     installed = Path(harness.__file__).stat().st_mtime
@@ -118,7 +118,7 @@ def _examine_clock(folder: Path) -> Finding:
 
 
 def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
-    """Whether a tokenizer opens and takes a conversation: that of `harness demo`, which is some kilobytes."""
+    """Check that a tokenizer opens and round-trips: that of `harness demo`, a few kilobytes."""
     from harness.models.small_tokenizer import write_small_tokenizer
     from harness.tokens.model_family import open_chat_tokenizer
 
@@ -132,7 +132,7 @@ def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
 
 
 def _examine_loopback(_: Scratch) -> list[Finding]:
-    """Whether a server can listen on this machine and be reached."""
+    """Check that a server can listen on this machine and be reached."""
     try:
         with (
             socket.create_server((_LOOPBACK, 0)) as server,
@@ -155,7 +155,9 @@ def _examine_proxy(_: Scratch) -> list[Finding]:
 
 
 def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
-    """Whether `proxies`, by scheme, would get requests to this machine. Their URLs hold secrets and are not told."""
+    """Check whether `proxies`, by scheme, would catch requests to this machine. Their URLs hold secrets and are not
+    shown.
+    """
     caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
     if not caught:
         return Finding("proxy", Level.OK, "none for http")
@@ -173,7 +175,7 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
 
 
 def _examine_installers(_: Scratch) -> list[Finding]:
-    """uv, which builds the environments of agents and engines; npm, for the agents that are written for Node."""
+    """Check uv, for environments of agents and engines, and npm, for agents on Node."""
     import uv
 
     from harness.rollouts.agents.install import agents_directory
@@ -230,4 +232,4 @@ PROBES: Mapping[str, Probe] = {
     "installers": _examine_installers,
     "engines": _examine_engines,
 }
-"""By the name under which a probe is told of that does not answer."""
+"""Probes by name."""

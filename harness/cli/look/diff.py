@@ -18,9 +18,9 @@ _What = Annotated[
 
 
 def diff(what: _What, *, tokenizer: options.ReadsTokens = None, as_json: options.Json = False) -> None:
-    """Compare outcomes, rewards, tokens and ledgers of two runs, and where each pair of sessions parts.
+    """Compare outcomes, rewards, tokens and ledgers of two runs, and show where each pair of sessions diverges.
 
-    Rollouts are paired by scenario, prompt and place in its group. Exits with 0 when it has compared, whatever differs.
+    Rollouts are paired by scenario, prompt and position in the group. Exits with 0 after comparing, whatever differs.
 
     Examples: `harness diff runs/A runs/B`, `harness diff runs/A 3 runs/B 3`
     """

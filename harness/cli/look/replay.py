@@ -1,4 +1,4 @@
-"""`harness replay`: a recorded session, served again to its agent or to another one."""
+"""`harness replay`: a recorded session, served again to its agent or another one."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,9 +35,9 @@ def replay(
     tokenizer: options.ReadsTokens = None,
     as_json: options.Json = False,
 ) -> int:
-    """Serve a recorded session again, without an engine: the same answers, as long as the agent asks the same.
+    """Serve a recorded session again, without an engine: the same answers, while the agent sends the same requests.
 
-    Exits with 0 when it did, and with 1 when it asked something else or less: the first difference is said.
+    Exits with 0 if it did, and with 1 if it sent other or fewer requests: prints the first difference.
 
     Examples: `harness replay runs/DIR 3`, `harness replay runs/DIR 3 --agent ./agent.py --out again`
     """
@@ -53,7 +53,7 @@ def replay(
     from harness.viewer.replay import AGENT
     from harness.viewer.replay import replay as replay_session
 
-    if agent is not None and Path(agent).is_file():  # paths are meant from here, not from the scenario's folder
+    if agent is not None and Path(agent).is_file():  # paths are relative to here, not to the scenario's folder
         agent = str(Path(agent).absolute())
     with terminated_as_interrupted(), ExitStack() as stack:
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):

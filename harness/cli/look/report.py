@@ -1,4 +1,4 @@
-"""`harness report`: the figures of a run as a page, as Markdown, for CI, for a store of metrics, or as spans."""
+"""`harness report`: figures of a run as a page, Markdown, CI results, metrics or spans."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from harness.errors import RunError
 
 
 class ReportFormat(StrEnum):
-    """Formats that the ending of a file does not name; those of `ExportFormat`, which would take NumPy to import."""
+    """Formats without a file ending: the members of `ExportFormat`, whose import would load NumPy."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -40,10 +40,10 @@ _Format = Annotated[
 def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = None) -> None:
     """Write rewards, lengths, seconds, ends, drops and version lags of a run; for CI a test case per session.
 
-    Exits with 0 when it has written the report, whatever it says of the run.
+    Exits with 0 after writing the report, whatever it contains.
 
-    Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`,
-    `harness report runs/DIR --out events --format tensorboard`
+    Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`, `harness
+    report runs/DIR --out events --format tensorboard`
     """
     if kind is not None:
         from harness.viewer.exports.export import ExportFormat, export_run

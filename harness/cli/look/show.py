@@ -1,4 +1,4 @@
-"""`harness show`: a run, a store or a server that runs, or one of the sessions there, on the terminal."""
+"""`harness show`: a run, a store, a running server, or one of its sessions, on the terminal."""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,9 +47,9 @@ def show(
     tokenizer: options.ReadsTokens = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show how a run ended, or a session of it: outcome and why, branches, dialogue, tokens, ledger.
+    """Show how a run ended, or one of its sessions: outcome and reason, branches, dialogue, tokens, ledger.
 
-    Nothing is written or locked, so it may still go on, and what is missing is said.
+    Writes and locks nothing, so the run may still be going on; missing parts are listed.
 
     Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show --server URL 5f0c`
     """
@@ -104,7 +104,7 @@ def show(
 def _source(
     where: Path | None, session: str | None, server: str | None, admin_token: str | None, tokenizer: Path | None
 ) -> "tuple[Callable[[], RunView], Callable[[str], SessionView], str | None]":
-    """How a run, a store or a server is looked at, and a session of it; and which session that is."""
+    """Return the readers of a run, store or server and of its sessions, and the session to show."""
     from harness.client.connections import SessionServerAddress, server_url
     from harness.errors import RunError
     from harness.viewer.look import look_at, look_into

@@ -1,4 +1,4 @@
-"""`harness view`: a run, a store or a server that runs as one page for a browser; a server also while it works."""
+"""`harness view`: a run, a store or a running server as a page for a browser, a server also live."""
 
 import sys
 from functools import partial
@@ -51,8 +51,8 @@ def view(
 ) -> None:
     """Write one page that opens from disk, or show a server live: sessions, timeline, branches, transcripts, tokens.
 
-    The run is neither written nor locked, so it may still go on, and what is missing is said. The live page is at the
-    address that is printed, until Ctrl+C.
+    Writes and locks nothing in the run, so it may still be going on; missing parts are listed. The live page is at the
+    printed address, until Ctrl+C.
 
     Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`
     """

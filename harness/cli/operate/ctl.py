@@ -1,9 +1,8 @@
-"""`harness ctl`: a server that runs, a front of shards or a router, turned by hand.
+"""`harness ctl`: manual control of a running server, front or router.
 
-A person shuts the gate as programs do: with a hold that has a name and an end. Each `pause` and `drain` makes a name of
-its own, which begins with the account and the machine, unless it renews one by `--holder`. `resume` releases the only
-hold of this account; where there are several, or none, it changes nothing and lists them: no controller opens the gate
-under another one unless it names its hold.
+An operator's hold has a name and an end, like a program's. Each `pause` and `drain` makes a name that begins with
+account and machine, unless `--holder` gives one. `resume` releases this account's only hold. With several, or none, it
+changes nothing and lists them: one controller opens another's gate only by name.
 """
 
 import getpass
@@ -29,9 +28,9 @@ app = typer.Typer(no_args_is_help=True, help="Shut and open the gate of a server
 app.command("top")(top)
 
 _DEADLINE_S = 30.0
-"""For one verb of the gate, repetitions included; a drain marks every session durably."""
+"""For one gate verb, retries included; a drain marks every session durably."""
 _TTL_S = 600.0
-"""Long enough for a person, and short enough for everybody else when he has forgotten it."""
+"""Long enough to work with, short enough if the operator forgets it."""
 
 _Ttl = Annotated[float, typer.Option("--ttl", min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
 _Renewed = Annotated[
@@ -44,7 +43,7 @@ _Released = Annotated[
 
 @app.command("status")
 def status(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
-    """Show the gate with its holds, what waits there, and the engines; of a router its workers too."""
+    """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
     from msgspec import to_builtins
 
     description, gate, workers = ask_server(server, admin_token, _read_status)
@@ -69,7 +68,7 @@ def pause(
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
 ) -> None:
-    """Have new turns and sessions wait; turns in flight go on. Ends by `resume`, or after --ttl.
+    """Hold new turns and sessions; turns in flight go on. Ends by `resume`, or after --ttl.
 
     Examples: `harness ctl pause --server URL --ttl 300`
     """
@@ -96,9 +95,10 @@ def drain(
 def resume(
     *, server: Server, admin_token: AdminToken = None, holder: _Released = None, as_json: options.Json = False
 ) -> None:
-    """Release the hold of this account; the gate opens unless somebody else holds it.
+    """Release this account's hold; the gate opens unless another hold remains.
 
-    A hold that paused engines is released by name only, and the server then continues them: wait for a weight update.
+    A hold that paused engines is released by name only, and the server then continues them: let a weight update finish
+    first.
     """
     from msgspec import to_builtins
 
@@ -119,7 +119,7 @@ def resume(
 
 
 def _place(verb: str, server: str, admin_token: str | None, holder: str | None, ttl_s: float, *, as_json: bool) -> None:
-    """Pause or drain under a hold, and say whose it is."""
+    """Pause or drain under a hold, and print its name."""
     from msgspec import to_builtins
 
     from harness.client.gate import new_holder
@@ -147,14 +147,14 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
 
 
 def _find_hold(gate: "GateReport", holder: str | None) -> str | None:
-    """The hold to release: the named one, else the only one of this account; None where nobody holds the gate."""
+    """Return the hold to release: the named one, else this account's only one, or None if there is none."""
     names = [each.holder for each in gate.holds]
     listed = ", ".join(printable(name) for name in names) or "none"
     if holder is not None:
         if holder not in names:
             raise RunError(f"no hold {printable(holder)}: released already, or its time is over; the holds: {listed}")
         return holder
-    # All of the name: that of a machine may begin that of another one.
+    # Match the whole name: one machine's name may begin with another's.
     mine = [name for name in names if re.fullmatch(re.escape(_account()) + "-[0-9a-f]{16}", name)]
     if len(mine) > 1 or (names and not mine):
         raise RunError(
@@ -183,7 +183,8 @@ def _print_gate(gate: "GateReport") -> None:
 
 
 def _exit_by(gate: "GateReport") -> None:
-    """A shard that has not been told is what the exit code says: the same command may pass later."""
+    """Print problems, and exit with an error if there are any."""
+    # A shard did not get the command; running it again may work.
     for problem in gate.problems:
         output.say(f"harness: {printable(problem)}")
     if gate.problems:

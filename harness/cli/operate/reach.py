@@ -1,7 +1,4 @@
-"""The server that a person names on the command line: its options, and one question to it.
-
-A mistyped address is told of in seconds, whatever the question's own deadline is.
-"""
+"""Options that name a server, and one request to it. A mistyped address fails within seconds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +10,7 @@ if TYPE_CHECKING:
     from harness.client.session_server import SessionServerClient
 
 _REACH_S = 5.0
-"""For a server to answer at all: somebody waits who may have mistyped its address."""
+"""Time for a server to answer at all, in case of a mistyped address."""
 
 Server = Annotated[
     str,
@@ -33,7 +30,7 @@ _T = TypeVar("_T")
 
 
 def ask_server(server: str, admin_token: str | None, question: "Callable[[SessionServerClient], Awaitable[_T]]") -> _T:
-    """The server's answer. Raises `ScenarioError` when `server` is no address, `SessionServerError`."""
+    """Return the server's answer. Raises `ScenarioError` for a bad address, `SessionServerError`."""
     from harness.client.connections import SessionServerAddress, server_url
     from harness.client.session_server import SessionServerClient
 

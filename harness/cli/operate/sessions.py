@@ -1,6 +1,6 @@
-"""`harness sessions`: the sessions of a server that runs, a front of shards or a router, listed, shown and deleted.
+"""`harness sessions`: list, show and delete the sessions of a running server, front or router.
 
-What is deleted is told session by session; nothing is deleted on a name that fits none, or several.
+Deletions are reported one by one. A name that fits no session, or several, deletes nothing.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="The sessions of a server that runs
 
 @app.command("list")
 def list_(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
-    """List the sessions that the server holds."""
+    """List the sessions on the server."""
     from msgspec import to_builtins
 
     async def read(client: "SessionServerClient") -> "list[SessionSummary]":
@@ -64,10 +64,10 @@ def delete(
     admin_token: AdminToken = None,
     as_json: options.Json = False,
 ) -> None:
-    """Take sessions off the server; their turns in flight end, and a store in a file keeps what they were.
+    """Delete sessions from the server; their turns in flight end, and a file store keeps their records.
 
-    Nothing is deleted when one of the names fits no session or several. Each session is told of: deleted, unknown (a
-    whole id that the server does not have) or refused; unless all are deleted the exit code is 4, or 6 for a refusal.
+    Nothing is deleted if a name fits no session or several. Each session is reported: deleted, unknown (a full id that
+    the server does not have) or refused; unless all are deleted the exit code is 4, or 6 after a refusal.
     """
 
     async def delete_all(client: "SessionServerClient") -> list[tuple[str, str, str | None]]:
@@ -95,14 +95,14 @@ def delete(
 
 
 async def _delete(client: "SessionServerClient", session_id: str) -> tuple[str, str, str | None]:
-    """The id, `deleted`, `unknown` or `refused`, and the reason of a refusal."""
+    """Return the id, `deleted`, `unknown` or `refused`, and the reason of a refusal."""
     try:
         try:
             is_known = (await client.facts(session_id)).phase != "unknown"
         except SessionServerError as error:
             if error.code != SessionDamaged.code:
                 raise
-            is_known = True  # kept aside, and given up by the deletion
+            is_known = True  # quarantined; the deletion removes it
         await client.delete(session_id)
     except SessionServerError as error:
         return session_id, "refused", error.message

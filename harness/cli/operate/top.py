@@ -1,7 +1,6 @@
-"""`harness ctl top`: the busiest sessions of a server, the holds on its gate and its workers, looked at every second.
+"""`harness ctl top`: a server's busiest sessions, gate holds and workers, every second.
 
-Two requests a second, whatever the server holds: the server itself picks the sessions to show. Rates are those between
-two looks, so one reading takes a second, too.
+It sends two requests a second; the server picks the sessions. Rates need two readings, so even one takes a second.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A server as it stands, and as it stood a second before."""
+    """A server now and a second ago."""
 
     gate: "GateReport"
     now: "SessionList"
@@ -44,18 +43,18 @@ class Reading:
     """Between the two."""
 
     def rate_of(self, session_id: str) -> float | None:
-        """Tokens per second of a listed session; None where it was not listed before."""
+        """Return the tokens per second of a listed session, or None if it is new in the list."""
         tokens = {each.session_id: each.tokens for each in self.before.sessions}.get(session_id)
         now = next(each.tokens for each in self.now.sessions if each.session_id == session_id)
         return None if tokens is None else max(0.0, (now - tokens) / self.seconds)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sessions; none is below zero, though a server that was started again counts from the beginning."""
+        """Tokens per second of all sessions; 0 if the server has restarted."""
         return max(0.0, (self.now.totals.tokens - self.before.totals.tokens) / self.seconds)
 
     def to_json(self) -> "Json":
-        """The document of `--json`."""
+        """Return the document of `--json`."""
         from msgspec import to_builtins
 
         sessions = [{**to_builtins(each), "tokens_per_s": self.rate_of(each.session_id)} for each in self.now.sessions]
@@ -83,7 +82,7 @@ def top(
     from harness.viewer.terminal import show
 
     if not as_json and not once and sys.stdout.isatty():
-        with suppress(KeyboardInterrupt):  # how one leaves it
+        with suppress(KeyboardInterrupt):  # the way to leave
             ask_server(server, admin_token, lambda client: _watch(client, limit))
         return
 
@@ -109,7 +108,7 @@ async def _watch(client: "SessionServerClient", limit: int) -> None:
 
 
 async def _read_again(client: "SessionServerClient", limit: int, before: "SessionList") -> Reading:
-    """The reading a second from now."""
+    """Return the reading a second from now."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     await asyncio.sleep(_EVERY_S)
@@ -119,7 +118,7 @@ async def _read_again(client: "SessionServerClient", limit: int, before: "Sessio
 
 
 def draw(reading: Reading) -> "RenderableType":
-    """The reading for a person; all words of the server are printable."""
+    """Render the reading, with the server's words made printable."""
     from rich.console import Group
     from rich.text import Text
 
@@ -137,7 +136,7 @@ def draw(reading: Reading) -> "RenderableType":
 
 
 def describe_hold(hold: "HoldReport") -> str:
-    """Whose it is, what it does, and for how long."""
+    """Describe holder, kind and remaining time."""
     engines = ", and the engines" if hold.engines else ""
     return f"{printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
 

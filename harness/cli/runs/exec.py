@@ -1,9 +1,8 @@
-"""`harness exec` and `harness env`: a session for a command line of one's own.
+"""`harness exec` and `harness env`: a session for any command line.
 
-Both ask a session server that runs already. `exec` is one rollout: it runs the command line in the environment of the
-session, and of an agent where one is named, and prints what was recorded. The files of the rollout (instruction,
-result, log, the agent's home) have a folder of their own: the directory that the command works in is the user's. `env`
-creates a session, prints the variables by which a client finds it, and leaves it to whoever asked.
+Both use a running session server. `exec` is one rollout: it runs the command in the session's environment, and an
+agent's if named, and prints the record. The rollout's files (instruction, result, log, the agent's home) get their own
+folder; the working directory is the user's. `env` creates a session and prints the client's variables.
 """
 
 import codecs
@@ -37,7 +36,7 @@ _URL = "http://127.0.0.1:8000"
 _FOLLOW_S = 0.1
 _PIECE = 8_192  # bytes of the log at a time: `printable` cuts what is longer
 _REACH_S = 5.0
-"""For a server to say what it is: whoever typed a wrong address waits no longer."""
+"""Time for a server to answer at all, in case of a mistyped address."""
 
 
 def execute(
@@ -68,9 +67,9 @@ def execute(
 ) -> None:
     """Run a command line in a session of its own, then print the record and the samples.
 
-    Standard error has the output of the command as it comes.
+    The command's output goes to standard error as it comes.
 
-    Exit codes: 0 it ended by itself, or at a limit of the session; 1 it failed; 6 the server or its engine did.
+    Exit codes: 0 it ended by itself or at a limit of the session, 1 it failed, 6 the server or its engine failed.
 
     Examples: `harness exec --agent codex --instruction "Count the files."`, `harness exec -- python my_agent.py`
     """
@@ -122,7 +121,7 @@ def env(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Create a session and print the variables of its client, for `eval`. The session stays until somebody ends it.
+    """Create a session and print its client's variables, for `eval`. The session stays until it is ended.
 
     Examples: `eval "$(harness env)"`, `harness env --agent langgraph --json`
     """
@@ -173,7 +172,7 @@ async def _play(
     session: "Json",
     deadline_s: float,
 ) -> "tuple[Rollout, Path]":
-    """The rollout, and the folder with its files."""
+    """Return the rollout, and the folder with its files."""
     import asyncio
     from dataclasses import replace
 
@@ -203,7 +202,7 @@ async def _play(
 
 
 async def _show_output(log: Path, over: "asyncio.Event") -> None:
-    """Write what the command prints to standard error, as its log grows, until `over`."""
+    """Copy the growing log to standard error, until `over`."""
     import asyncio
 
     from harness.telemetry.printable import printable
@@ -227,7 +226,7 @@ async def _show_output(log: Path, over: "asyncio.Event") -> None:
 
 
 def _new_folder() -> Path:
-    """An empty folder of this rollout's own, also where others begin in the same second."""
+    """Create an empty folder for this rollout, even if others start in the same second."""
     from harness.suite.record.rundir import new_run_path
 
     while True:

@@ -1,8 +1,7 @@
-"""A run while it runs, on standard error: a line per rollout, and below them a live view on a terminal.
+"""Progress of a run on standard error: a line per rollout, and a live view on a terminal.
 
-A terminal has the sessions that fit, a row each. Where nothing can be redrawn, a line says how the run stands whenever
-nothing else has been said for a moment: neither leaves anybody without a word for two seconds. A thread of its own does
-that, so it speaks also while the event loop is busy.
+A terminal shows a row for each session that fits. Elsewhere a status line comes after a moment of silence, so there is
+output every two seconds. A separate thread writes it, even while the event loop is busy.
 """
 
 import threading
@@ -25,7 +24,7 @@ from harness.suite.scenarios.plan import PlannedRollout
 from harness.telemetry.printable import printable
 
 SILENCE_S = 1.5
-"""After so long without a word a pipe gets one."""
+"""Silence after which a pipe gets a status line."""
 
 _LOOK_S = 0.25
 _MOST_ROWS = 40
@@ -34,7 +33,7 @@ _COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cya
 
 
 class RunProgress:
-    """Implements `harness.suite.run.batch.Progress`."""
+    """Implementation of `harness.suite.run.batch.Progress`."""
 
     def __init__(
         self,
@@ -52,27 +51,27 @@ class RunProgress:
         self.standing = RunStanding(since=self._began_at)
 
     def say(self, text: str) -> None:
-        """A line in the user's words."""
+        """Print a message."""
         self.standing.doing, self.standing.since = text, self._clock()
         self._print(f"[dim]{escape(text)}[/]")
 
     def begin(self, total: int, done: int) -> None:
-        """Begin the count; a run that is taken up says where it stopped."""
+        """Set the totals; a resumed run reports where it stopped."""
         self.standing.begin(total, done)
         if self._is_resumed:
             self.say(f"run was interrupted: {done} of {total} rollouts finished, {total - done} to run")
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
-        """One more at work."""
+        """Count a started rollout."""
         del rollout
         self.standing.begin_rollout(self._clock())
 
     def look(self, sessions: Sequence[LiveSession]) -> None:
-        """The sessions stand like this."""
+        """Update the sessions."""
         self.standing.look(sessions, self._clock())
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """One line for the rollout; an error is said in full."""
+        """Print a line for the rollout, with its full error."""
         self.standing.end_rollout(record)
         if not self.standing.running:
             self.standing.doing, self.standing.since = "putting the results together", self._clock()
@@ -90,12 +89,12 @@ class RunProgress:
         )
 
     def break_silence(self) -> None:
-        """Say how the run stands, unless something was said a moment ago."""
+        """Print the status unless something was printed a moment ago."""
         if self._clock() - self._said_at >= self._silence_s:
             self._print(f"[dim]{escape(self.standing.words(self._clock()))}[/]")
 
     def draw(self) -> RenderableType:
-        """The live view: how far the run is, and a row for each session that fits."""
+        """Render the live view: overall progress, and a row for each session that fits."""
         standing, now = self.standing, self._clock()
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, standing.total), completed=standing.ended, width=20)
@@ -123,7 +122,7 @@ class RunProgress:
 
 @contextmanager
 def open_progress(*, is_resumed: bool, silence_s: float = SILENCE_S) -> Iterator[RunProgress]:
-    """Progress of a run, for the time of the block."""
+    """Yield the progress of a run."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     progress = RunProgress(console, is_resumed=is_resumed, silence_s=silence_s)
     if console.is_terminal:

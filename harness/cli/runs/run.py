@@ -1,4 +1,4 @@
-"""`harness run`: a suite from the command line, with two stages of Ctrl+C and a resume command."""
+"""`harness run`: a suite, with two stages of Ctrl+C and a command to resume."""
 
 import shlex
 from pathlib import Path
@@ -123,12 +123,11 @@ def run(
 ) -> None:
     """Run a scenario or a suite of them and report on it.
 
-    Exit codes: 0 passed, 1 checks failed, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected,
-    6 infrastructure failed.
+    Exit codes: 0 passed, 1 checks failed, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected, 6
+    infrastructure failed.
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
-    `harness run runs/DIR --resume --only failed:crashed`,
-    `harness run quickstart --server http://127.0.0.1:8000`,
+    `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.client.connections import server_url
@@ -201,7 +200,7 @@ def run(
 
 
 def _refuse_collector(otlp: str | None) -> None:
-    """Raises `ScenarioError` of a run that is to send spans and has no session server of its own."""
+    """Raise `ScenarioError` if a run without its own session server should send spans."""
     from harness.errors import ScenarioError
 
     if otlp is not None:
@@ -220,7 +219,7 @@ def _execute(
     *,
     is_resumed: bool,
 ) -> "RunReport":
-    """The report of the run; whatever stops it, the user is told how to go on."""
+    """Run to the report. If it stops early, print how to resume."""
     import uvloop
 
     from harness.cli.runs.progress import open_progress

@@ -1,7 +1,6 @@
-"""The standing of a run in a few numbers: how far it is, what its sessions wait for, how fast, and how long still.
+"""Status of a run in a few numbers: progress, session states, speed, time left. Draws nothing.
 
-Takes events and the time, gives words; draws nothing. Tokens per second are those of the last seconds, over all rollouts
-that have ended and all sessions that were looked at.
+Tokens per second cover the last seconds of all ended rollouts and observed sessions.
 """
 
 from collections import Counter, deque
@@ -17,17 +16,17 @@ _WINDOW_S = 10.0
 
 @dataclass(slots=True)
 class RunStanding:
-    """A run as it stands; all times are seconds of one clock."""
+    """Status of a run; times are seconds of one clock."""
 
     doing: str = "starting"
-    """The last thing that was said."""
+    """Last message."""
     since: float = 0.0
-    """When it was said."""
+    """Time of the last message."""
     total: int = 0
     ended: int = 0
     running: int = 0
     sessions: Sequence[LiveSession] = ()
-    """Those that were seen last."""
+    """Sessions seen last."""
     _began_at: float | None = None
     _ended_before: int = 0
     _tokens_of_ended: int = 0
@@ -36,23 +35,23 @@ class RunStanding:
     _rates: dict[str, float] = field(default_factory=dict)
 
     def begin(self, total: int, done: int) -> None:
-        """The run has so many rollouts, and so many are not run."""
+        """Set the number of rollouts, and of those already done."""
         self.total, self.ended, self._ended_before = total, done, done
 
     def begin_rollout(self, now: float) -> None:
-        """One more runs."""
+        """Count a started rollout."""
         self.running += 1
         if self._began_at is None:
             self._began_at = now
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """One less."""
+        """Count an ended rollout."""
         self.running -= 1
         self.ended += 1
         self._tokens_of_ended += record.session.ledger.generated
 
     def look(self, sessions: Sequence[LiveSession], now: float) -> None:
-        """The sessions stand like this now."""
+        """Update the sessions."""
         self._rates = {}
         for each in sessions:
             at, tokens = self._before.get(each.name, (now, each.tokens))
@@ -65,26 +64,26 @@ class RunStanding:
             self._seen.popleft()
 
     def rate_of(self, session: LiveSession) -> float:
-        """Tokens per second of a session that was just seen, between the last two looks."""
+        """Return a session's tokens per second between the last two looks."""
         return self._rates.get(session.name, 0.0)
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the last seconds; 0 before there are two looks."""
+        """Tokens per second lately; 0 before the second look."""
         if len(self._seen) < 2:
             return 0.0
         (first, before), (last, tokens) = self._seen[0], self._seen[-1]
         return max(0.0, (tokens - before) / (last - first)) if last > first else 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """How long it takes if it goes on at the pace so far; None while there is no telling."""
+        """Estimate the time left at the pace so far, or None."""
         here = self.ended - self._ended_before
         if self._began_at is None or not here or self.ended == self.total:
             return None
         return (now - self._began_at) / here * (self.total - self.ended)
 
     def words(self, now: float) -> str:
-        """One line."""
+        """Return the status as one line."""
         if not self.running:
             return f"{printable(self.doing)}: {now - self.since:.0f} s"
         states = Counter(printable(each.state) for each in self.sessions)
@@ -97,7 +96,7 @@ class RunStanding:
 
 
 def describe_seconds(seconds: float) -> str:
-    """`75` as `1:15`."""
+    """Format `75` as `1:15`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""The end of a run on a terminal: a dialogue, the table, the checks, the ledger, and where everything is."""
+"""Summary of a finished run on a terminal: a dialogue, the table, checks, ledger and paths."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,9 +26,9 @@ from harness.viewer.terminal import ledger_words, message_text, show
 _MAX_LINE = 100
 _MOST_REMARKS = 3  # of a scenario; `show` has those of each session
 _MAX_TURNS = 4
-"""Turns of the dialogue that is shown."""
+"""Turns shown of the dialogue."""
 _PLAIN_WIDTH = 100
-"""Columns where there is no terminal to ask."""
+"""Columns without a terminal."""
 _STATUS_WORDS = {
     RunStatus.PASSED: "[bold green]PASSED[/]",
     RunStatus.CHECKS_FAILED: "[bold red]CHECKS FAILED[/]",
@@ -45,16 +45,16 @@ class Line(NamedTuple):
 
 
 class Excerpt(NamedTuple):
-    """The beginning of one session."""
+    """Beginning of a session."""
 
     number: int
     lines: Sequence[Line]
     turns_left: int
-    """Turns that are not shown."""
+    """Turns not shown."""
 
 
 def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | None:
-    """The beginning of the session with the best reward among those with several turns; None when there is none."""
+    """Return the beginning of the session with the best reward among those with several turns, or None."""
     told = [record for record in records if record.is_final and record.session.turns > 1]
     if not told:
         return None
@@ -95,7 +95,7 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
 
 
 def _failures(directory: Path) -> Iterator[Text]:
-    """A line for the sessions that failed in one way: how many, why, and the log of the first."""
+    """Yield a line per kind of failure: how many sessions, why, and the log of the first."""
     alike: dict[tuple[str | None, str | None, str], list[SessionLine]] = {}
     for line in look_at(directory).sessions:
         if line.cause not in (None, Cause.LIMIT):
@@ -140,7 +140,7 @@ def _table(scenarios: Sequence[ScenarioReport]) -> Table:
 
 
 def _faults(scenario: ScenarioReport) -> RenderableType:
-    """Every fault, each time it came, and how the sessions ended that were there."""
+    """Describe every fault, each time it fired, and how the sessions present then ended."""
     lines: list[RenderableType] = [Text(f"{scenario.name}, faults:", style="bold")]
     for number, each in enumerate(scenario.faults):
         count = f"came {len(each.firings)} times" if len(each.firings) != 1 else "came once"

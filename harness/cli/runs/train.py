@@ -1,4 +1,4 @@
-"""`harness train`: steps of an optimizer on the rollouts of a scenario, with the stages of Ctrl+C of `harness run`."""
+"""`harness train`: optimizer steps on the rollouts of a scenario, with the Ctrl+C stages of `harness run`."""
 
 import shlex
 from pathlib import Path
@@ -47,7 +47,7 @@ _MetricsPort = Annotated[
 ]
 
 _SILENCE_S = 10.0
-"""After so long without a word a pipe gets one."""
+"""Silence after which a pipe gets a status line."""
 
 
 def train(
@@ -61,7 +61,7 @@ def train(
     otlp: options.Otlp = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train the scenario's model on its rollouts: collect, pack, update the weights, again.
+    """Train the scenario's model on its rollouts: collect, pack, update the weights, repeat.
 
     Exit codes: 0 all steps are done, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected, 6 infrastructure
     failed.
@@ -83,7 +83,7 @@ def train(
 
 
 def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None) -> "TrainReport":
-    """The report of the run; whatever stops it, the user is told how to go on."""
+    """Run to the report. If it stops early, print how to resume."""
     import uvloop
 
     from harness.cli.runs.progress import open_progress

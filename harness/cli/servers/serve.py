@@ -1,4 +1,4 @@
-"""`harness serve`: a session server of its own."""
+"""`harness serve`: a session server."""
 
 import gc
 from dataclasses import replace

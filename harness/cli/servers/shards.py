@@ -1,4 +1,4 @@
-"""`harness serve --shards N`: a front, and a session server for each shard as a process of its own."""
+"""`harness serve --shards N`: a front, and a session server process for each shard."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.shards.supervisor import StartShard
 
 _DIVIDED = ("sessions", "connections", "waiting_bytes")
-"""Limits of a whole server, of which each shard gets its part; the others are of one request or session."""
+"""Server-wide limits, divided among shards; the others concern one request or session."""
 
 
 def serve_shards(
@@ -26,7 +26,7 @@ def serve_shards(
     continue_engines: bool,
     as_json: bool,
 ) -> None:
-    """Serve sessions by `shards` processes until Ctrl+C; `own_options` are those of `harness serve` alone.
+    """Serve sessions with `shards` processes until Ctrl+C; `own_options` are those of `harness serve` only.
 
     Raises `ScenarioError` for an engine that processes cannot share, and for a store that is no directory.
     """
@@ -77,7 +77,7 @@ def serve_shards(
 
 
 def _divide(limits: "RequestLimits", shards: int) -> list[str]:
-    """The limits of one of `shards`, as options."""
+    """Return one shard's limits, as options."""
     numbers = asdict(limits)
     for name in _DIVIDED:
         numbers[name] = max(1, numbers[name] // shards)

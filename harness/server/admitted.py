@@ -82,7 +82,7 @@ class AdmittedTurns:
     tracer: SessionTracer | None = None
     """Receives each outcome, if tracing."""
     commit_s: float = 60.0
-    """Longest wait for the store, which a slow disk stays below."""
+    """Longest wait for the store; a slow disk needs less."""
     recorded: int = 0
     """Turns with an outcome since the start."""
     sampled: int = 0

@@ -92,7 +92,7 @@ class LiveVersion:
         return replace(result, version_spans=spans, prompt_logprobs=scoring)
 
     async def number_label(self, labeled: _Labeled) -> _Labeled:
-        """Number one label likewise. Raises `StoreError`."""
+        """Add the policy version to one label. Raises `StoreError`."""
         if known_version(labeled.version) is not None:
             return labeled
         return replace(labeled, number=await self._see(labeled.version))

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _Find = Callable[[str], Turn | None]
 
 TAIL = 256
-"""Number of ids that always include a prompt's generation prompt."""
+"""Length of a prompt's end that includes the generation prompt."""
 
 _LARGE_BODY = 100_000  # new bytes, read in a few milliseconds
 _LARGEST_KNOWN = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
@@ -51,8 +51,8 @@ _PLACES = 2  # threads
 class HeavyWork:
     """Work too long for the event loop: reading and encoding large requests.
 
-    Its two threads spare records and the store the wait for a giant prompt. The size of waiting work is bounded. A
-    single C call holds the GIL, so work other than encoding is split into pieces.
+    Its own two threads keep records and the store from waiting behind a giant prompt. The size of waiting work is
+    bounded. A single C call holds the GIL, so work other than encoding is split into pieces.
     """
 
     def __init__(self, metrics: ServerMetrics, most_bytes: int) -> None:

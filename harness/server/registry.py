@@ -164,7 +164,7 @@ class SessionRegistry:
     async def drain(self, only: Session | None = None) -> int:
         """Drain all sessions, or only one. Return how many were open. Raises `StoreError`.
 
-        Turns in flight may continue for `drain_grace_s`.
+        If all, turns in flight may continue for `drain_grace_s`.
         """
         held = list(self) if only is None else [only]
         sessions = [each for each in held if isinstance(each, Session)]

@@ -56,7 +56,7 @@ class ServerSettings:
     comment_every_s: float = 5.0
     """Interval of keep-alive events in a streamed answer."""
     streaming: StreamingMode = StreamingMode.RECORDED
-    """Default for sessions that do not choose."""
+    """Default streaming mode of sessions."""
     write_timeout_s: float = 60.0
     """Seconds without a read after which a client counts as disconnected."""
     engine_attempts: int = 3

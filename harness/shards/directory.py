@@ -4,8 +4,8 @@
     DIR/shard-0.db ...  the sessions of a shard
     DIR/shards.json     `ShardRecord`
 
-The record precedes the first shard store, so stores without a record mean that it was lost. Each write
-replaces the file atomically and durably.
+The record precedes the first shard store, so stores without a record mean that it was lost. Each write replaces the
+file atomically and durably.
 """
 
 import socket
@@ -33,7 +33,7 @@ class ShardRecord(msgspec.Struct):
     drained: list[int] = []
     """Last drain that each shard completed."""
     processes: list[ProcessName | None] = []
-    """Process of each shard that leads its group."""
+    """First process of each shard, which leads its group."""
     has_served: bool = True
     """True once every shard has answered. Sessions may then exist, so ports and shard count are fixed."""
 

@@ -40,7 +40,7 @@ from harness.shards.shard_links import ShardLinks
 from harness.types import Json
 
 RESTART_S = 10.0
-"""Longest wait of a request for a starting shard."""
+"""Longest wait for a starting shard."""
 
 _ATTEMPTS = 4  # to create a session, because several shards may die in a row
 _READ_S = 60.0  # longest silence within an answer

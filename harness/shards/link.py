@@ -49,7 +49,7 @@ class ShardAnswer(NamedTuple):
             raise ShardUnavailable(f"it answered {self.status} {self.body[:300].decode(errors='replace')}")
 
     def read(self, kind: type[_T], also: int = HTTPStatus.OK) -> _T:
-        """Decode the body. Raises `ShardUnavailable`, also as `require`."""
+        """Call `require`, then decode the body. Raises `ShardUnavailable`."""
         self.require(also)
         try:
             return msgspec.json.decode(self.body, type=kind)

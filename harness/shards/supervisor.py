@@ -231,7 +231,7 @@ def _check_announcement(document: bytes) -> None:
 
 
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:
-    """Return the environment of a shard, with the secrets, which no command line may show."""
+    """Return the environment of a shard, with the secrets."""
     secrets = {"HARNESS_ADMIN_TOKEN": admin_token or "", "HARNESS_ENGINE_KEY": engine_key}
     others = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_FRONT)}
     return others | {name: value for name, value in secrets.items() if value}

@@ -28,14 +28,14 @@ class ExitCode(IntEnum):
     CHECKS_FAILED = 1
     """The run is complete, but a check failed."""
     INTERRUPTED = 2
-    """Ctrl+C or SIGTERM; a run can be resumed."""
+    """A run can be resumed."""
     INTERNAL = 3
     """A bug of the harness, such as an unbalanced ledger."""
     USAGE = 4
-    """Wrong command line or file; nothing ran."""
+    """Wrong command line or file."""
     NOTHING_SELECTED = 5
     INFRASTRUCTURE = 6
-    """An engine, model, disk or environment failed; a retry may pass."""
+    """Engine, model, disk or environment failed; a retry may pass."""
 
 
 class NothingSelected(ScenarioError):

@@ -61,9 +61,9 @@ class Moment(NamedTuple):
 
     fault: Fault
     session: int | None
-    """None for the clock."""
+    """Session that triggered it; None for the clock."""
     call: EngineCall | None
-    """Request of that turn."""
+    """Request that triggered it."""
 
     async def last(self) -> None:
         """Wait for the fault's duration."""

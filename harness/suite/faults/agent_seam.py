@@ -188,7 +188,7 @@ class AgentSeam:
 
 
 async def _answer(app: ASGIApp, first: _Arrival, repetition: asyncio.Event, receive: Receive) -> None:
-    """Answer a call; if repeated before its answer begins, by the repetition's answer."""
+    """Answer a call. If it is repeated before its answer begins, send the repetition's answer."""
     arrivals = [first]
 
     async def watch() -> None:

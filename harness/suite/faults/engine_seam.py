@@ -28,7 +28,7 @@ from harness.types import (
 )
 
 DEADLINE_S = 600.0
-"""A provider's patience with a silent server."""
+"""Seconds that a provider waits for a silent server."""
 _IN_THE_ANSWER: frozenset[Action] = frozenset({"cut_connection", "malformed_reply"})
 _KILLED = "the engine was killed, a fault of the scenario"
 
@@ -77,7 +77,7 @@ class EngineCall:
     request_id: str
     session_id: str
     turn: int
-    """From 1."""
+    """Number in its session, from 1."""
     is_first: bool
     """True for a turn's first request."""
     tokens: int
@@ -85,7 +85,7 @@ class EngineCall:
     faults: list[NetworkFault] = field(default_factory=list)
     """To be applied, in order."""
     ends_early: bool = False
-    """True if the engine is to end it at once."""
+    """True if the engine must end it as soon as it has begun."""
     error: EngineError | None = None
     _scope: asyncio.Timeout | None = None
 
@@ -96,7 +96,7 @@ class EngineCall:
             async with asyncio.timeout(None) as self._scope:
                 yield
         except TimeoutError:
-            # Only `fail` uses this scope. Another timeout is not ours.
+            # Only `fail` expires this scope: another timeout comes from the block.
             if self.error is None:
                 raise
             raise self.error from None
@@ -247,7 +247,7 @@ class FaultyProvider:
         """Return the engine's result; stream if a fault waits for a token."""
         if not (watcher.counts_tokens(call) or call.ends_early):
             return await self._inner.generate(request)
-        plain = replace(request, on_delta=None, on_ids=None)  # these make the engine send larger pieces
+        plain = replace(request, on_delta=None, on_ids=None)  # with these, the engine would send many tokens at once
         pieces = self._inner.stream(plain)
         async with aclosing(pieces):  # type: ignore[type-var]  # every provider's stream is a generator
             async for piece in pieces:

@@ -53,7 +53,7 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
     """Unix seconds; None in older runs."""
     session: int | None = None
-    """None for the clock."""
+    """Session that triggered it; None for the clock."""
     turn: int = 0
     tokens: int = 0
     """Tokens sampled in that turn."""

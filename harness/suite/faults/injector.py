@@ -162,8 +162,8 @@ class FaultInjector:
             finally:
                 # Even if the action fails: the triggering turn waits for this.
                 has_applied.set()
-            # Sessions that appeared during the effect met the fault too. If it is on everything, so did rollouts
-            # without a session.
+            # Sessions that appeared during the effect met the fault too. A fault on everything also met rollouts
+            # that have no session yet.
             seen = {bystander.session for bystander in firing.sessions}
             sessions = (*firing.sessions, *(each for each in self._bystanders() if each.session not in seen))
             self._met |= {bystander.session for bystander in sessions}

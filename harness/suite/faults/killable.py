@@ -101,7 +101,9 @@ class KillableServer(Restartable):
         """Sessions and their rollouts' numbers."""
         if self._running is None:
             return {}
-        in_memory = [each for each in self._running.server.sessions if isinstance(each, Session)]  # it evicts none
+        in_memory = [
+            each for each in self._running.server.sessions if isinstance(each, Session)
+        ]  # this server evicts none
         return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
 
     async def start(self) -> None:
@@ -153,7 +155,7 @@ class KillableLane(Restartable):
         self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)
 
     async def kill(self) -> None:
-        """SIGKILL all processes."""
+        """Kill all processes with SIGKILL."""
         if self._lane is not None:
             # It may have died by itself.
             with suppress(ProcessLookupError):

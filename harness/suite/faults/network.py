@@ -190,6 +190,7 @@ class FaultyNetwork:
     def arm(self, request_id: str, fault: NetworkFault) -> None:
         """See `Network`."""
         for proxy in self._proxies:
+            # Any of the servers may get the request.
             proxy.arm(request_id, fault)
 
     def disarm(self, request_id: str) -> None:

@@ -42,7 +42,7 @@ class Due(NamedTuple):
     position: int
     """The fault's position in the scenario."""
     session: int | None = None
-    """None for the clock."""
+    """Session that triggered it; None for the clock."""
     turn: int = 0
     tokens: int = 0
 

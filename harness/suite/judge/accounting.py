@@ -48,7 +48,7 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
                 f"session {record.number}: the store holds {stored} sampled tokens,"
                 f" its ledger {record.ledger.generated}"
             )
-        # Tokens of turns in flight when the session was read reached the store later, and no sample.
+        # Turns in flight when the session was read: their tokens reached the store later, but no sample.
         undelivered.append(Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {}))
     counted = {record.session_id for record in final}
     with reading_run(database) as connection:

@@ -20,7 +20,6 @@ _RUNNER = Path(__file__).with_name("check_runner.py")
 _MAX_ANSWER = 1 << 20
 """Bytes of an answer."""
 _MAX_ERROR = 500
-"""Characters kept of the last words."""
 _MAX_SHOWN = 60
 _END_TIMEOUT_S = 2.0  # a child that left the process group may hold a pipe open forever
 _POLL_S = 0.01
@@ -51,7 +50,7 @@ class CheckProcess:
     async def ask(self, session: Json, result: Json | None, metadata: Json) -> Any:
         """Return the answer for a session. Raises `ScenarioError`.
 
-        Afterwards, or if cancelled, the caller must `close`: the process may still answer.
+        After an error or cancellation the caller must `close`: the process may still answer.
         """
         question = {"id": secrets.token_hex(8), "session": session, "result": result, "metadata": metadata}
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))  # uvloop's type is wrong

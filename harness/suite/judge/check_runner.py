@@ -57,7 +57,6 @@ def score(path: str, request: dict[str, object]) -> dict[str, object]:
 
 
 def describe(error: BaseException) -> str:
-    """Format the error with the raising line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

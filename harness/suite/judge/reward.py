@@ -26,10 +26,8 @@ class Score:
     reward: float | None = None
     """None without a check or after a failure."""
     details: Json = field(default_factory=dict)
-    """The check's answer without the reward."""
     turn_rewards: TurnRewards = field(default_factory=dict)
     error: str | None = None
-    """Reason for a missing reward."""
 
 
 class StandingCheck:

@@ -23,7 +23,7 @@ class Look(NamedTuple):
     """Engine counters and ledger at one moment."""
 
     engines: Mapping[str, EngineCount]
-    """By worker name."""
+    """Counters by worker name."""
     generated: int
     unknown: int
     """Upper bound of sampled but unreported tokens."""
@@ -90,7 +90,7 @@ def hear(engines: str, before: Look, after: Look) -> Hearing:
 
 
 def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCount]) -> str:
-    """Return the reason that counters and ledger are not comparable, if any."""
+    """Return the reason that the counters are not comparable, if any."""
     for name in sorted({*before} ^ {*after}):
         return f"{(before.get(name) or after[name]).engine} was there for a part of the time only"
     for name, now in after.items():
@@ -132,12 +132,11 @@ class Witness:
 
     @property
     def counted(self) -> int:
-        """Tokens by the engines' counters, without `scored`."""
+        """Tokens by the engines' counters."""
         return sum(each.counted for each in self.heard)
 
     @property
     def scored(self) -> int:
-        """Tokens sampled only to score input."""
         return sum(each.scored for each in self.heard)
 
     @property

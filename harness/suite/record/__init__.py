@@ -1,4 +1,4 @@
-"""The run directory: files, configuration, lock and database. Runs nothing.
+"""Run directory: files, configuration, lock, database. May use scenarios, samples and the store.
 
-May use scenarios, samples and the store. Start with `rundir.py`.
+Start with `rundir.py`.
 """

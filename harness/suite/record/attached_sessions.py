@@ -47,7 +47,8 @@ class AttachedSessions:
         self._connection.close()
 
     def note(self, session_id: str) -> None:
-        """Note a session before its creation: a noted session may not exist, but none exists unnoted."""
+        """Note a session that is about to be created."""
+        # Before the creation: a crash in between must not leave a session unnoted.
         self._write(_NOTE, session_id)
 
     def forget(self, session_id: str) -> None:

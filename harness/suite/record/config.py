@@ -48,7 +48,7 @@ class Overrides(_StrictFile):
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
     limit: int | None = None
-    """Number of prompts."""
+    """Prompts to keep, from the first."""
 
     def over(self, other: Self) -> Self:
         """Complete these overrides from `other`."""
@@ -66,6 +66,7 @@ class Overrides(_StrictFile):
             changes["model"] = SMALL_TOKENIZER  # a script does not need a model download
         instead = _leave_out_none(seed=self.seed)
         if self.model is not None and scenario.train is not None:
+            # Another model replaces the one that the program would make.
             instead["train"] = scenario.train.model_copy(update={"model_program": None})
         if self.engine is not None:
             instead["services"] = None
@@ -78,7 +79,7 @@ class Overrides(_StrictFile):
 
 
 class ScenarioEntry(_StrictFile):
-    """A resolved scenario, with digests of its files."""
+    """A resolved scenario, with file digests."""
 
     directory: str
     files: dict[str, str]
@@ -90,7 +91,6 @@ class RunConfig(_StrictFile):
 
     schema_version: Literal[1] = 1
     suite: str
-    """Name or path, as given."""
     overrides: Overrides
     scenarios: list[ScenarioEntry]
     trains: bool = False
@@ -231,7 +231,7 @@ def _require_weights(folders: Iterable[ScenarioFolder]) -> None:
 
 
 def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder]) -> None:
-    """Raise `ScenarioError` for settings that a running server makes void."""
+    """Raise `ScenarioError` for settings void beside a running server."""
     wanted: dict[str, Any] = {}
     for text in settings:
         _merge(wanted, _parse_setting(text))

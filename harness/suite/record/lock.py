@@ -27,6 +27,7 @@ def versions() -> Json:
     for name in _PACKAGES:
         try:
             packages[name] = version(name)
+        # Some packages are extras.
         except PackageNotFoundError:
             packages[name] = None
     return {"harness": harness.__version__, "python": platform.python_version(), **packages}

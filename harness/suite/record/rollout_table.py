@@ -58,7 +58,7 @@ REPLAYED = "replayed"
 """Drop reason: a final rollout was replayed on request."""
 
 _PASSING_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
-"""Causes that blame neither model nor agent: the rollout runs again on resume."""
+"""Causes after which a rollout runs again on resume."""
 
 
 class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +69,11 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
     repeat_terminated_turns: int = 0
     tool_calls: int = 0
     turns_in_flight: int = 0
-    """At the reading; the store received their tokens later."""
+    """Turns in flight at the reading; the store got their tokens later."""
     ledger: Ledger = Ledger()
     refusals: dict[str, int] | None = None
     """Model calls answered with an error, by code; None in older runs."""
     remarks: tuple[str, ...] = ()
-    """Server remarks on the samples."""
 
     @classmethod
     def of(cls, session: Json) -> Self:

@@ -1,8 +1,9 @@
 """Run against a running session server or router: `harness run SUITE --server URL`.
 
-The server has other users, so the run touches only its own sessions: no gate, no engine. Scenarios that need more are
-refused at the start. Each session is noted before its creation, and its tokens are counted before its deletion; if they
-cannot be, it stays for the resumed run. Rollouts that a server restart failed run again on resume.
+The server has other users, so the run touches only its own sessions, never the gate or an engine. Scenarios that need
+more are refused at the start. Each session is noted before its creation, and its tokens are counted before its
+deletion; if they cannot be counted, the session stays for the resumed run. Rollouts that a server restart failed run
+again on resume.
 """
 
 import asyncio

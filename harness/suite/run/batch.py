@@ -29,7 +29,7 @@ from harness.suite.scenarios.plan import PlannedRollout
 
 
 class Progress(Protocol):
-    """Receiver of a run's progress. Methods run in the event loop, must return quickly and not raise."""
+    """Receiver of a run's progress. Methods run in the event loop; they must return quickly and must not raise."""
 
     def say(self, text: str) -> None:
         """Show one line to the user."""
@@ -59,14 +59,14 @@ class RolloutBatch:
     progress: Progress
     interrupts: Interrupts
     faults: FaultInjector | None = None
-    """None without faults."""
+    """Injector of faults; None without faults."""
     finished: FinishedSamples | None = None
-    """None without weight updates."""
+    """Queue of finished samples; None without weight updates."""
 
     async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
 
-        Raises `StoreError` for a record, and cancels the other rollouts.
+        Raises `StoreError` when a record cannot be stored, and cancels the other rollouts.
         """
         # One iterator for all workers keeps the order.
         waiting = iter(rollouts)
@@ -128,8 +128,8 @@ class RolloutBatch:
     async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
         """Blame the server, so that the rollout runs again on resume.
 
-        Applies if the server restarted or vanished and the rollout did not end well, or if the server now serves something
-        different. The returned error ends the run.
+        Applies if the server restarted or vanished and the rollout did not end well, or if the server now serves
+        something else. The returned error ends the run.
         """
         problem: HarnessError | None = None
         detail, is_disturbed, may_be_mixed = "the session server was started anew meanwhile", False, False

@@ -1,7 +1,7 @@
 """Select failed rollouts to replay: `--only failed`.
 
-Rollouts fail unless they finish, hit a session limit, meet a fault of their scenario, or stop with the run. Causes are
-the outcome (`crashed`) and the party to blame (`agent`), as in the report.
+A rollout failed unless it finished, hit a session limit, met a fault of its scenario, or was stopped with the run. Its
+causes are its outcome (`crashed`) and the party to blame (`agent`), as in the report.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ class FailedOnly:
 
 
 def _causes_of(record: RolloutRecord) -> tuple[str, ...]:
-    """Return the causes of a failure, else nothing."""
+    """Return the causes of a failure; empty if the rollout did not fail."""
     if record.outcome not in _FAILING or record.met_fault:
         return ()
     return (record.outcome.value, *([record.cause.value] if record.cause else []))

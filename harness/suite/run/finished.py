@@ -1,7 +1,7 @@
 """Samples of finished rollouts, held while weights change, like a trainer's queue that is never consumed.
 
-A deleted session is not swept, so each weight update scores the tokens that wait here, and a last sweep those that wait
-for the final weights. `write` adds these scores to the records.
+The server does not sweep deleted sessions. So each weight update scores the tokens that wait here, and a last sweep
+scores those that wait for the final weights. `write` adds the scores to the records.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class FinishedSamples:
 
     def __init__(self, manager: SessionManager, log: RolloutLog) -> None:
         self.samples: list[Sample] = []
-        """A sweep may replace single samples."""
+        """Queued samples; a sweep may replace them one by one."""
         self._manager = manager
         self._log = log
         self._kept: list[_Kept] = []

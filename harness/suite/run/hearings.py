@@ -1,4 +1,4 @@
-"""Compare the engines' token counters with the ledger, by a reading before the first session and one after the last.
+"""Compare the engines' token counters with the ledger: one reading before the first session, one after the last.
 
 `witness.json` gets an entry each time that engines serve the run, so a resumed run keeps all.
 """
@@ -19,7 +19,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import OwnServices, Services
 
 _SETTLE_S = 5.0
-"""Seconds for counters to catch up; usually unused."""
+"""Seconds for counters to catch up with the replies; usually not needed."""
 _LOOK_EVERY_S = 0.1
 
 SHARED = "others use the server that it ran on"

@@ -35,7 +35,7 @@ def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: boo
 def resume_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
     """Resume the run in `out`, the run directory `suite`, or the suite's newest unfinished run.
 
-    Raises `RunError` when there is none, or when suite, command or configuration differ.
+    Raises `RunError` when there is none, or when its suite, command or configuration differs.
     """
     names_run = _is_run_directory(suite)
     path = out if out is not None or not names_run else Path(suite)

@@ -14,7 +14,7 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.router import GatewayKind
 
 _JOIN_S = 300.0
-"""Longer than an engine's self-test on a busy CPU."""
+"""Seconds, longer than an engine's self-test on a busy CPU."""
 _LOOK_EVERY_S = 0.1
 
 

@@ -26,7 +26,7 @@ class RecordedRun:
     rollouts: tuple[RolloutRecord, ...]
     """Ended rollouts by number, last attempts only."""
     ledger: Ledger
-    """Every token that the run's engines sampled. Tokens without a final rollout are `interrupted`."""
+    """Account of every token that the run's engines sampled. Tokens without a final rollout are `interrupted`."""
     witness: Witness
     """Comparison with the engines' counters."""
 
@@ -45,7 +45,7 @@ def read_run(path: Path | str) -> RecordedRun:
     """Read a run, complete or not.
 
     Raises `RunError` when `path` is not a run or its report is damaged, `StoreError` when its database cannot be read,
-    and `LedgerImbalance`.
+    and `LedgerImbalance` when its tokens do not add up.
     """
     directory = RunDirectory(Path(path))
     if not directory.config.is_file():

@@ -22,7 +22,6 @@ class RunStatus(StrEnum):
 
     PASSED = "passed"
     CHECKS_FAILED = "checks_failed"
-    """Complete, but a check failed."""
     INTERRUPTED = "interrupted"
     """Stopped by the user; can be resumed."""
     INFRASTRUCTURE = "infrastructure"
@@ -43,7 +42,6 @@ class ScenarioReport:
 
     name: str
     planned: int
-    """Sessions in the scenario."""
     records: Sequence[RolloutRecord]
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
@@ -161,10 +159,10 @@ class RunReport:
     status: RunStatus
     scenarios: Sequence[ScenarioReport]
     ledger: Ledger
-    """Includes abandoned attempts."""
+    """Sum over all sessions, including abandoned attempts."""
     witness: Witness
     samples: int
-    """Number exported."""
+    """Number of exported samples."""
     has_parquet: bool
     seconds: float
     is_guarded: bool = False
@@ -223,5 +221,5 @@ def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> 
 
 
 def ledger_json(ledger: Ledger) -> Json:
-    """Add the difference, which is 0."""
+    """Return the ledger and its difference, which is 0."""
     return {**ledger.to_json(), "difference": ledger.difference}

@@ -46,7 +46,7 @@ class SuiteRun:
     progress: Progress
     interrupts: Interrupts
     concurrency: int | None = None
-    """None uses each scenario's."""
+    """Rollouts at a time; None uses each scenario's number."""
     admin_token: str | None = None
     """Token of the attached server."""
     deadlines: Deadlines | None = None

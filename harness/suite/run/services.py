@@ -54,9 +54,9 @@ class EngineChoice(NamedTuple):
     forces_tokens: bool = False
     """True if sessions bring a script."""
     template: Path | None = None
-    """Replaces the model's."""
+    """Chat template that replaces the model's."""
     model_program: Path | None = None
-    """Makes the model, instead of `model`."""
+    """Program that makes the model, instead of `model`."""
     model_seed: int = 0
 
     @classmethod
@@ -103,18 +103,18 @@ class Services(ABC):
     """A session server for rollouts."""
 
     address: SessionServerAddress
-    """With admin token."""
+    """URL and admin token."""
     model: str
-    """Name for agents."""
+    """Model name for agents."""
     identity: Json
-    """For `lock.json`."""
+    """Identity of engine and tokenizer, for `lock.json`."""
     engines: list[str]
     """Programs that sample, with versions."""
 
     @property
     @abstractmethod
     def tokenizer(self) -> Path | None:
-        """Folder, if known."""
+        """Tokenizer folder, if known."""
 
     @abstractmethod
     def open_manager(self) -> SessionManager:
@@ -140,7 +140,7 @@ class OwnServices(Services):
     engine: TokenProvider
     model_dir: Path
     seams: Seams | None = None
-    """None without faults."""
+    """Places to inject faults; None without faults."""
 
     @property
     def tokenizer(self) -> Path:

@@ -1,4 +1,4 @@
-"""Watch a run's sessions, once a second, for display. Errors only cost a look."""
+"""Watch a run's sessions, once a second, for display. An error only costs one look."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,11 +23,11 @@ class LiveSession(NamedTuple):
     name: str
     """Scenario and rollout number."""
     state: str
-    """A `SessionState`, or one of a newer server."""
+    """A `SessionState`, or a state that only newer servers know."""
     turns: int
-    """Recorded."""
+    """Recorded turns."""
     tokens: int
-    """Sampled and received so far."""
+    """Tokens sampled and received so far."""
 
 
 @asynccontextmanager

@@ -12,10 +12,7 @@ from harness.suite.scenarios.folder import ScenarioFolder
 
 @asynccontextmanager
 async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
-    """Yield the agent of `folder`.
-
-    Raises `AgentError` for a program's environment, `ScenarioError` for a function that cannot be loaded.
-    """
+    """Yield the agent of `folder`. Raises `AgentError` (environment) or `ScenarioError` (function)."""
     if folder.agent_function is not None:
         # Standard output belongs to the result of the command. Programs print into the log of their rollout.
         with redirect_stdout(sys.stderr):

@@ -25,14 +25,14 @@ Action = Literal[
 ]
 
 ON_EVERYTHING: frozenset[Action] = frozenset({"drain", "pause", "kill_engine", "kill_server", "end_rollout"})
-"""Actions that affect all sessions, whichever triggers them."""
+"""Actions that affect all sessions."""
 ON_THE_NETWORK: frozenset[Action] = frozenset(
     {"engine_500", "engine_hang", "cut_connection", "slow_network", "malformed_reply"}
 )
-"""Actions on one request between session server and engine."""
+"""Actions on one engine request."""
 
 SIGNALS: frozenset[Action] = frozenset({"kill_agent", "stop_agent"})
-"""Actions on an agent's process group."""
+"""Actions on an agent's processes."""
 
 _NEEDS_SECONDS: frozenset[Action] = frozenset({"pause", "slow_network"})
 _TAKES_SECONDS: frozenset[Action] = _NEEDS_SECONDS | {
@@ -53,17 +53,17 @@ class Fault(BaseModel):
 
     action: Action
     at_turn: int | None = Field(default=None, ge=1)
-    """Trigger: a session's n-th model call, from 1."""
+    """A session's n-th model call, from 1."""
     at_token: int | None = Field(default=None, ge=1)
-    """With `at_turn`: after that many sampled tokens."""
+    """With `at_turn`: that many sampled tokens."""
     at_second: float | None = Field(default=None, ge=0)
-    """Trigger: seconds since the scenario began."""
+    """Seconds since the scenario began."""
     probability: float | None = Field(default=None, gt=0, le=1)
-    """Trigger: chance per turn, drawn from the session's seed."""
+    """Chance per turn, drawn from the session's seed."""
     sessions: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    """Positions of the sessions it watches and affects; default: all."""
+    """Positions of sessions to watch and affect; default: all."""
     seconds: float | None = Field(default=None, gt=0)
-    """Duration; the default depends on the action (docs/scenarios.md)."""
+    """Duration; default by action (docs/scenarios.md)."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -84,7 +84,6 @@ class Fault(BaseModel):
 
     @property
     def trigger(self) -> str:
-        """The trigger in words."""
         if self.at_second is not None:
             return f"at second {self.at_second:g}"
         if self.probability is not None:

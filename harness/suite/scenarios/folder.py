@@ -1,4 +1,4 @@
-"""Scenarios as folders. Loading checks all files, so a wrong scenario fails before its first session."""
+"""Scenarios as folders. Loading checks all files, before any session needs them."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ class ScenarioFolder:
 
     @property
     def agent_function(self) -> FunctionFile | None:
-        """The agent's function; None for a program."""
+        """Function that plays the scenario; None for a program."""
         if self.scenario.agent.function is None:
             return None
         file, _, name = self.scenario.agent.function.rpartition(":")
@@ -58,7 +58,7 @@ class ScenarioFolder:
 
     @property
     def agent_script(self) -> Path:
-        """Script or profile, in the folder or bundled. Raises `ScenarioError` for an unknown name."""
+        """Script or profile, in the folder or bundled. Raises `ScenarioError`."""
         profile = self.scenario.agent.profile
         assert profile is not None, "a function plays the scenario"
         if profile.endswith((".py", ".toml")) or "/" in profile or self.file(profile).is_file():
@@ -81,7 +81,7 @@ class ScenarioFolder:
         return (self.directory / name).resolve()
 
     def find_template(self) -> Path | None:
-        """Return the chat template that replaces the model's. Raises `ScenarioError`."""
+        """Return the template that replaces the model's. Raises `ScenarioError`."""
         name = self.scenario.engine.template
         try:
             return None if name is None else find_template(name, self.directory)
@@ -89,11 +89,11 @@ class ScenarioFolder:
             raise ScenarioError(f"{self.directory / SCENARIO_FILE}: engine.template: {error.message}") from None
 
     def text_of(self, prompt: Prompt) -> str:
-        """Return the instruction for `prompt`."""
+        """Return a prompt's instruction."""
         return self.instruction if prompt.text is None else prompt.text
 
     def session_script(self) -> Json:
-        """Return `engine.script` as a session script. Raises `ScenarioError` for steps that a session cannot force."""
+        """Return `engine.script` for sessions. Raises `ScenarioError` for steps that these cannot force."""
         name = self.scenario.engine.script
         assert name is not None, "nothing is forced without a script"
         steps: list[Json] = []
@@ -109,7 +109,7 @@ class ScenarioFolder:
         return {"steps": steps}
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every other file that affects sessions."""
+        """Return the SHA-256 of files, besides `scenario.toml`, that affect sessions."""
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
         files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
@@ -122,7 +122,8 @@ class ScenarioFolder:
             present["agent"] = script
             if script.suffix == ".toml":  # the files that a profile installs and starts are beside it
                 present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
-        else:  # which may import its neighbors
+        else:
+            # It may import its neighbors.
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(present.items())}
@@ -151,7 +152,7 @@ def load_scenario(directory: Path) -> ScenarioFolder:
 
 
 def find_scenarios(where: str) -> list[ScenarioFolder]:
-    """Return the scenarios of a folder, a folder of folders (a suite), or a bundled name, sorted by folder.
+    """Return the scenarios of a folder, a suite folder or a bundled name, sorted by folder.
 
     Raises `NothingSelected`, or `ScenarioError` when one is wrong.
     """
@@ -179,7 +180,7 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
 
 
 def bundled_scenarios() -> list[ScenarioFolder]:
-    """Return the bundled scenarios."""
+    """Return all bundled scenarios."""
     return find_scenarios(str(bundled_directory("scenarios")))
 
 
@@ -190,7 +191,8 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
     if scenario.train is not None:
         encoder = scenario.train.encoder and scenario.train.encoder.partition(":")[0]
         named += [("train.model_program", scenario.train.model_program), ("train.encoder", encoder)]
-        named += [("train", CHECK_FILE)]  # its rewards
+        # Training needs the rewards of the check.
+        named += [("train", CHECK_FILE)]
     for key, name in named:
         if name is not None and not folder.file(name).is_file():
             raise ScenarioError(f"{source}: {key}: expected a file of the scenario, got {name!r}, which does not exist")

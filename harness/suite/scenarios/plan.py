@@ -1,6 +1,6 @@
-"""Plan the rollouts of scenarios. Rollout `number` is the same in every run and resume.
+"""Plan the rollouts of scenarios, from scenarios and seeds alone (I10).
 
-The plan depends on scenarios and seeds alone, never on concurrency, time or earlier runs (I10).
+Rollout `number` is the same in every run and resume.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class PlannedRollout:
     number: int
     """Position in the run, from 0; `index` of its samples."""
     group: int
-    """Position of the prompt in the run; `group_index` of the samples."""
+    """Prompt's position in the run; `group_index` of the samples."""
     folder: ScenarioFolder
     prompt: Prompt
     seed: int
@@ -40,7 +40,7 @@ class PlannedRollout:
 
 
 def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
-    """Plan all rollouts of `folders`, with groups contiguous."""
+    """Plan all rollouts, with groups contiguous."""
     planned: list[PlannedRollout] = []
     group = 0
     for folder in folders:

@@ -1,7 +1,4 @@
-"""Content of `scenario.toml` as strict models: no unknown keys, no silent conversions.
-
-Each prompt is a group of `samples_per_prompt` sessions.
-"""
+"""Content of `scenario.toml` as strict models. Each prompt is a group of `samples_per_prompt` sessions."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -30,7 +27,7 @@ SCHEMA_VERSION = 1
 
 
 def require_running_servers(name: str) -> EngineName:
-    """Parse `name`. Raises `ScenarioError` unless it names running servers."""
+    """Parse `name`. Raises `ScenarioError` unless servers run."""
     engine = EngineName.parse(name)
     if not engine.urls:
         raise ScenarioError(f"expected a server that runs, such as sglang=http://127.0.0.1:30000, got {name!r}")
@@ -65,17 +62,16 @@ class AgentSpec(_Strict):
     """Program or function that plays the scenario."""
 
     profile: str | None = None
-    """Bundled agent (`harness agent list`), script with a PEP 723 header, profile (`*.toml`), or command line."""
+    """Bundled agent, script with a PEP 723 header, profile (`*.toml`), or command line."""
     function: str | None = None
-    """`FILE.py:NAME` instead of a program: an async function, trusted code."""
+    """`FILE.py:NAME` instead of a program: a trusted async function."""
     game: str | None = None
     """Python file with a `Game`, passed as `HARNESS_GAME`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Additional environment variables."""
+    """Additional variables."""
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of every model call, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
+    """Arguments of model calls, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)
-    """Seconds until the agent is stopped."""
 
     @field_validator("function")
     @classmethod
@@ -100,20 +96,20 @@ class AgentSpec(_Strict):
 
 
 class RepeatGuardSpec(_Strict):
-    """Repeat guard that the engine must run. Defaults as in `RepeatTerminateConfig`, but enabled."""
+    """Repeat guard of the engine: as `RepeatTerminateConfig`, but enabled."""
 
     enabled: bool = True
     """False overrides the environment."""
     min_new_tokens: int = RepeatTerminateConfig.min_new_tokens
-    """Tokens before the guard can trigger."""
+    """Tokens before it can trigger."""
     max_consecutive_token_repeats: int = RepeatTerminateConfig.max_consecutive_token_repeats
-    """Identical tokens in a row that trigger; 0 is off."""
+    """Identical tokens in a row; 0 is off."""
     ngram_size: int = RepeatTerminateConfig.ngram_size
-    """Length of the n-gram at the output's end; 0 is off."""
+    """Length of the final n-gram; 0 is off."""
     ngram_repeats: int = RepeatTerminateConfig.ngram_repeats
-    """Adjacent repeats of the n-gram that trigger; 0 and 1 are off."""
+    """Adjacent repeats of the n-gram; 0 and 1 are off."""
     max_object_keys: int | None = RepeatTerminateConfig.max_object_keys
-    """Occurrences of the tokens of `"object_` that trigger."""
+    """Occurrences of the tokens of `"object_`."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -126,36 +122,36 @@ class RepeatGuardSpec(_Strict):
 
 
 class EngineSpec(_Strict):
-    """Engine of the agent's model calls."""
+    """Engine of the model calls."""
 
     name: KnownEngine = "local"
     model: str = "smollm2-135m-instruct"
-    """Catalogue name, HuggingFace folder or hub id; the scripted engine uses its tokenizer."""
+    """Catalogue name, HuggingFace folder or hub id."""
     template: str | None = None
     """Chat template instead of the model's: bundled name or file."""
     script: str | None = None
-    """File with the scripted engine's script."""
+    """Script of the scripted engine."""
     force_script: bool = False
-    """Force other engines to say the script, without its delays."""
+    """Force other engines to say the script."""
     repeat_guard: RepeatGuardSpec | None = None
-    """Guard without which the engine does not start. Default: the environment's."""
+    """Required repeat guard. Default: the environment's."""
 
 
 class LaneGroup(_Strict):
     """Engine servers of one kind."""
 
     engine: Literal["sglang", "vllm", "local"]
-    """Program; `local` is the harness's engine as a server."""
+    """`local` is the harness's engine as a server."""
     count: int = Field(default=1, ge=1, le=16)
 
 
 class ServicesSpec(_Strict):
-    """Servers to start for the scenario, and running engines."""
+    """Servers to start, and running engines."""
 
     lanes: list[LaneGroup] = Field(default_factory=list)
-    """Engine servers on this machine's CPU, serving `engine.model`."""
+    """Engine servers on this machine's CPU."""
     workers: list[RunningServers] = Field(default_factory=list)
-    """Running engine servers for the router; `--worker` replaces those of its kind."""
+    """Running engine servers; `--worker` replaces those of its kind."""
     router: bool = False
     """Put a router, with its own gateway, in front."""
 
@@ -171,7 +167,7 @@ class ServicesSpec(_Strict):
         return self
 
     def with_workers(self, workers: Sequence[str]) -> "ServicesSpec":
-        """Return a copy with `workers` behind a router, in place of others of their kinds."""
+        """Return a copy with `workers` behind a router, replacing others of their kinds."""
         kinds = {EngineName.parse(worker).kind for worker in workers}
         lanes = [lane for lane in self.lanes if lane.engine not in kinds]
         others = [worker for worker in self.workers if EngineName.parse(worker).kind not in kinds]
@@ -186,7 +182,7 @@ class Prompt(_Strict):
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Data for agent, game and check."""
     check_metadata: dict[str, Any] = Field(default_factory=dict)
-    """Metadata for the check alone, such as the answer."""
+    """Metadata for the check alone."""
 
     @model_validator(mode="after")
     def _says_everything_once(self) -> Self:
@@ -219,49 +215,49 @@ class PlannedUpdate(_Strict):
     """One change of the weights."""
 
     when: Literal["in_turn", "in_tool_call", "session_ended"]
-    """Moment: a turn is being sampled, a session is between turns, or one has just ended."""
+    """A turn is sampled, a session is between turns, or one has just ended."""
     after_turns: int = Field(default=1, ge=0)
-    """Turns of all sessions since the previous update, at least."""
+    """Turns of all sessions since the previous update."""
 
 
 class Weights(_Strict):
-    """Weight updates while the scenario runs, with generated checkpoints."""
+    """Weight updates, with generated checkpoints."""
 
     updates: list[PlannedUpdate] = Field(min_length=1)
-    """In order; the first brings version 1."""
+    """The first brings version 1."""
     noise: float = Field(default=0.02, gt=0)
-    """Distance from the model, in standard deviations of each tensor."""
+    """Noise in standard deviations of each tensor."""
     mode: Literal["abort", "keep"] = "abort"
-    """Turns in flight: `abort` ends them and continues with a new request, `keep` freezes them."""
+    """Turns in flight: `abort` continues them with new requests, `keep` freezes them."""
     sweep_s: float = Field(default=60.0, gt=0)
-    """Seconds to score, before an update, tokens that wait for the outgoing version."""
+    """Seconds to score what waits for the outgoing version."""
 
 
 class Checks(_Strict):
-    """Conditions on a finished run. The ledger is always checked."""
+    """Conditions on a finished run, besides its ledger."""
 
     min_finished: int | None = Field(default=None, ge=0)
     """Sessions whose agent ended by itself or at a limit."""
     min_reward_mean: float | None = None
     """Mean over the sessions with a reward."""
     min_turns: int | None = Field(default=None, ge=1)
-    """Model calls in every session."""
+    """Model calls per session."""
     min_tool_calls: int | None = Field(default=None, ge=0)
-    """Over all sessions."""
+    """Tool calls, over all sessions."""
     min_truncated_turns: int | None = Field(default=None, ge=0)
-    """Turns ended by a length limit or the repeat guard."""
+    """Turns cut by a length limit or the repeat guard."""
     expect_dropped_trailing_turns: bool | None = None
-    """Samples lost turns after an incomplete one (true), or none did (false)."""
+    """True: samples lost turns after an incomplete one; false: none did."""
     min_policy_versions: int | None = Field(default=None, ge=1)
     """Weight versions that sampled tokens."""
     min_proximal_tokens: int | None = Field(default=None, ge=1)
-    """Tokens scored under their next weight version."""
+    """Tokens scored under their next version."""
     min_proximal_share: float | None = Field(default=None, gt=0, le=1)
-    """Share of those among tokens whose next version was live."""
+    """Share of them among tokens whose next version was live."""
     expect_faults_fired: bool = True
     """Every fault fired at least once."""
     expect_witness_agrees: bool = True
-    """Engines' token counters confirm the ledger, where comparable."""
+    """Engines' token counters confirm the ledger."""
     check_deadline_s: float = Field(default=10.0, gt=0)
     """Seconds for `check.py` per session."""
 
@@ -276,17 +272,17 @@ class Scenario(_Strict):
     agent: AgentSpec
     engine: EngineSpec = Field(default_factory=EngineSpec)
     services: ServicesSpec | None = None
-    """Engine servers and a router, instead of `engine.name`."""
+    """Engine servers, instead of `engine.name`."""
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     prompts_file: str | None = None
-    """File with one JSON prompt per line, instead of `prompts`."""
+    """One JSON prompt per line, instead of `prompts`."""
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
     after_incomplete: Literal["refuse", "serve"] = "refuse"
-    """After an incomplete turn, refuse calls or (for evaluation) serve them."""
+    """After an incomplete turn, refuse or (for evaluation) serve calls."""
     template_variables: dict[str, JsonValue] = Field(default_factory=dict)
-    """Chat template variables, such as `enable_thinking`."""
+    """For the chat template, such as `enable_thinking`."""
     seed: int = Field(default=0, ge=0)
     """Base of the session seeds."""
     concurrency: int = Field(default=4, ge=1)
@@ -294,7 +290,6 @@ class Scenario(_Strict):
     weights: Weights | None = None
     faults: list[Fault] = Field(default_factory=list)
     train: TrainSpec | None = None
-    """Required for `harness train`."""
     checks: Checks = Field(default_factory=Checks)
 
     @field_validator("faults")
@@ -310,6 +305,7 @@ class Scenario(_Strict):
     @model_validator(mode="after")
     def _has_one_engine(self) -> Self:
         if self.services is not None:
+            # A default name counts as not given.
             if self.engine.name != EngineSpec().name:
                 raise ValueError("engine.name or services, and not both")
             if self.engine.script is not None and not self.engine.force_script:
@@ -336,6 +332,7 @@ class Scenario(_Strict):
 
     @model_validator(mode="after")
     def _signals_processes_only(self) -> Self:
+        # Signals go to the agent's process group.
         signals = sorted({fault.action for fault in self.faults} & SIGNALS)
         if signals and self.agent.function is not None:
             raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")

@@ -1,7 +1,4 @@
-"""`[train]` of a `scenario.toml`: steps, rollouts to train on, and loss.
-
-A group is `samples_per_prompt` rollouts of one prompt.
-"""
+"""`[train]` of a `scenario.toml`. A group is `samples_per_prompt` rollouts of one prompt."""
 
 from typing import Literal, Self
 
@@ -18,11 +15,11 @@ class LossSpec(_Strict):
     name: Literal["cross_entropy", "ppo", "grpo", "decoupled_ppo"] = "grpo"
     """`grpo` is `ppo` (a clipped ratio to the sampling policy) with group advantages."""
     normalizer: Literal["tokens", "sequences", "rollouts"] = "tokens"
-    """Count over the step: trained tokens, segments or rollouts."""
+    """Divisor of the step's loss: trained tokens, segments or rollouts."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the ratio: 1 minus this."""
+    """Ratio floor: 1 minus this."""
     clip_high: float = Field(default=0.2, gt=0)
-    """Upper clip of the ratio: 1 plus this."""
+    """Ratio ceiling: 1 plus this."""
     weight_cap: float = Field(default=2.0, gt=0)
     """Cap on a token's proximal-to-behavior weight in `decoupled_ppo`."""
 
@@ -59,7 +56,7 @@ class BatchSpec(_Strict):
 
 
 class CheckpointSpec(_Strict):
-    """Model folders to keep besides those that `--resume` needs."""
+    """Model folders to keep; those for `--resume` always stay."""
 
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0 keeps only the last."""
@@ -72,15 +69,15 @@ class TrainSpec(_Strict):
     """Multiple of `samples_per_prompt`; 0 uses the product of `batch`."""
     batch: BatchSpec = Field(default_factory=BatchSpec)
     decode_micro_batch: int = Field(default=0, ge=0)
-    """Rollouts generated at once; 0 uses `concurrency`."""
+    """Rollouts at once; 0 uses `concurrency`."""
     over_sampling: int = Field(default=0, ge=0)
-    """Groups begun beyond a step's need; incomplete ones end with the step."""
+    """Groups begun beyond a step's need; incomplete ones end with it."""
     partial: Literal["drop", "resume"] = "drop"
     """Rollouts that over-sampling ends: drop, or resume in the next step."""
     group_filter: Literal["none", "zero_variance"] = "none"
-    """Drop and replace groups whose rewards are all equal."""
+    """`zero_variance` drops and replaces groups with equal rewards."""
     most_dropped: int = Field(default=0, ge=0)
-    """Groups per step that a filter may drop, at least 1."""
+    """Groups per step that the filter may drop; at least 1 with a filter."""
     advantage: Literal["standardized", "reward", "rollout", "turn", "return_to_go"] = "standardized"
     """`standardized` (reward minus group mean, in standard deviations), `reward`, or an estimator of `samples.credit`.
     `turn` and `return_to_go` credit single turns.
@@ -88,27 +85,27 @@ class TrainSpec(_Strict):
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount of rewards per turn, in `return_to_go` only."""
     on_failure: Literal["replace", "count"] = "replace"
-    """Rollouts that their agent failed: replace, or count without training."""
+    """After an agent failure: replace, or count without training."""
     attempts: int = Field(default=3, ge=1)
     """Attempts per place of a group."""
     order: Literal["index", "arrival"] = "index"
-    """Order of groups: by number (the same at any concurrency), or as they end."""
+    """By number (the same at any concurrency), or as groups end."""
     max_staleness: int = Field(default=0, ge=0)
-    """Versions that trained tokens may lag behind the learning weights."""
+    """Versions that trained tokens may lag behind."""
     staleness: Literal["mask", "drop"] = "mask"
     """Older tokens: mask them, or drop their samples."""
     off_scale: Literal["refuse", "allow"] = "refuse"
-    """Sampling that logprobs do not describe: top-p, a temperature other than 1, ..."""
+    """Sampling that logprobs do not describe: top-p, temperature other than 1."""
     rollout_deadline_s: float = Field(default=600.0, gt=0)
-    """Seconds per rollout, scoring included; late ones are replaced."""
+    """Seconds, scoring included; late rollouts are replaced."""
     keep_steps: int = Field(default=2, ge=1)
-    """Committed steps to keep in `run.db`, with sessions and samples."""
+    """Committed steps to keep in `run.db`."""
     encoder: str | None = None
-    """`FILE:NAME`: class or function without arguments that makes a `SegmentEncoder`."""
+    """`FILE:NAME` of a class or function that makes a `SegmentEncoder`."""
     position_rows: int = Field(default=1, ge=1)
-    """Rows of position ids: 4 for Qwen3-VL, whose first counts text tokens."""
+    """Rows of position ids: 4 for Qwen3-VL, the first for text tokens."""
     model_program: str | None = None
-    """Python file that makes the model instead of `engine.model`: `FILE OUT --seed SEED`."""
+    """Python file that makes the model: `FILE OUT --seed SEED`."""
     loss: LossSpec = Field(default_factory=LossSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     packing: PackingSpec = Field(default_factory=PackingSpec)

@@ -1,7 +1,4 @@
-"""Validate scenario data. Each problem is one line: file, key, expected and actual value.
-
-No other module handles pydantic's errors.
-"""
+"""Validate scenario data; each problem is one line. No other module handles pydantic's errors."""
 
 import difflib
 import inspect
@@ -17,7 +14,7 @@ from harness.errors import ScenarioError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 WHOLE_SENTENCE = "whole_sentence"
-"""Type of an error whose message is complete."""
+"""Type of an error with a complete message."""
 
 _MAX_SHOWN = 60
 """Characters shown of a wrong value."""
@@ -33,7 +30,7 @@ def validate(model: type[_Model], data: Any, *, source: Path) -> _Model:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """Return `; did you mean 'x'?` for the closest of `known`, else list `known`."""
+    """Return `; did you mean 'x'?` for the closest word, else list `known`."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -21,14 +21,14 @@ class KeptRollouts:
     source: RolloutSource
     table: StepTable
     database: Path
-    """Used by `table` and the session server."""
+    """Database of `table` and the session server."""
     workdirs: Workdirs
     _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
         """See `RolloutSource`.
 
-        Raises `StoreFull` when a turn, `StoreError` when the rollout could not be stored.
+        Raises `StoreFull` when a turn could not be stored, `StoreError` when the rollout could not.
         """
         if resumes is None and (kept := await self._find(index)) is not None:
             return kept

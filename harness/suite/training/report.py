@@ -25,11 +25,9 @@ class TrainReport:
 
     directory: Path
     wanted: int
-    """Steps requested."""
     telemetry: Sequence[Mapping[str, float]]
     """Figures of committed steps, in order."""
     ledger: Ledger
-    """Sum over committed steps."""
     seconds: float
     """Duration of this process."""
 
@@ -47,7 +45,6 @@ class TrainReport:
 
     @property
     def text(self) -> str:
-        """Summary in a few lines."""
         ledger = self.ledger
         first, last = _show(self._reward(first=True)), _show(self._reward())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))

@@ -28,7 +28,6 @@ class ScenarioTasks:
     agent: Agent
     check: StandingCheck
     model: str
-    """Model name for agents."""
     seed: int
     groups: int
     """Groups per step, over all ranks."""

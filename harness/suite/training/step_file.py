@@ -18,7 +18,7 @@ class StepFile:
         self._path = path
 
     def cut(self, steps: int) -> None:
-        """Keep the lines of `steps` steps."""
+        """Keep only the lines of the first `steps` steps."""
         with disk_failures(self._path), self._path.open("ab") as file:
             self._keep_lines(file, steps)
 

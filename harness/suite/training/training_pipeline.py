@@ -34,7 +34,7 @@ from harness.suite.training.workdirs import Workdirs
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
-    """Return the rules of collection."""
+    """Return the rules for collecting groups."""
     return StepRules(
         StepBudget(train.budget, scenario.samples_per_prompt),
         concurrency=train.decode_micro_batch or scenario.concurrency,

@@ -21,7 +21,7 @@ class Workdirs:
         return self.path / str(group.step) / f"{group.number}-{index.member}-{index.attempt}"
 
     def clear(self, index: RolloutIndex) -> None:
-        """Remove what a killed process left of a rollout."""
+        """Remove what a killed process left."""
         shutil.rmtree(self.of(index), ignore_errors=True)
 
     def forget(self, before: int, carried: Collection[GroupIndex]) -> None:

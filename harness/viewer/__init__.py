@@ -1,1 +1,4 @@
-"""What there is to see of a run, a session, a turn and a token, as plain values; and their rendering on a terminal."""
+"""Views of a run, session, turn and token as plain values, and their rendering in a terminal, a page and reports.
+
+Uses everything below `harness.cli` and only reads. Start with `look.py`, then `run_view.py` and `session_view.py`.
+"""

@@ -1,7 +1,7 @@
-"""What is missing, or says something else than its writer would have said, is a sentence; the rest is shown.
+"""Damaged parts of a run become sentences; the rest is shown.
 
-Files of a run may be half written, of another version, or by somebody who wants to see what happens: a number that is
-no time, a list where a message belongs, JSON nested thousands deep. What such a part raises ends with the part.
+Files may be half written, of another version, or crafted: a time that is no number, a list in place of a message, JSON
+nested thousands deep.
 """
 
 import math
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from harness.errors import HarnessError
 
 DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
-"""Raised of what is damaged."""
+"""Errors that damaged data raises."""
 
 
 @contextmanager
 def say_missing(what: str, missing: list[str]) -> Iterator[None]:
-    """What the block raises of a damaged file becomes a sentence about `what` in `missing`."""
+    """Turn an error of the block into a sentence about `what` in `missing`."""
     try:
         yield
     except HarnessError as error:
@@ -26,7 +26,7 @@ def say_missing(what: str, missing: list[str]) -> Iterator[None]:
 
 
 def require_finite(number: float) -> float:
-    """`number`, which a file has said. Raises `ValueError` or `TypeError` when it is none that one can count with."""
+    """Return `number` from a file. Raises `ValueError` or `TypeError` if it is not finite."""
     if not math.isfinite(number):
         raise ValueError(f"{number} is no time")
     return number

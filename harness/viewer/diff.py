@@ -1,9 +1,7 @@
-"""Two runs side by side: how their rollouts ended, rewards, tokens, ledgers, and where each pair of sessions parts.
+"""Two runs compared: outcomes, rewards, tokens, ledgers, and the first difference of each pair of sessions.
 
-Rollouts are paired by prompt and place in its group, which is what their seed stands for, whatever else the runs hold
-and wherever they were stopped. A scenario of which the runs have no seed in common is paired by the positions
-themselves; sessions that belong to no run by their ids. A part of a run that is missing is a sentence in `missing`; the
-others are compared.
+Rollouts are paired by seed, which stands for a prompt and a place in its group. A scenario without a common seed is
+paired by these positions; sessions of no run are paired by id. A missing part is a sentence in `missing`.
 """
 
 import math
@@ -22,13 +20,13 @@ from harness.viewer.look import look_at, look_into, open_tokenizer
 from harness.viewer.run_view import RunView, SessionLine
 
 CONFIDENCE = 0.95
+# With fewer prompts, coverage depends on the distribution: 0.80 with two prompts of rewards 0 and 1.
 _FEWEST_PROMPTS = 5
-"""With fewer, coverage depends on how rewards are distributed: 0.80 with two prompts of rewards 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardDiff:
-    """Rewards of the pairs in which both have one."""
+    """Rewards of the pairs with two rewards."""
 
     pairs: int
     prompts: int
@@ -36,39 +34,40 @@ class RewardDiff:
     difference: float
     """Mean of second minus first."""
     interval: tuple[float, float] | None
-    """Of the difference, by Student's t over prompts: the pairs of one prompt count together. None with fewer than five
-    prompts."""
+    """Confidence interval of `difference`, by Student's t over prompts: the pairs of one prompt count together. None
+    with fewer than five prompts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPair:
-    """Two rollouts of one prompt, or two sessions that somebody named."""
+    """Two rollouts of one prompt, or two named sessions."""
 
     first: SessionLine
     second: SessionLine
     compared: bool
-    """Whether both had their tokens; if not, `divergence` says nothing."""
+    """True if both had their tokens; if not, `divergence` says nothing."""
     divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """What differs between two runs; pairs of values are the first run's and the second's."""
+    """Differences of two runs. Pairs are (first, second)."""
 
     sources: tuple[str, str]
     outcomes: Mapping[str, tuple[int, int]]
     rewards: RewardDiff | None
-    """None when no pair has two rewards."""
+    """None if no pair has two rewards."""
     tokens: tuple[int, int]
     ledgers: tuple[Json | None, Json | None]
     pairs: Sequence[SessionPair]
     alone: tuple[int, int]
-    """Sessions that have no partner."""
+    """Sessions without a partner."""
     missing: Sequence[str] = field(default_factory=list)
 
 
 def compare_runs(first: Path, second: Path, tokenizer: Path | None = None) -> RunDiff:
-    """The runs or stores at both paths. Raises `RunError` when one is neither, `StoreError` of a bad store."""
+    """Compare the runs or stores at both paths. Raises as `look_at`."""
     views = look_at(first, tokenizer), look_at(second, tokenizer)
     missing = [f"{view.source}: {sentence}" for view in views for sentence in view.missing]
     seeds = [{(line.scenario, line.seed) for line in view.sessions if line.seed is not None} for view in views]
@@ -93,7 +92,7 @@ def compare_runs(first: Path, second: Path, tokenizer: Path | None = None) -> Ru
 def compare_sessions(
     first: tuple[Path, str], second: tuple[Path, str], tokenizer: Path | None = None
 ) -> tuple[SessionPair, Sequence[str]]:
-    """Two sessions by run and name, and what is missing. Raises `RunError` when one is not there."""
+    """Compare two sessions by run and name; also return what is missing. Raises `RunError`."""
     views = look_at(first[0], tokenizer), look_at(second[0], tokenizer)
     missing = [f"{view.source}: {sentence}" for view in views for sentence in view.missing]
     lines = views[0].find(first[1]), views[1].find(second[1])
@@ -102,7 +101,7 @@ def compare_sessions(
 
 
 def compare_rewards(pairs: Sequence[SessionPair]) -> RewardDiff | None:
-    """The rewards of the pairs; the same pairs give the same interval."""
+    """Compare the rewards of the pairs. The result is deterministic."""
     both = [
         ((pair.first.scenario, pair.first.group), pair.first.reward, pair.second.reward)
         for pair in pairs
@@ -116,7 +115,7 @@ def compare_rewards(pairs: Sequence[SessionPair]) -> RewardDiff | None:
     count = len(both)
     firsts, seconds = sum(one for _, one, _ in both) / count, sum(other for _, _, other in both) / count
     difference = seconds - firsts
-    # What each prompt takes the mean off it: a ratio estimator, since prompts may have different numbers of pairs.
+    # Each prompt's residual. A ratio estimator, since prompts may have different numbers of pairs.
     residuals = np.array([sum(each) - difference * len(each) for each in by_prompt.values()])
     interval = None
     if len(by_prompt) >= _FEWEST_PROMPTS:
@@ -128,7 +127,8 @@ def compare_rewards(pairs: Sequence[SessionPair]) -> RewardDiff | None:
 
 
 def _t_quantile(probability: float, degrees: int) -> float:
-    """Of Student's t, within 0.3 % from four degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
+    """Return the quantile of Student's t, within 0.3 % for four or more degrees of freedom."""
+    # Abramowitz and Stegun, 26.7.5.
     z: float = NormalDist().inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,
@@ -139,7 +139,6 @@ def _t_quantile(probability: float, degrees: int) -> float:
 
 
 def _keyed(lines: Sequence[SessionLine], seeded: Collection[str | None]) -> dict[Hashable, SessionLine]:
-    """By seed in the scenarios `seeded`, by place elsewhere."""
     keyed = _by_place([line for line in lines if line.scenario not in seeded])
     for line in lines:
         if line.scenario in seeded:
@@ -148,8 +147,8 @@ def _keyed(lines: Sequence[SessionLine], seeded: Collection[str | None]) -> dict
 
 
 def _by_place(lines: Sequence[SessionLine]) -> dict[Hashable, SessionLine]:
-    """By the position of the prompt in its scenario, which may be anywhere in a suite, and in its group."""
     placed: dict[Hashable, SessionLine] = {}
+    # A scenario may stand anywhere in a suite, so prompts are counted from its first one.
     begins: dict[str | None, int] = {}
     taken: Counter[tuple[str | None, int]] = Counter()
     for line in sorted(lines, key=lambda each: -1 if each.number is None else each.number):

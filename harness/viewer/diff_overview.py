@@ -1,4 +1,4 @@
-"""What differs between two runs, or two sessions, on a terminal."""
+"""The differences of two runs or sessions, for a terminal."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,12 +15,12 @@ from harness.viewer.divergence import Divergence, Part
 from harness.viewer.run_view import SHORT_ID, SessionLine
 from harness.viewer.terminal import ledger_words, missing_sentences
 
+# Pairs shown; `--json` has all.
 _SHOWN = 20
-"""Pairs that part, in the overview of two runs; `--json` has all."""
 
 
 def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
-    """Totals side by side, then the pairs of sessions that part."""
+    """Yield totals side by side, then the differing pairs."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column()
     for source in diff.sources:
@@ -56,7 +56,7 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
 
 
 def session_diff_overview(pair: SessionPair, missing: Sequence[str]) -> Iterator[RenderableType]:
-    """How both ended, and where they part."""
+    """Yield both ends and the first difference."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     lines = pair.first, pair.second
     table.add_column()

@@ -1,7 +1,6 @@
-"""Where two sessions part: the first token, of a prompt or of an output, that one has and the other has not.
+"""The first difference of two sessions: a token of a prompt or output that only one has.
 
-Turns are compared in order of admission. What engines say of a token (logprob, version) is no difference; where a turn
-goes on from, is one.
+Turns are compared in order of admission, by tokens and parent. Engine facts (logprob, version) do not count.
 """
 
 from dataclasses import dataclass
@@ -11,43 +10,41 @@ from harness.errors import RunError
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.session_view import SessionView, TurnView
 
+# Tokens shown around the first different one.
 _BEFORE, _BEHIND = 8, 24
-"""Tokens of a text around the first one that differs."""
 
 
 class Part(StrEnum):
-    """The part of a turn in which two sessions differ."""
+    """Part of a turn in which two sessions differ."""
 
     PARENT = "parent"
-    """They go on from different turns."""
     PROMPT = "prompt"
     """Different ids were added to the conversation."""
     OUTPUT = "output"
-    """Different ids were sampled."""
     TURNS = "turns"
     """One session has no such turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference of two sessions; pairs are the first session's and the second's."""
+    """The first difference of two sessions. Pairs are (first, second)."""
 
     turn: int
     part: Part
     position: int | None = None
-    """In the ids that the turn adds to its prompt, or in its output; None where it is no token."""
+    """Index in the added prompt ids or in the output; None if no token differs."""
     token_ids: tuple[int | None, int | None] = (None, None)
-    """None for the one that ends there."""
+    """None for the session that ends there."""
     texts: tuple[str | None, str | None] = (None, None)
-    """From a few tokens before to some behind; None without a tokenizer."""
+    """Text around the position; None without a tokenizer."""
 
 
 def find_divergence(
     first: SessionView, second: SessionView, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
 ) -> Divergence | None:
-    """Where the sessions part; None when they have the same tokens in the same turns.
+    """Return the first difference, or None.
 
-    Raises `RunError` where the tokens of a turn are not in its record.
+    Raises `RunError` if the record lacks the tokens of a turn.
     """
     for one, other in zip(first.turns, second.turns, strict=False):
         if one.parent != other.parent:

@@ -1,7 +1,7 @@
-"""Looking at a run directory or a store: nothing is written, nothing is locked, and nothing has to be whole.
+"""Views of a run directory or store. Reading writes and locks nothing.
 
-A run may go on, may have been killed half-way, may be of an older version or of another machine. Each part is read by
-itself: one that is missing or damaged is a sentence in `RunView.missing`, and the others are shown.
+A run may go on, have been killed, or be of an older version or another machine. Each part is read separately: a missing
+or damaged part is a sentence in `RunView.missing`.
 """
 
 import os
@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 
 
 def look_at(path: Path, tokenizer: Path | None = None) -> RunView:
-    """The run directory or the store at `path`, read with the tokenizer in the folder `tokenizer`, else with its own.
+    """Return the view of a run directory or store, with the tokenizer in `tokenizer`, else its own.
 
-    Raises `RunError` when it is neither, `StoreError` of a bad store, `TokenizerError` of a folder without one.
+    Raises `RunError` for another path, `StoreError` for a bad store, `TokenizerError` for a folder without one.
     """
     if path.is_dir():
         return _look_at_run(RunDirectory(path), tokenizer)
@@ -59,7 +59,7 @@ def look_at(path: Path, tokenizer: Path | None = None) -> RunView:
 
 
 def look_into(path: Path, session_id: str) -> SessionView:
-    """A session of the run directory or the store at `path`. Raises `StoreError` when it is not there, or damaged."""
+    """Return a session of a run or store. Raises `StoreError` if it is missing or damaged."""
     database = RunDirectory(path).database if path.is_dir() else path
     record: Json | None = None
     if path.is_dir():
@@ -70,14 +70,14 @@ def look_into(path: Path, session_id: str) -> SessionView:
 
 
 def open_tokenizer(view: RunView) -> Tokenizer | None:
-    """The tokenizer that `view` is read with; None where there is none."""
+    """Return the tokenizer of `view`, or None."""
     return None if view.tokenizer is None else Tokenizer.load(view.tokenizer)
 
 
 def find_tokenizer(recorded: TokenizerName, named: Path | None, missing: list[str]) -> Path | None:
-    """The folder `named`, else that of the recorded tokenizer; what speaks against it is added to `missing`.
+    """Return `named`, else the recorded tokenizer's folder. Adds problems to `missing`.
 
-    Raises `TokenizerError` when the folder `named` has none.
+    Raises `TokenizerError` if `named` has no tokenizer.
     """
     folder = named or (Path(recorded.name) if recorded.name else None)
     if folder is None:
@@ -137,7 +137,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         ledger = read("its ledger", lambda: ledger_of(directory.database, final).to_json(), None)
     else:
         missing.append(f"its sessions: there is no {directory.database.name}")
-    # Of several engines, which have the tokenizer of one model, the first.
+    # Several engines have the tokenizer of one model, so take the first.
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
@@ -178,8 +178,6 @@ class _Start(Struct):
 
 
 class _Lock(Struct):
-    """What is looked at of a `lock.json`; one of another version may lack all of it."""
-
     versions: dict[str, str | None] = {}
     digests: dict[str, Json] = {}
     starts: list[_Start] = []
@@ -196,7 +194,7 @@ def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
 
 
 def _last_line(log: BinaryIO) -> str | None:
-    """The last line with something in it; None of a log that has none."""
+    """Return the last line that is not blank, or None."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
     lines = log.read(_LOG_TAIL).decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), None)

@@ -1,7 +1,6 @@
-"""Looking at a server that runs: the sessions that it holds, and one of them as its record, tokens included.
+"""Views of a running server's sessions, which may change or end meanwhile.
 
-A session goes on while it is looked at, and may be gone before. A server of an earlier version does not say what had
-held its gate: that is missing then.
+Servers of an earlier version do not report their holds, which are then missing.
 """
 
 import asyncio
@@ -18,15 +17,15 @@ from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
+# Only for the first answer. Later requests may take longer and are retried.
 _GREETING_S = 5.0
-"""For an answer at all: what is asked afterwards may take its time, and is asked again when nobody answers."""
 _HOLDS_S = 30.0
 
 _T = TypeVar("_T")
 
 
 def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
-    """The sessions of the server, and what had held its gate. Raises `SessionServerError`, `TokenizerError`."""
+    """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
 
     async def look(server: SessionServerClient) -> RunView:
         lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
@@ -40,12 +39,12 @@ def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None)
 
 
 def tokenizer_of(described: ServerDescription) -> TokenizerName:
-    """The tokenizer of a server; a server of an earlier version names no folder."""
+    """Return the tokenizer of a server. Earlier versions name no folder."""
     return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
 
 
 def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:
-    """A session of the server. Raises `SessionServerError`, `RunError` when it is not there."""
+    """Return a session of the server. Raises `SessionServerError`, or `RunError` if it is gone."""
     record = _ask(address, lambda server: server.record(session_id))
     if record.get("phase") == "unknown":
         raise RunError(f"{address.url} does not have session {session_id} any more")
@@ -53,7 +52,7 @@ def look_into_server(address: SessionServerAddress, session_id: str) -> SessionV
 
 
 def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
-    """`look_into_server` for one session after the other; a server that has gone is not waited for each time."""
+    """Return `look_into_server` for many sessions. It does not wait again for a server that is gone."""
     gone: list[SessionServerError] = []
 
     def look(session_id: str) -> SessionView:

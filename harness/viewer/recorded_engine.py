@@ -1,8 +1,8 @@
 """An engine that answers from the record of one session: the same tokens to the same prompt, and nothing else.
 
-A request is known by its prompt, id by id, and by how it asks to be sampled. The first one that the record does not
-have is `difference`, in words; it and all that follow are refused, so an agent never goes on from an answer that nobody
-gave. It is a `TokenProvider`: sessions, dialects and limits in front of it are the real ones.
+It matches requests by prompt ids and sampling. The first mismatch becomes `difference`; it and all later requests are
+refused, so that an agent never continues from an answer that was not recorded. Everything in front of this
+`TokenProvider` is real.
 """
 
 import asyncio
@@ -41,25 +41,24 @@ _REASONS = {
     TurnEnd.LENGTH: FinishReason.LENGTH,
     TurnEnd.REPEAT: FinishReason.REPEAT,
 }
+# Not compared: the seed counts requests, and the budget depends on the rest of an engine's context.
 _FREE = frozenset({"seed", "max_new_tokens"})
-"""Say nothing of a request: the first counts requests, the second what was left of an engine's context."""
 _BEFORE, _BEHIND = 8, 24
-"""Tokens of a text around the first one that differs."""
 
 
 class RecordedEngine:
-    """Answers each turn of `session` once, as the model of that name."""
+    """Engine that answers each turn of `session` once."""
 
     def __init__(self, session: Session, tokenizer: Tokenizer, model: str) -> None:
         self._tokenizer = tokenizer
         self._waiting = {turn.index: (turn, session.prompt_ids(turn)) for turn in session.turns}
         self._version = next((turn.version_spans[0].version for turn in session.turns if turn.version_spans), "0")
         self.served: list[int] = []
-        """Indices of the turns that were answered, in order."""
+        """Indices of the answered turns, in order."""
         self.difference: str | None = None
-        """The first request that the record does not answer; None while there was none."""
+        """First request that the record does not answer."""
         self.parted = asyncio.Event()
-        """There was one."""
+        """Set once there is a difference."""
         self.capabilities = Capabilities(
             engine="recorded",
             model=model,
@@ -76,12 +75,12 @@ class RecordedEngine:
 
     @property
     def unasked(self) -> list[int]:
-        """Turns whose answer waits in the record."""
+        """Turns with a recorded answer that was not requested."""
         return [index for index, (turn, _) in self._waiting.items() if turn.end in _REASONS]
 
     @property
     def weight_version(self) -> str:
-        """That of the turn that was answered last, at first that of the first one."""
+        """Weight version of the last answered turn, initially the first turn's."""
         return self._version
 
     @property
@@ -98,7 +97,7 @@ class RecordedEngine:
         return None
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """The recorded output behind this prompt. Raises `EngineRejected` with the first difference."""
+        """Return the recorded output for this prompt. Raises `EngineRejected` with the first difference."""
         check_request(self.capabilities, request)
         if self.difference is None:
             self.difference = self._difference(request)
@@ -121,28 +120,28 @@ class RecordedEngine:
         )
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """The whole output at once."""
+        """Yield the whole output at once."""
         yield await self.generate(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """Raises `EngineRejected`: there is no model."""
+        """Raise `EngineRejected`: there is no model."""
         del input_ids, start, session_id
         raise EngineRejected("a record scores nothing")
 
     async def abort(self, request_id: str | None) -> int:
-        """Nothing is ever in flight."""
+        """Return 0: nothing is ever in flight."""
         del request_id
         return 0
 
     async def pause(self, mode: PauseMode) -> None:
-        """Raises `EngineRejected`."""
+        """Raise `EngineRejected`."""
         raise EngineRejected(f"a record cannot be paused ({mode})")
 
     async def resume(self) -> None:
-        """Nothing: it never pauses."""
+        """Do nothing, since it never pauses."""
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """Raises `EngineRejected`: there are no weights."""
+        """Raise `EngineRejected`: there are no weights."""
         raise EngineRejected(f"a record has no weights to replace by {version} from {path}")
 
     async def read_version(self) -> str:
@@ -150,14 +149,15 @@ class RecordedEngine:
         return self._version
 
     async def health(self) -> EngineHealth:
-        """Always ready."""
+        """Report ready."""
         return EngineHealth(ready=True, paused=False, running=0, waiting=0)
 
     def _find(self, prompt: TokenIds) -> tuple[Turn, int]:
-        """The turn that waits with the longest beginning in common with `prompt`, and its length."""
+        """Return the waiting turn with the longest common prefix, and the prefix's length."""
         common = {index: _common(prompt, ids) for index, (_, ids) in self._waiting.items()}
         index = max(
             common,
+            # An exact match wins, then a turn with a whole answer, then length, then the earlier turn.
             key=lambda each: (
                 common[each] == max(prompt.size, self._waiting[each][1].size),
                 self._waiting[each][0].end in _REASONS,

@@ -1,8 +1,7 @@
-"""A recorded session served again to an agent, without an engine: for debugging the agent, and for regression tests.
+"""A recorded session served to an agent again, without an engine: to debug agents and test for regressions.
 
-What `scenario.toml` said is that of then, as the run has recorded it, and so are the answers; the agent and its files
-are those of now. The session server is the real one, over a `RecordedEngine`, so whatever the agent reads is made of
-the recorded tokens. Nothing is written to the run. The ids of answers and tool calls are fresh ones.
+Scenario settings and answers are the recorded ones; the agent and its files are today's. The session server is real,
+over a `RecordedEngine`. Replays write nothing to the run. Answers and tool calls get new ids.
 """
 
 import asyncio
@@ -32,41 +31,39 @@ from harness.viewer.recorded_engine import RecordedEngine
 from harness.viewer.run_view import SessionLine
 
 STORE = "sessions.db"
-"""The replayed session, in the folder of the replay."""
+"""Replayed session, in the replay's folder."""
 AGENT = "agent"
-"""The agent's files and its log, in the folder of the replay."""
+"""Agent's files and log, in the replay's folder."""
 
 
+# Refusals that depend on the request alone, not on a gate, engine, limit or deadline.
 _BY_THEIR_WORDS = (MalformedRequest.code, ResponseNotFound.code, PreviousResponseNotFound.code)
-"""Refusals that depend on nothing but the request: not on a gate, an engine, a limit or a deadline."""
+# Most agents end by themselves after a refusal.
 _GRACE_S = 5.0
-"""For the agent to end by itself once it has asked for something else, as most do that are refused."""
 _STOP_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How a session went the second time."""
+    """Result of a replay."""
 
     session_id: str
-    """Of the record."""
+    """Recorded session."""
     again: str | None
-    """Of the session as it was replayed."""
+    """Replayed session."""
     served: list[int]
-    """Turns of the record that were answered, in order."""
+    """Recorded turns that were answered, in order."""
     difference: str | None
-    """The first thing that the agent did otherwise; None when it asked for exactly the recorded answers."""
+    """First difference in the agent's behavior, or None."""
     outcome: str
-    """How the agent ended."""
     detail: str
 
 
 async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokenizer: Path | None) -> Replay:
-    """Replay the session `name` of `run` with the scenario's agent, or that which `agent` names, in the folder `place`.
+    """Replay the session `name` of `run` in the folder `place`, with the scenario's agent or `agent`.
 
-    Raises `RunError` of a run that does not have it, of a session without an answer and of a scenario whose prompt is
-    another one by now, `StoreError` of a session whose tokens are not there, `AgentError` of an agent that cannot be
-    prepared.
+    Raises `RunError` if the session or an answer is missing or the prompt has changed, `StoreError` without its tokens,
+    `AgentError` if the agent cannot be prepared.
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)
@@ -116,7 +113,6 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
 
 
 def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> str | None:
-    """The first code with which the session server refused more requests than in the record, or fewer."""
     for code in _BY_THEIR_WORDS:
         then, now = recorded.get(code, 0), again.get(code, 0)
         if then != now:
@@ -127,14 +123,13 @@ def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> st
 
 
 async def _end_parted(engine: RecordedEngine, manager: SessionManager) -> None:
-    """End the agent that asks on behind the first difference: nothing that it asks for is in the record."""
+    # Nothing that the agent requests after the first difference is in the record.
     await engine.parted.wait()
     await asyncio.sleep(_GRACE_S)
     await manager.stop_agents(_STOP_S)
 
 
 def _plan(run: Path, line: SessionLine) -> PlannedRollout:
-    """The rollout of `line`, as its run planned it."""
     if line.number is None or line.session_id is None:
         raise RunError(
             f"expected a rollout that came to a session, which a run directory says who played;"
@@ -161,12 +156,11 @@ def _plan(run: Path, line: SessionLine) -> PlannedRollout:
 
 
 def _as_recorded(entry: ScenarioEntry) -> ScenarioFolder:
-    """The folder as it is now, with what its `scenario.toml` and the command line said when the run began."""
+    """Return today's folder with the recorded scenario settings."""
     return replace(load_scenario(Path(entry.directory)), scenario=entry.scenario)
 
 
 def _model_name(run: Path, planned: PlannedRollout) -> str:
-    """The name by which the agent asked for its model; another one where the run does not say it."""
     name = "recorded"
     with say_missing("the name of its model", []):
         digests = read_lock(RunDirectory(run).lock)["digests"]

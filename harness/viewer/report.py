@@ -1,7 +1,7 @@
-"""The figures of a run, as tables, charts and a case for each session: what `harness report` writes, in any format.
+"""Figures of a run as tables, charts and test cases: the contents of `harness report` in any format.
 
-The same run gives the same figures: nothing of here and now is among them. All texts are as they were recorded, and
-whoever writes a format escapes them. What is missing or damaged is a sentence in `missing`; the rest is counted.
+The same run gives the same figures. Texts are as recorded; the writers of formats escape them. Missing or damaged parts
+are sentences in `missing`.
 """
 
 import math
@@ -33,7 +33,7 @@ _SPREAD = ("count", "mean", "least", "median", "95 %", "most")
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """Rows of texts below the names of their columns; the first column names the row."""
+    """Rows of texts. The first column names the row."""
 
     title: str
     columns: Sequence[str]
@@ -44,30 +44,30 @@ class FigureTable:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A histogram of `values`, or a bar for each of `bars`."""
+    """A histogram of `values`, or a bar chart."""
 
     title: str
     label: str
-    """Of the axis along which they stand, with the unit."""
+    """Axis label with the unit."""
     values: Sequence[float] = ()
     bars: Mapping[str, int] = field(default_factory=dict)
 
 
 class CaseResult(StrEnum):
-    """How a case of a report ended."""
+    """Result of a case."""
 
     PASSED = "passed"
     FAILED = "failed"
-    """The agent, the model or a limit is to blame, or a check does not hold."""
+    """The agent, the model, a limit or a check caused it."""
     ERROR = "error"
-    """The engine, the harness or the scenario is, or there is no result where one was to be."""
+    """The engine, harness or scenario caused it, or the result is missing."""
     UNKNOWN = "unknown"
-    """A store, and a session of an attempt that was given up, do not say it."""
+    """Not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A session, a check or the whole run, as a test that has passed or not."""
+    """A session, check or run as a test case."""
 
     suite: str
     name: str
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a report says."""
+    """Contents of a report."""
 
     source: str
     tables: Sequence[FigureTable]
@@ -86,11 +86,11 @@ class Report:
     cases: Sequence[Case]
     missing: Sequence[str]
     points: Sequence[MetricPoint] = ()
-    """What a store of metrics has of it."""
+    """Points for metric stores."""
 
 
 def make_report(path: Path) -> Report:
-    """Of the run or the store at `path`. Raises `RunError` when it is neither, `StoreError` of a bad store."""
+    """Report on a run or store. Raises as `look_at`."""
     view = look_at(path)
     missing = list(view.missing)
     told: Json = {}
@@ -286,7 +286,6 @@ def _all(parts: Iterable[Sequence[float]]) -> list[float]:
 
 
 def _spreads(title: str, first: str, found: Iterable[tuple[str, str, Sequence[float]]]) -> FigureTable:
-    """A row for each key and name that has values: how many, their mean, and quantiles."""
     rows: list[list[str]] = []
     figures: dict[str, float] = {}
     for key, name, values in found:

@@ -1,4 +1,4 @@
-"""The file of a report: there as a whole or not at all, and in the place of a report and of no other file."""
+"""The file of a report: written whole or not at all, and never over a file that is no report."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ from harness.viewer.report_plots import draw
 class _Format:
     write: Callable[[Report], str]
     beginning: str
-    """By which a report is known, so that nothing else is overwritten."""
+    """Prefix that identifies a report."""
 
 
 _HTML = _Format(report_formats.write_html, report_formats.HTML_BEGINNING)
@@ -30,10 +30,9 @@ _FORMATS = {
 
 
 def write_report(run: Path, out: Path, *, plots: bool) -> Report:
-    """Write the report of `run` to `out`, in the format of its ending; with `plots` the charts too, which a page has.
+    """Write the report of `run` in the format of `out`'s suffix, and its charts if `plots`.
 
-    Raises `RunError` of a path that is no run, of an ending that is no format, and of a file that cannot be written or
-    is none of ours; `StoreError` of a bad store.
+    Raises `RunError` for a bad run, or an `out` that cannot take the report; `StoreError` for a bad store.
     """
     kind = _FORMATS.get(out.suffix)
     if kind is None or (plots and kind is not _HTML):

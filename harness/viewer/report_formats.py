@@ -1,7 +1,7 @@
-"""A report as a page, as Markdown, and as JUnit's XML, which CI systems read.
+"""A report as HTML, Markdown and JUnit XML.
 
-Everything that was recorded is a text: control characters and marks of direction are written out, markup is escaped,
-and the page's content security policy admits its own style, pictures that it holds itself, and nothing else.
+Recorded text is data: control characters and bidirectional marks are written out and markup is escaped. The page's
+content security policy admits only its own style and embedded pictures.
 """
 
 import base64
@@ -25,12 +25,12 @@ _STYLE = (
     " .15rem 0;border-bottom:1px solid #8884;overflow-wrap:anywhere}"
     "th{overflow-wrap:normal;white-space:nowrap}img{background:#fff;max-width:100%}"
 )
+# Marks of Markdown and HTML, and marks that code hosts turn into links and pictures.
 _MARKUP = re.compile(r"[\\`*\[\]#|~$<>&@]|\b_+|_+\b|:(?=[^\s\d])")
-"""Marks of Markdown, of HTML, and of what code hosts make links and pictures of."""
 
 
 def write_html(report: Report, pictures: Sequence[tuple[str, bytes]] = ()) -> str:
-    """A page; `pictures` are titles and SVG documents."""
+    """Return an HTML page. `pictures` are titles and SVG documents."""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     parts = [
@@ -53,7 +53,7 @@ def write_html(report: Report, pictures: Sequence[tuple[str, bytes]] = ()) -> st
 
 
 def write_markdown(report: Report) -> str:
-    """Markdown with tables, as the pages of code hosts show it."""
+    """Return Markdown with tables, as code hosts render it."""
     parts = [f"{MARKDOWN_BEGINNING}{_markdown(report.source)}", ""]
     for table in report.tables:
         parts += [f"## {_markdown(table.title)}", "", *_markdown_rows(table), ""]
@@ -63,7 +63,7 @@ def write_markdown(report: Report) -> str:
 
 
 def write_junit(report: Report) -> str:
-    """A test suite for each scenario, with a case for each session and each check; one more for the run."""
+    """Return a test suite per scenario, with a case per session and check, and one for the run."""
     cases = sorted(report.cases, key=lambda case: case.suite)  # stable: sessions stay in their order
     root = ET.Element("testsuites", {"name": "harness report", **_counts(cases)})
     for name, grouped in groupby(cases, key=lambda case: case.suite):
@@ -96,7 +96,7 @@ def _html(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """In one line, since a line break would end the row."""
+    # A line break would end the table row.
     line = " ".join(printable(text).split())
     return _MARKUP.sub(lambda marks: "".join(f"&#{ord(mark)};" for mark in marks[0]), line)
 

@@ -1,4 +1,4 @@
-"""The charts of a report as SVG documents, drawn by matplotlib, which is the extra `plots`: equal ones to the byte."""
+"""The charts of a report as SVG, by matplotlib (extra `plots`). Equal charts give equal bytes."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -12,9 +12,9 @@ _NAME = 40  # characters
 
 
 def draw(charts: Sequence[Chart], missing: list[str]) -> list[tuple[str, bytes]]:
-    """The title and the picture of each; one that cannot be drawn is a sentence in `missing`.
+    """Return the title and picture of each chart. Failures become sentences in `missing`.
 
-    Raises `RunError` when matplotlib is not installed.
+    Raises `RunError` if matplotlib is not installed.
     """
     try:
         from matplotlib import rc_context
@@ -45,5 +45,5 @@ def draw(charts: Sequence[Chart], missing: list[str]) -> list[tuple[str, bytes]]
 
 
 def _plain(name: str) -> str:
-    """In characters that every font has, and without what matplotlib takes for a formula."""
+    # ASCII, because fonts lack other characters. `$` would begin a formula.
     return ascii(name)[1:-1][:_NAME].replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""A run or a store as a reader sees it: how it ended, and a line for each of its sessions."""
+"""A run or store as a reader sees it: its end, and a line for each session."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from harness.types import Json
 from harness.viewer.damage import require_finite
 
 SHORT_ID = 8
-"""Digits of a session's id in lists; fewer of them, without a letter, are the number of a rollout."""
+"""Hex digits of session ids in lists. A shorter decimal name is a rollout's number."""
 
 
 _WHY: Mapping[str, str] = {
@@ -32,38 +32,37 @@ _WHY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A session, and the rollout that it belongs to, where there is one."""
+    """A session, and its rollout if it has one."""
 
     session_id: str | None
-    """None of a rollout that came to none."""
+    """None for a rollout without a session."""
     number: int | None = None
-    """Of the rollout in its run."""
+    """Number of the rollout in its run."""
     scenario: str | None = None
     group: int | None = None
-    """Position of its prompt in the run."""
+    """Position of the prompt in the run."""
     seed: int | None = None
-    """The same for the same prompt and place in its group, in every run of a scenario with one seed."""
+    """Equal for the same prompt and place, in every run of a scenario with one seed."""
     outcome: str | None = None
-    """How the rollout ended; None of one that goes on or was killed, and where no owner has told it."""
+    """None if the rollout goes on, was killed, or has no reported end."""
     state: str | None = None
-    """The phase of a session without an outcome, or why it is closed."""
+    """Phase, or reason for closing, of a session without an outcome."""
     cause: str | None = None
-    """Who is to blame; None when nothing went wrong."""
     detail: str = ""
     reward: float | None = None
     score_error: str | None = None
     turns: int | None = None
     sampled: int | None = None
-    """Tokens, those included that were discarded."""
+    """Sampled tokens, including discarded ones."""
     agent_log: Path | None = None
     refusals: Mapping[str, int] | None = None
-    """Model calls that were answered with an error, by its code; None where nobody has kept that."""
+    """Error answers to model calls, by code; None if not recorded."""
     last_words: str | None = None
-    """The last line of the agent's log, of one that did not end by itself."""
+    """Last log line of an agent that did not end well."""
 
     @classmethod
     def of(cls, rollout: RolloutRecord, agent_log: Path | None, last_words: str | None) -> Self:
-        """The line of a rollout."""
+        """Return the line of a rollout."""
         return cls(
             session_id=rollout.session_id,
             number=rollout.number,
@@ -84,7 +83,7 @@ class SessionLine:
 
     @classmethod
     def of_stored(cls, stored: StoredLine) -> Self:
-        """The line of a session that belongs to no rollout on record."""
+        """Return the line of a session without a rollout."""
         end = stored.end
         if end is None:
             why = _WHY.get(stored.state, "it is not closed")
@@ -94,18 +93,18 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What happened to all sessions at once, and when; times are Unix seconds."""
+    """A time that concerned all sessions, in Unix seconds."""
 
     kind: str
-    """`pause`, `drain`, `update` (of the weights: the engines stood still too), or `fault`."""
+    """`pause`, `drain`, `update` (of weights, with paused engines), or `fault`."""
     begin: float
     end: float | None
-    """None of one without an end on record. A fault ends when it begins: what it started may be a band of its own."""
+    """None if not recorded. A fault ends when it begins, but may cause other bands."""
     words: str
 
 
 def hold_band(hold: HoldTime) -> Band:
-    """The band of a hold on the gate."""
+    """Return the band of a hold on the gate."""
     return Band(
         "update" if hold.engines else str(hold.kind),
         require_finite(hold.began_at),
@@ -116,34 +115,33 @@ def hold_band(hold: HoldTime) -> Band:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Everything about a run but its conversations."""
+    """A run without its conversations."""
 
     source: str
-    """The path, or the address of the server, that was asked for."""
+    """Requested path or server address."""
     sessions: Sequence[SessionLine]
     status: str | None = None
-    """How the run ended; None of one that goes on or was killed, and of a store."""
+    """None for a store, or if the run goes on or was killed."""
     suite: str | None = None
     starts: Sequence[Json] = ()
-    """`at` (Unix seconds) and `command` of each time that it was begun or taken up."""
+    """`at` (Unix seconds) and `command` of each start and resumption."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     tokenizer: Path | None = None
-    """The folder of the tokenizer that the tokens are of, where it is on this machine."""
+    """Folder of the run's tokenizer on this machine."""
     ledger: Json | None = None
     bands: Sequence[Band] = ()
-    """In the order in which they began."""
     missing: Sequence[str] = ()
-    """What is not there, or cannot be read: a sentence each."""
+    """A sentence for each missing part."""
     superseded: Sequence[SessionLine] = ()
-    """Sessions of attempts that were played again."""
+    """Sessions of attempts that were repeated."""
 
     @property
     def command(self) -> str:
-        """The command that shows all of it."""
+        """Command that shows the whole run."""
         return f"harness show {'--server ' if '://' in self.source else ''}{quote(self.source)}"
 
     def find(self, name: str) -> SessionLine:
-        """The session with that number, that id, or the only one whose id begins so. Raises `RunError`."""
+        """Return the session with that number, id or unique id prefix. Raises `RunError`."""
         known = [*self.sessions, *self.superseded]
         begun = [line for line in known if line.session_id is not None and line.session_id.startswith(name)]
         if name.isdecimal() and len(name) < SHORT_ID and any(line.number is not None for line in self.sessions):

@@ -1,4 +1,4 @@
-"""What a report counts of one session: lengths, seconds, ends and versions of its turns. Its tokens are not kept."""
+"""Figures of one session for a report: lengths, seconds, ends and versions of its turns, without tokens."""
 
 import math
 from collections import Counter
@@ -15,43 +15,43 @@ from harness.viewer.session_view import SessionView, TurnView
 
 
 class TurnParts(NamedTuple):
-    """The seconds of a turn, by where they went."""
+    """Seconds of a turn by place."""
 
     held: float
-    """At the gate, before its admission too, or for an update of the weights."""
+    """At the gate, also before admission, or during a weight update."""
     queued: float
-    """In the session server, for a worker of its pool."""
+    """In the session server's pool, waiting for a worker."""
     engine: float
-    """From the request to its answer, the engine's own queue and the way there included."""
+    """From the request to its answer, with the engine's own queue and the network."""
     server: float
-    """The rest of those from admission on: reading the output, and requests that brought nothing."""
+    """The remaining seconds since admission: reading output, and requests without result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFigures:
-    """Of the turns in order of admission; `prompts`, `outputs` and `seconds` have one for each."""
+    """Figures of one session. `prompts`, `outputs` and `seconds` have one entry per turn, by admission."""
 
     prompts: Sequence[int]
     """Tokens."""
     outputs: Sequence[int]
-    """Tokens, sampled."""
+    """Sampled tokens."""
     seconds: Sequence[float]
-    """From admission to end: at the gate, in queues, in the engine."""
+    """From admission to end."""
     parts: Sequence[TurnParts]
-    """Of the turns whose record says when the engine was asked."""
+    """Parts of the turns whose record has request times."""
     between: Sequence[float]
-    """Seconds in which no turn was under way or held, between the first one and the last: the agent and its tools."""
+    """Seconds between first and last turn without a turn under way or held: agent and tools."""
     began_at: float
     """Unix seconds of the first admission; 0 without turns, as `ended_at`."""
     ended_at: float
     ends: Counter[str]
     lags: Counter[int]
-    """Sampled tokens by how many versions theirs is behind the newest of the session, where labels are numbers."""
+    """Sampled tokens by versions behind the session's newest, for numeric labels."""
     ledger: Ledger
 
 
 def measure(session: SessionView) -> SessionFigures:
-    """The figures of `session`. Raises `ValueError` and its like where a number is none."""
+    """Measure `session`. Raises `ValueError` and similar errors for damaged numbers."""
     timed = sorted(session.turns, key=lambda turn: turn.created_at)
     between: list[float] = []
     ended_at = timed[0].created_at if timed else 0.0
@@ -79,7 +79,7 @@ def measure(session: SessionView) -> SessionFigures:
 
 
 def split_seconds(turn: TurnView) -> TurnParts | None:
-    """Where the seconds of `turn` went; None where its record does not say when the engine was asked."""
+    """Return the parts of a turn's seconds; None if its record lacks request times."""
     if not turn.requests or any(each.get("began_at") is None for each in turn.requests):
         return None
     queued = sum(float(each.get("queued_s", 0.0)) for each in turn.requests)

@@ -1,8 +1,7 @@
 """A session as a reader sees it: its turns, where their tokens went, and each token.
 
-It is made of the session's record (`sessions.record`), the one form in which a store, a run and a server tell of a
-session. A record of another version, or one without columns of tokens, lacks things: what it lacks is empty here, or
-None, and nothing is made up. All texts are as they were recorded; whoever shows them escapes them.
+Its source is the session's record (`sessions.record`). Whatever a record lacks is empty or None here. Texts are as
+recorded; renderers escape them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,15 +22,15 @@ class TokenView(NamedTuple):
     """A sampled token."""
 
     position: int
-    """In the output of its turn."""
+    """Index in the turn's output."""
     token_id: int
     text: str | None
-    """The characters that are complete with it; None without a tokenizer, or where it lacks the id."""
+    """Characters completed by this token; None without a tokenizer or if it lacks the id."""
     logprob: float | None
     version: str | None
-    """Of the weights that sampled it."""
+    """Version of the weights that sampled it."""
     fate: str
-    """`trained`, `masked`, or the reason why it is in no sample."""
+    """`trained`, `masked`, or the reason that it is in no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +42,43 @@ class TurnView:
     status: str
     end: str
     error: Json | None
-    """`code`, `cause` and `message` of an error that ended it, or had a part in that."""
+    """`code`, `cause` and `message` of an error that ended it or contributed."""
     prompt_length: int
     output_length: int
     fate: str
-    """`trained` of a turn that is in a sample, or the reason why it is in none; `masked` where nothing is trained."""
+    """`trained` for a turn in a sample, `masked` if nothing is trained, or the reason that it is in none."""
     fates: Mapping[str, int]
-    """Where its sampled tokens went, those included that were discarded on the way: counts by fate."""
+    """Sampled tokens by fate, including discarded ones."""
     unknown: int
-    """The most that engines can have sampled for it beyond that and not handed over."""
+    """Most tokens that engines can have sampled beyond that without delivering them."""
     versions: Sequence[Json]
-    """`version`, `start`, `end` of each stretch of its output."""
+    """`version`, `start`, `end` of each part of the output."""
     messages: Sequence[Message]
-    """Those of its request that its parent does not have."""
+    """Messages of the request that the parent does not have."""
     reply: Message
     attempts: int
     delivered: bool
     seconds: float
     created_at: float
     requests: Sequence[Json] = ()
-    """Those to engines: `request_id`, `start`, `end`; `began_at`, `seconds`, `queued_s` and `worker` where known."""
+    """Engine requests: `request_id`, `start`, `end`, and if known `began_at`, `seconds`, `queued_s`, `worker`."""
     held_s: float = 0.0
-    """Of `seconds`, those at the gate."""
+    """Part of `seconds` at the gate."""
     held_before_s: float = 0.0
     """Seconds at the gate before `created_at`."""
     traceparent: str | None = None
-    """Names the agent's own span in which it was asked for, as the agent has said."""
+    """The agent's own span of the call."""
     context_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     masked_from: int = 0
     role: str = "main"
-    """What the call is to its session, and the evidence for it (`samples.roles`)."""
+    """The call's role in its session, with its evidence (`samples.roles`)."""
     evidence: str = ""
 
     @classmethod
     def of(cls, turn: Json) -> Self:
-        """The turn of a record."""
+        """Return the turn of a record."""
         notes: Json = turn.get("notes") or {}
         output_length = int(turn.get("output_length", 0))
         masked_from = int(turn.get("masked_from", output_length))
@@ -122,7 +121,7 @@ class TurnView:
         )
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:
-        """Every sampled token of the output; none where the record has no columns."""
+        """Yield every sampled token; none if the record has no token columns."""
         decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode, tokenizer.byte_ids)
         if decoder is not None:
             decoder.push(self.context_ids[-_CONTEXT:])
@@ -143,7 +142,7 @@ class TurnView:
 
 
 def unknown_ids(turns: Iterable[TurnView], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """A sentence about ids that the tokenizer lacks."""
+    """Yield a sentence about ids that the tokenizer lacks."""
     ids = {each for turn in turns for each in turn.output_ids} if tokenizer is not None else set()
     lacked = sorted(each for each in ids if tokenizer is not None and each not in tokenizer)
     if lacked:
@@ -160,15 +159,15 @@ class SessionView:
     turns: Sequence[TurnView]
     turns_in_flight: int
     refusals: Mapping[str, int]
-    """Model calls that were answered with an error, by its code."""
+    """Error answers to model calls, by code."""
     ledger: Json
     metadata: Json = field(default_factory=dict)
     remarks: Sequence[str] = ()
-    """What its owner should know of its samples."""
+    """Notes for the session's owner about its samples."""
 
     @classmethod
     def of(cls, record: Json) -> Self:
-        """The session of a record."""
+        """Return the session of a record."""
         return cls(
             session_id=record["session_id"],
             phase=record["phase"],
@@ -181,10 +180,7 @@ class SessionView:
         )
 
     def walk(self) -> Iterator[tuple[TurnView, int]]:
-        """The turns as a tree: each behind its parent, with the number of forks above it.
-
-        A conversation that goes on in one way has none, however long it is.
-        """
+        """Yield the turns as a tree, each after its parent, with the number of forks above it."""
         children: dict[int | None, list[TurnView]] = {}
         for turn in self.turns:
             children.setdefault(turn.parent, []).append(turn)
@@ -192,5 +188,6 @@ class SessionView:
         while waiting:
             turn, depth = waiting.pop()
             yield turn, depth
-            below = children.pop(turn.index, [])  # once, whatever a damaged record says of its parents
+            # A turn is listed once, even if a damaged record repeats parents.
+            below = children.pop(turn.index, [])
             waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]

@@ -1,8 +1,7 @@
-"""What there is to see, on a terminal or in a pipe: rich renderables of the viewer's values.
+"""Rich renderables of the viewer's values, for a terminal or a pipe.
 
-Nothing that an agent, a model or a tool wrote reaches the terminal as it is: every such text goes through `printable`,
-which writes control characters, escape sequences and marks of direction out. Colors repeat what words say, so that
-nothing is lost in a pipe.
+Every text of an agent, model or tool goes through `printable`, which writes out control characters, escape sequences
+and bidirectional marks. Colors only repeat words, so a pipe loses nothing.
 """
 
 import sys
@@ -28,8 +27,8 @@ from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView,
 
 _P = ParamSpec("_P")
 
+# Columns without a terminal.
 _PLAIN_WIDTH = 160
-"""Columns where there is no terminal to ask."""
 _FATES = {TRAINED: "green", MASKED: "yellow"}
 _DROPPED = "red"
 _VERSIONS = ("cyan", "magenta", "blue", "bright_yellow")
@@ -37,7 +36,7 @@ _STATUSES = {"completed": "green", "truncated": "yellow", "aborted": "magenta", 
 
 
 def show(*parts: RenderableType, plain_width: int = _PLAIN_WIDTH) -> None:
-    """Print `parts` on standard output, as wide as its terminal; in `plain_width` columns where it is none."""
+    """Print `parts` as wide as the terminal, or in `plain_width` columns without one."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(Group(*parts))
@@ -49,7 +48,7 @@ def show(*parts: RenderableType, plain_width: int = _PLAIN_WIDTH) -> None:
 
 
 def run_overview(view: RunView) -> Iterator[RenderableType]:
-    """How a run ended, a line for each session, the ledger, and what is missing."""
+    """Yield the run's end, a line for each session, the ledger, and missing parts."""
     facts = Table.grid(padding=(0, 3))
     if view.suite is not None:
         facts.add_row("suite", Text(printable(view.suite)))
@@ -80,7 +79,7 @@ def session_overview(
     missing: Sequence[str],
     tokenizer: Tokenizer | None = None,
 ) -> Iterator[RenderableType]:
-    """How a session ended and why, its branches, where its tokens went, and the dialogue, of one turn or of all."""
+    """Yield a session's end, branches, tokens, and the dialogue of one turn or all."""
     facts = Table.grid(padding=(0, 3))
     facts.add_row("session", Text(printable(line.session_id or "none")))
     for name, value in _outcome(line):
@@ -108,7 +107,7 @@ def session_overview(
 
 
 def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **how: _P.kwargs) -> RenderableType:
-    """What `render` makes of a part, or the sentence that the part is damaged."""
+    """Return the rendered part, or a sentence that it is damaged."""
     missing: list[str] = []
     part: RenderableType = ""
     with say_missing(what, missing):
@@ -117,7 +116,7 @@ def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **h
 
 
 def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
-    """Every sampled token of a turn: where it went, which weights sampled it, and how likely it was."""
+    """Return a row for each sampled token of a turn: fate, weight version and logprob."""
     if turn.output_length and not turn.output_ids:
         return Text(f"turn {turn.index}: its {turn.output_length} tokens are not here, only their number", style="dim")
     table = Table(
@@ -151,12 +150,13 @@ def _moment(seconds: float) -> str:
 
 
 def ledger_words(ledger: Ledger) -> str:
-    """A ledger as a sentence."""
+    """Return a ledger as a sentence."""
     dropped = sum(ledger.dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
     unknown = ledger.unknown
     unheard = f"; unknown: {unknown.requests:,} requests" if unknown.requests else ""
-    if unknown.tokens <= ledger.generated:  # else it is a budget that nobody has set, and bounds nothing
+    # Otherwise it is an unset budget, which bounds nothing.
+    if unknown.tokens <= ledger.generated:
         unheard = unheard and f"{unheard}, at most {unknown.tokens:,} tokens"
     return (
         f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
@@ -165,7 +165,7 @@ def ledger_words(ledger: Ledger) -> str:
 
 
 def message_text(message: Message) -> str:
-    """The words of a message, its tool calls among them; as they are, for whoever makes them printable."""
+    """Return the words of a message and its tool calls, not yet printable."""
     content = message.get("content") or ""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     words = [
@@ -176,12 +176,12 @@ def message_text(message: Message) -> str:
 
 
 def is_partial(turn: TurnView) -> bool:
-    """True if the turn was cut: its words may be in its tokens alone."""
+    """Return whether the turn was cut, so that only its tokens may have its words."""
     return turn.status in (TurnStatus.ABORTED, TurnStatus.FAILED) and bool(turn.output_ids)
 
 
 def reply_text(turn: TurnView, tokenizer: Tokenizer | None) -> str:
-    """The words of the reply; of a turn that was cut, as far as it came."""
+    """Return the words of the reply, decoding the tokens of a cut turn."""
     words = message_text(turn.reply)
     if words or turn.reply.get("reasoning_content") or tokenizer is None or not is_partial(turn):
         return words
@@ -228,13 +228,13 @@ def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
 
 
 def _branches(session: SessionView) -> RenderableType:
-    """The turns as a tree: a turn that goes on from another stands below it, and further right behind a fork."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("turn", "status", "ended by", "weights"):
         table.add_column(name, no_wrap=True)
     for name in ("prompt", "sampled", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("its tokens")
+    # A turn stands below its parent, further right after a fork.
     for turn, depth in session.walk():
         mark = f"{'  ' * (depth - 1)}+ " if depth else ""
         unknown = f", at most {turn.unknown:,} unknown" if turn.unknown else ""
@@ -270,14 +270,13 @@ def _dialogue(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
 
 
 def _spell(token: TokenView, tokenizer: Tokenizer | None) -> str:
-    """The text of a token on one line, in quotes."""
     if token.text is None:
         return "" if tokenizer is None else f"id {token.token_id} is not in this tokenizer"
     return '"' + printable(token.text).replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 
 def missing_sentences(sentences: Sequence[str]) -> Iterator[RenderableType]:
-    """A line for each sentence about what is not there."""
+    """Yield a line for each missing part."""
     for sentence in sentences:
         yield Text(f"missing: {printable(sentence)}", style="yellow")
 

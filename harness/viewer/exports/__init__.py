@@ -1,1 +1,4 @@
-"""A run for other programs: its figures for stores of metrics."""
+"""Exports of a run for other programs: metric stores and OpenTelemetry.
+
+Uses the viewer's report and views. Start with `export.py`.
+"""

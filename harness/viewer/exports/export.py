@@ -1,4 +1,4 @@
-"""The folder of an export: there as a whole or not at all, and in the place of nothing but an empty folder."""
+"""The folder of an export: written whole or not at all, and only to a new or empty folder."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,30 +14,26 @@ from harness.viewer.report import make_report
 
 
 class ExportFormat(StrEnum):
-    """For which program a run is written."""
+    """Target program of an export."""
 
     TENSORBOARD = "tensorboard"
-    """An event file of its figures."""
     WANDB = "wandb"
-    """Its figures as an offline run of Weights & Biases."""
     OTEL = "otel"
-    """Its sessions, turns and engine requests as the spans of OpenTelemetry."""
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """Result of an export."""
 
     written: int
-    """Of values, or of spans."""
+    """Number of values or spans."""
     missing: Sequence[str]
-    """What could not be had, a sentence each."""
+    """A sentence for each missing part."""
 
 
 def export_run(run: Path, out: Path, kind: ExportFormat) -> Exported:
-    """Write the figures or the spans of `run` into the folder `out`.
+    """Write the figures or spans of `run` to the folder `out`.
 
-    Raises `RunError` of a path that is no run, of a place that is taken or cannot be written, and where packages are
-    missing; `StoreError` of a bad store.
+    Raises `RunError` for a bad run or folder and missing packages, `StoreError` for a bad store.
     """
     with _new_folder(out) as folder:
         if kind is ExportFormat.OTEL:
@@ -51,10 +47,10 @@ def export_run(run: Path, out: Path, kind: ExportFormat) -> Exported:
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` when the block ends well, and is gone otherwise."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
         raise RunError(f"expected a new or empty folder, found something else at {out}: name another one with --out")
     try:
+        # Beside `out`, so that the rename is atomic.
         with TemporaryDirectory(dir=out.parent, prefix=".export.") as scratch:
             folder = Path(scratch) / "folder"
             folder.mkdir()

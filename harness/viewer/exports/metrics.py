@@ -1,4 +1,4 @@
-"""The keys under which the figures of a report stand in a store of metrics, and the points that it has of them."""
+"""Metric keys of a report's figures, and the points that a metric store gets."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from harness.viewer.run_view import SessionLine
 from harness.viewer.session_figures import SessionFigures
 
 STATISTICS = ("count", "mean", "min", "median", "p95", "max")
-"""`STAT` of a key."""
+"""Values of `STAT` in keys."""
 
 METRICS: Mapping[str, str] = {
     "report/sessions": "sessions of the run",
@@ -42,8 +42,8 @@ METRICS: Mapping[str, str] = {
     "session/tokens": "its sampled tokens",
     "session/seconds": "from its first turn to its last",
 }
-"""Each key and its meaning; words in capitals stand for names that a run has. Beside these a run has those that a
-trainer logs of it (`rollout/...`, `train/...`), by training step where it has any.
+"""Keys and their meanings. Words in capitals stand for names in the run. A run also has the keys of a trainer's log
+(`rollout/...`, `train/...`), by training step.
 """
 
 _LONGEST = 100  # characters of a part
@@ -52,10 +52,10 @@ _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
-    """The figures of one step: of the whole run, of one of its sessions, or of a training step."""
+    """Figures of one step: the run, a session, or a training step."""
 
     kind: str
-    """`run`, `session` or `training`: each has steps of its own."""
+    """`run`, `session` or `training`. Each kind counts its own steps."""
     step: int
     at: float
     """Unix seconds."""
@@ -63,18 +63,18 @@ class MetricPoint:
 
 
 def key_of(*parts: object) -> str:
-    """The key with these parts; a character that some store refuses becomes `_`."""
+    """Return the key of `parts`, with `_` for characters that some store refuses."""
     return "/".join(_STRANGE.sub("_", str(part)[:_LONGEST]) for part in parts)
 
 
 def keep_numbers(figures: Mapping[str, object]) -> dict[str, float]:
-    """Those that are numbers."""
+    """Return the finite numbers of `figures`."""
     numbers = ((key, value) for key, value in figures.items() if isinstance(value, int | float))
     return {key: float(value) for key, value in numbers if math.isfinite(value)}
 
 
 def session_point(place: int, line: SessionLine, facts: SessionFigures) -> MetricPoint:
-    """The point of a session, which stands at `place` where it has no number."""
+    """Return the point of a session. Without a number its step is `place`."""
     figures = {
         "session/reward": line.reward,
         "session/turns": len(facts.seconds),
@@ -85,7 +85,7 @@ def session_point(place: int, line: SessionLine, facts: SessionFigures) -> Metri
 
 
 def training_points(path: Path) -> list[MetricPoint]:
-    """A point for each step of the training run at `path`; none of another run. Raises `StoreError`, `ValueError`."""
+    """Return a point for each step of a training run; none for another run. Raises `StoreError`, `ValueError`."""
     if not (path / TELEMETRY_FILE).is_file():
         return []
     steps = read_telemetry(RunDirectory(path), sys.maxsize)

@@ -1,6 +1,6 @@
-"""The spans of a run for OpenTelemetry, made of its record: the ones that its session server sends while it serves.
+"""OpenTelemetry spans from a run's record, equal to those that its session server sends while serving.
 
-The record knows more of a session than its server does: how the rollout ended, and what it was worth.
+The record also has the rollout's outcome and reward, which the server lacks.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,9 @@ SPANS_FILE = "traces.jsonl"
 
 
 def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
-    """Write a request of OTLP per session, a line each, to `SPANS_FILE` in `folder`; returns how many spans they have.
+    """Write one OTLP request per session and line to `SPANS_FILE`. Return the number of spans.
 
-    What could not be had is a sentence in `missing`. Raises `RunError` of a path that is no run, `StoreError` of a bad
-    store.
+    Missing parts become sentences in `missing`. Raises as `look_at`.
     """
     view = look_at(run)
     missing += view.missing
@@ -41,7 +40,7 @@ def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
 
 
 def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
-    """The spans of `session`, each before those below it; none without turns. Raises `ValueError`, `OverflowError`."""
+    """Yield the spans of `session`, parents first; none without turns. Raises `ValueError`, `OverflowError`."""
     turns = [_trace_turn(session.session_id, turn) for turn in session.turns]
     if not turns:
         return

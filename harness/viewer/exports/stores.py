@@ -1,7 +1,4 @@
-"""The points of a report in the files of TensorBoard and of Weights & Biases: nothing is sent, nobody is logged in.
-
-Times are those of the run. Texts are those of keys and of the run's path.
-"""
+"""A report's points as TensorBoard and Weights & Biases files, without network or login."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ _LONGEST = 100  # characters of a name
 
 
 def write_tensorboard(source: str, points: Sequence[MetricPoint], folder: Path) -> None:  # noqa: ARG001  # it has no name
-    """An event file in `folder`. The same points give the same bytes. Raises `RunError` without tensorboardX."""
+    """Write an event file. The same points give the same bytes. Raises `RunError` without tensorboardX."""
     try:
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event
@@ -23,7 +20,7 @@ def write_tensorboard(source: str, points: Sequence[MetricPoint], folder: Path) 
     except ImportError as error:
         raise missing_package("tensorboard", error) from None
     began = min((point.at for point in points), default=0.0)
-    # Not its `SummaryWriter`, which names the file after this machine and this moment.
+    # Not `SummaryWriter`, which puts this machine and time into the file name.
     file = RecordWriter(str(folder / "events.out.tfevents.0.harness"))
     file.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
     for point in points:
@@ -34,12 +31,12 @@ def write_tensorboard(source: str, points: Sequence[MetricPoint], folder: Path) 
 
 
 def write_wandb(source: str, points: Sequence[MetricPoint], folder: Path) -> None:
-    """An offline run in `folder`, for `wandb sync`. Raises `RunError` without wandb."""
+    """Write an offline run for `wandb sync`. Raises `RunError` without wandb."""
     try:
         import wandb
     except ImportError as error:
         raise missing_package("wandb", error) from None
-    # `offline` and the rest whatever the environment says: nothing of this machine is looked at or told.
+    # Set here whatever the environment says, so that wandb reads and records nothing of this machine.
     settings = wandb.Settings(
         mode="offline",
         console="off",
@@ -66,12 +63,13 @@ def write_wandb(source: str, points: Sequence[MetricPoint], folder: Path) -> Non
         run.finish()
         wandb.teardown()
     for path in list((folder / "wandb").rglob("*")):
-        if path.is_symlink():  # to logs in the home folder, and to where the run was written first
+        # These link to logs in the home folder and to the scratch folder.
+        if path.is_symlink():
             path.unlink()
     for logs in (folder / "wandb").glob("*/logs"):
         shutil.rmtree(logs)
 
 
 def missing_package(extra: str, error: ImportError) -> RunError:
-    """The error of an extra that is not installed."""
+    """Return the error for an extra that is not installed."""
     return RunError(f"--format {extra} needs its packages ({error}): pip install 'session-harness[{extra}]'")

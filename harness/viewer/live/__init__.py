@@ -1,1 +1,4 @@
-"""A server that is looked at while it works: what has changed, for as many browsers as ask."""
+"""The live page of a working server: the changes since the last look, for any number of browsers.
+
+Uses `harness.client` and the viewer's page. Start with `live_page.py`.
+"""

@@ -1,11 +1,8 @@
-"""Looks at a server on behalf of browsers: at most once a second for all of them, and not at all while none asks.
+"""Looks at a server for all browsers: at most once a second, and never without a request.
 
-A look is the list of sessions, what had held the gate since the last one, and the times of turns of those sessions
-whose turns have changed. A record is read of a session that a browser has open, once it has changed, from the first
-turn on that may be another one. So a look costs what there are sessions, and what has happened in them; never what has
-been said.
-
-A server that does not answer is a sentence, and is asked again.
+A look reads the list of sessions, new hold times, and the turn times of changed sessions. Only sessions open in a
+browser have their record read, from the first turn that may have changed. So the cost depends on the number of sessions
+and their changes, not on the length of conversations. An unreachable server is reported and asked again.
 """
 
 import asyncio
@@ -28,35 +25,38 @@ from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
 from harness.viewer.page.page_data import TokenTable
 
 _EVERY_S = 1.0
-_REST = 10.0  # for each second that a look took: a server with a hundred thousand sessions has better things to do
+# Seconds of rest per second of a look, so that a server with 100,000 sessions is not kept busy.
+_REST = 10.0
 _ASK_S = 10.0
 _TIMES_A_LOOK = 20
-_TOO_OLD_LOOKS = 30  # before a server is asked again what it did not know; it may have been something else in between
-_OPEN = 8  # sessions whose tokens are kept; a browser that has another one open has it read again
+# Looks before a server is asked again for what it did not know; another one may have taken its place.
+_TOO_OLD_LOOKS = 30
+# Sessions whose tokens are kept. Others are read again.
+_OPEN = 8
 
 _TOO_OLD = "its pauses and the times of its turns: the server is of an earlier version, which does not say them"
 
 
 class Asked(NamedTuple):
-    """What a browser has, and wants to see."""
+    """A browser's state and request."""
 
     version: int
-    """Of the server as it was told of it; 0 of one that has nothing."""
+    """Version of the server that the browser has; 0 for none."""
     texts: int
-    """Rows of the table of tokens that it has."""
+    """Rows of the token table that it has."""
     session_id: str
-    """That it has open; empty for none."""
+    """Open session; empty for none."""
     record_version: int
-    """Of that session, as it was told of it."""
+    """Version of that session that it has."""
 
 
 class LiveLook:
-    """What there is to see of the server behind `client`.
+    """Source of the live page's data about one server.
 
     Args:
-        client: Of the server; its owner closes it.
-        tokenizer: For the texts of tokens.
-        clock: Seconds, of which looks are so far apart.
+        client: Client of the server; its owner closes it.
+        tokenizer: Tokenizer for token texts.
+        clock: Clock in seconds.
         missing: Sentences about the tokenizer.
     """
 
@@ -73,20 +73,23 @@ class LiveLook:
         self._clock = clock
         self._seen = SeenServer()
         self._table = TokenTable()
+        # By id and creation time, since ids may be reused.
         self._records: OrderedDict[tuple[str, float], tuple[SeenRecord, Standing | None]] = OrderedDict()
-        """By id and creation: an id may be used again."""
         self._record_versions = 0
-        self._looking = asyncio.Lock()  # one look for all who ask
-        self._reading = asyncio.Lock()  # one record at a time, and nobody takes half of one
+        # All browsers share one look.
+        self._looking = asyncio.Lock()
+        # Records are read one at a time, so that browsers never see a half-read one.
+        self._reading = asyncio.Lock()
         self._fresh_until = -math.inf
         self._holds_since = 0.0
+        # Number of looks left.
         self._too_old_for = 0
-        """So many looks more."""
         self._problem = ""
 
     async def look(self) -> None:
         """Look at the server now. Raises `SessionServerError`."""
-        gate = await self._client.gate().report(deadline_s=_ASK_S)  # a server that has gone says so at once
+        # First, because a server that is gone fails here at once.
+        gate = await self._client.gate().report(deadline_s=_ASK_S)
         listed = await self._client.list_all(deadline_s=_ASK_S)
         self._seen.take_list(listed)
         problems = [*listed.problems]
@@ -105,7 +108,7 @@ class LiveLook:
         self._seen.take_facts({"said": said, "missing": missing, "problems": [*dict.fromkeys(problems)]})
 
     async def _look_at_times(self) -> list[str]:
-        """See what is new of the gate and of turns; says which shards have not told of theirs."""
+        """Read new hold and turn times. Return the problems of shards that did not answer."""
         holds = await self._client.hold_times(self._holds_since, deadline_s=_ASK_S)
         self._holds_since = holds.now
         self._seen.take_holds(holds)
@@ -122,7 +125,7 @@ class LiveLook:
         return problems
 
     async def tell(self, asked: Asked) -> Json:
-        """What a browser does not have yet, a second old at most; `problem` says why it is older."""
+        """Return what the browser lacks, at most a second old; `problem` explains older data."""
         problem = await self._refresh()
         record = None
         if asked.session_id:
@@ -150,7 +153,7 @@ class LiveLook:
             return self._problem
 
     async def _read(self, session_id: str) -> SeenRecord | None:
-        """The session, read as far as it has changed; None of one that was never seen."""
+        """Return the session, read up to its latest change; None if it was never seen."""
         async with self._reading:
             seen = self._seen.session(session_id)
             if seen is None:
@@ -167,7 +170,8 @@ class LiveLook:
             with say_missing("its turns", missing):
                 try:
                     await self._read_on(session_id, record)
-                except HarnessError:  # it may be there the next time; what is damaged stays so until it changes
+                except HarnessError:
+                    # Read it again next time. Damaged records, in contrast, stay so until they change.
                     standing = None
                     raise
             self._records[key] = record, standing
@@ -180,9 +184,9 @@ class LiveLook:
         for since in (record.unread_since, 0):
             told = await self._client.record(session_id, since)
             if told.get("phase") == "unknown":
-                return  # the next look says that it is gone
+                return  # the next look reports that it is gone
             self._record_versions += 1
             version = self._record_versions
-            # Decoding 30,000 tokens takes a second; other browsers are answered meanwhile.
+            # In a thread, because decoding 30,000 tokens takes a second and other browsers wait.
             if await asyncio.to_thread(record.take, told, since, self._tokenizer, self._table, version):
                 return

@@ -1,12 +1,11 @@
-"""The live page of a session server, on a loopback port of its own.
+"""The live page of a session server, on its own loopback port.
 
     GET /SECRET/           the page, which begins empty
-    GET /SECRET/changes    what has changed since a browser asked last
+    GET /SECRET/changes    changes since the browser's last request
 
-It holds the operator's token, so whoever can ask it sees every session. Its address has a secret that is another one
-after every start, which keeps out the other users and programs of the machine and the pages of other sites. A name that
-somebody else resolves to this machine (DNS rebinding) is no address of it: the `Host` has to be loopback's. Whatever
-else is asked is answered with a status and nothing. The token is sent to the session server and to nobody else.
+It has the operator's token, so any client that reaches it sees every session. A new secret at each start keeps out
+other users, programs and sites. `Host` must be a loopback name (against DNS rebinding). Any other request gets only a
+status. The token is sent to the session server only.
 """
 
 import asyncio
@@ -44,7 +43,8 @@ _DEADLINES = Deadlines(attempt_s=10.0, read_s=20.0)
 _BOUNDS = ConnectionBounds(
     connections=64, header_bytes=16_384, header_lines=64, header_s=10.0, body_s=10.0, write_s=30.0
 )
-_DIGITS = 15  # of a number that a browser counts
+# Most digits of a number in a query.
+_DIGITS = 15
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",  # the page has the rest, which a policy of this kind may not
@@ -55,13 +55,13 @@ _HEADERS = {
 
 
 class LivePage:
-    """The ASGI application.
+    """ASGI application of the live page.
 
     Args:
-        look: At the session server.
-        source: Its address, for the page.
-        port: At which the application answers.
-        secret: In the addresses of the page.
+        look: Source of the data.
+        source: Address of the session server, for the page.
+        port: Port of this application.
+        secret: Secret in the page's address.
     """
 
     def __init__(self, look: LiveLook, source: str, port: int, secret: str) -> None:
@@ -93,29 +93,28 @@ class LivePage:
 
 
 class RunningPage(NamedTuple):
-    """A live page that answers."""
+    """A running live page."""
 
     url: str
-    """Of the page, with its secret."""
+    """Address of the page, with its secret."""
     hang_up: Callable[[], None]
-    """Answer nobody any more; the block then ends quickly."""
+    """Refuse further answers, so that the block ends quickly."""
 
 
 @asynccontextmanager
 async def serve_live(
     address: SessionServerAddress, tokenizer: Path | None = None, *, port: int = 0
 ) -> AsyncIterator[RunningPage]:
-    """The live page of the server at `address` for the time of the block; port 0 takes a free one.
+    """Serve the live page of `address` during the block; port 0 takes a free port.
 
-    Texts are of the tokenizer in the folder `tokenizer`, else of the one that the server names.
-
-    Raises `SessionServerError` when the server does not answer at the beginning, or takes its token for none,
-    `CannotListen`.
+    Texts use the tokenizer in `tokenizer`, else the server's. Raises `SessionServerError`, also if the server refuses
+    the token, and `CannotListen`.
     """
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listening("127.0.0.1", port))
         client = await stack.enter_async_context(SessionServerClient(address, deadlines=_DEADLINES))
-        await client.gate().report(deadline_s=_GREETING_S)  # which a shard does not have: one looks at its front
+        # A shard lacks this report and is refused here: users view its front.
+        await client.gate().report(deadline_s=_GREETING_S)
         missing: list[str] = []
         described = await client.describe(deadline_s=_GREETING_S)
         folder = await asyncio.to_thread(find_tokenizer, tokenizer_of(described), tokenizer, missing)
@@ -131,9 +130,9 @@ async def serve_live(
 async def serve_live_until_told(
     address: SessionServerAddress, tokenizer: Path | None, *, port: int, started: Callable[[str], None]
 ) -> None:
-    """The live page until SIGINT or SIGTERM; calls `started` with its address as soon as it answers.
+    """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address.
 
-    A second signal ends what is still being answered.
+    A second signal ends answers in progress.
     """
     stop = asyncio.Event()
     async with serve_live(address, tokenizer, port=port) as page:
@@ -151,7 +150,6 @@ async def serve_live_until_told(
 
 
 def _parse_asked(query: QueryParams) -> Asked | None:
-    """What a browser has and wants; None of what the page's script does not ask."""
     numbers = [query.get(name, "") for name in ("version", "texts", "record")]
     if not all(each.isascii() and each.isdigit() and len(each) <= _DIGITS for each in numbers):
         return None

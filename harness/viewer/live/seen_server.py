@@ -1,10 +1,9 @@
-"""A server as it has been seen so far, and which of that a browser does not have yet. Pure.
+"""A server as seen so far, and the parts that a browser lacks. Pure.
 
-Whatever is seen makes a *version*, and each line, turn and band knows the one in which it changed last. A browser
-says which version it has and is told what changed since; nothing is kept about browsers, so one that is slow, or that
-has gone, costs nothing. What the server has no more stays as it was last seen, and says so; of that the last
-`MOST_GONE` sessions stay. A browser that has heard of more lets go of the others by itself, and one that has not heard
-that one of those left is told everything anew.
+Every observation makes a *version*; lines, turns and bands know the version of their last change. A browser sends its
+version and gets the later changes, so the server keeps no state of browsers. The last `MOST_GONE` sessions that the
+server dropped stay as last seen. Browsers forget older ones themselves. A browser that missed the end of one of those
+gets everything anew.
 """
 
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from harness.viewer.run_view import Band, SessionLine, hold_band
 _GONE = "gone"
 
 Standing = tuple[object, ...]
-"""What of a session changes when one of its turns begins or ends."""
+"""Facts of a session that change when one of its turns begins or ends."""
 
 
 class _Timed(NamedTuple):
@@ -39,24 +38,23 @@ class SeenSession:
         self._place = place
         self._times: dict[int, _Timed] = {}
         self._times_of: Standing = ()
+        # Turns before this one are known. The server reports those that continue without being asked.
         self._told = 0
-        """Turns before this one are known; of those that go on again the server says so without being asked."""
 
     @property
     def standing(self) -> Standing:
-        """Another one once a turn has begun or ended."""
         each = self.summary
         tokens = 0 if each.turns_in_flight else each.tokens
         return each.created_at, each.phase, each.turns, each.turns_in_flight, tokens
 
     @property
     def unseen_since(self) -> int | None:
-        """The first turn whose times may be others than those seen; None while nothing has changed."""
+        """First turn whose times may have changed, or None."""
         has_turns = self.summary.turns or self.summary.turns_in_flight or self._times
         return self._told if has_turns and self._times_of != self.standing and not self.is_gone else None
 
     def take_times(self, standing: Standing, times: Sequence[TurnTime], now: float, version: int) -> None:
-        """See the times of turns from `unseen_since` on, asked for when the session stood so."""
+        """Record turn times from `unseen_since` on, requested when the session was in `standing`."""
         self._times_of = standing
         for each in times:
             if each.index not in self._times or self._times[each.index].time != each:
@@ -67,19 +65,19 @@ class SeenSession:
         self._told = min(in_flight, default=max((each.index + 1 for each in new), default=self._told))
 
     def leave(self, now: float, version: int) -> None:
-        """The server does not have it any more."""
+        """Mark the session as dropped by its server."""
         self.is_gone = True
         self._end_others(set(), now, version)
 
     def _end_others(self, there: Collection[int], now: float, version: int) -> None:
-        """Turns that were in flight, and of which the server says nothing any more, have ended, nobody knows how."""
+        # The server no longer reports these turns, so they ended in an unknown way.
         for index, (time, _) in self._times.items():
             if time.seconds is None and index not in there:
                 ended = TurnTime(index, time.began_at, max(0.0, now - time.began_at), "unknown")
                 self._times[index] = _Timed(ended, version)
 
     def since(self, version: int) -> Json:
-        """Its line, with the times that have changed since."""
+        """Return the line, with the times that changed since `version`."""
         each = self.summary
         state = _GONE if self.is_gone else each.state or each.phase
         why = "the server does not have it any more: as last seen" if self.is_gone else ""
@@ -96,12 +94,12 @@ class SeenSession:
 
 
 class SeenServer:
-    """What has been seen of one server."""
+    """Observations of one server."""
 
     def __init__(self) -> None:
         self.version = 0
         self.now = 0.0
-        """By the clock of the server, when it said so last."""
+        """The server's last reported clock."""
         self._sessions: OrderedDict[str, SeenSession] = OrderedDict()  # the one that changed last is the last one
         self._gone: dict[str, None] = {}  # in the order in which they left
         self._bands: dict[tuple[str, float], tuple[Band, int]] = {}
@@ -111,11 +109,11 @@ class SeenServer:
         self._places = 0
 
     def session(self, session_id: str) -> SeenSession | None:
-        """The session with that id; None when none has been seen."""
+        """Return the session with that id, or None."""
         return self._sessions.get(session_id)
 
     def take_list(self, listed: SessionList) -> None:
-        """See which sessions there are; those that are not in the list are gone, unless a shard has not said."""
+        """Record the sessions. Unlisted ones are gone, unless a shard did not answer."""
         self.version += 1
         for summary in sorted(listed.sessions, key=lambda each: each.created_at):
             seen = self._sessions.get(summary.session_id)
@@ -137,7 +135,7 @@ class SeenServer:
         self._forget()
 
     def unseen_times(self, most: int, but: Collection[str] = ()) -> dict[str, int]:
-        """Up to so many sessions, none of `but`, whose turns have changed; and the first turn of each that may have."""
+        """Return up to `most` changed sessions outside `but`, each with its first turn that may have changed."""
         unseen: dict[str, int] = {}
         for session_id, seen in reversed(self._sessions.items()):
             if seen.unseen_since is not None and session_id not in but:
@@ -147,9 +145,9 @@ class SeenServer:
         return unseen
 
     def take_times(self, asked: Mapping[str, Standing], told: TurnTimes) -> None:
-        """See when turns were under way of the sessions that were asked for, which stood so then.
+        """Record turn times of the requested sessions, given their standing at that time.
 
-        One that is not in a whole answer has none; where a shard has not answered, or there is more, nobody knows.
+        A session missing from a complete answer has no times. In an incomplete one its times are unknown.
         """
         self.version, self.now = self.version + 1, told.now
         is_whole = not told.problems and not told.left_off
@@ -160,7 +158,7 @@ class SeenServer:
                 self._touch(seen)
 
     def take_holds(self, told: HoldTimes) -> None:
-        """See what held the gate; what is not on it any more, as a server that forgets would have it, has ended."""
+        """Record hold times. Unfinished holds that are no longer reported have ended."""
         self.version, self.now = self.version + 1, told.now
         running = {(each.holder, each.began_at) for each in told.holds}
         for key, (band, _) in list(self._bands.items()):
@@ -175,13 +173,13 @@ class SeenServer:
             del self._bands[key]
 
     def take_facts(self, facts: Json) -> None:
-        """See what there is to say about all of it."""
+        """Record facts about the server as a whole."""
         if facts != self._facts:
             self.version += 1
             self._facts, self._facts_version = facts, self.version
 
     def since(self, version: int) -> Json:
-        """What has changed since that version; `anew` when it is everything, and nothing else is there."""
+        """Return the changes since `version`, or everything with `anew`."""
         anew = not self._forgot_in <= version <= self.version or not version
         version = 0 if anew else version
         changed = takewhile(lambda each: each.version > version, reversed(self._sessions.values()))
@@ -201,13 +199,13 @@ class SeenServer:
         self._sessions.move_to_end(seen.summary.session_id)
 
     def _forget(self) -> None:
-        """Let go of sessions that have been gone longest."""
+        # The longest gone go first.
         for session_id in list(self._gone)[: max(0, len(self._gone) - MOST_GONE)]:
             del self._gone[session_id]
             self._forgot_in = max(self._forgot_in, self._sessions.pop(session_id).version)
 
 
 def totals_words(listed: SessionList) -> str:
-    """All sessions in a sentence."""
+    """Return all sessions in a sentence."""
     states: Iterable[str] = (f"{count} {state}" for state, count in sorted(listed.totals.states.items()))
     return f"sessions: {', '.join(states) or 'none'}; {listed.totals.turns:,} turns, {listed.totals.tokens:,} tokens"

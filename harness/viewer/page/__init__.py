@@ -1,1 +1,4 @@
-"""The page of a run or of a server: its markup, style and script, and the data that the script reads."""
+"""The page of a run or server: markup, style, script, and the data that the script reads.
+
+Uses the viewer's views. Start with `run_page.py`.
+"""

@@ -1,7 +1,7 @@
-"""What was recorded, as the page's script reads it: JSON, and columns of tokens in base64.
+"""Recorded data as the page's script reads it: JSON, with token columns in base64.
 
-A session's tokens are columns of 4-byte little-endian numbers, which the page decodes when the session is opened: 11
-bytes for each. The texts of tokens stand once in a table, and the columns have their numbers in it.
+The columns are 4-byte little-endian numbers, decoded when a session is opened. Token texts are stored once in a table,
+and columns hold their numbers.
 """
 
 import base64
@@ -22,20 +22,20 @@ from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import ledger_words, message_text, reply_text
 
 MOST_GONE = 1_000
-"""Sessions that a live page shows although their server has them no more."""
+"""Most sessions that a live page shows after their server dropped them."""
 MOST_BANDS = 1_000
-"""That are over, on a live page."""
+"""Most finished bands of a live page."""
 
 
 class TokenTable:
-    """Every pair of an id and a text that occurs, once: `rows` in order of their numbers."""
+    """Distinct pairs of id and text. `rows` is in order of their numbers."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, str | None]] = []
         self._numbers: dict[tuple[int, str | None], int] = {}
 
     def number(self, token_id: int, text: str | None) -> int:
-        """The number of that pair."""
+        """Return the number of the pair."""
         row = (token_id, text)
         number = self._numbers.setdefault(row, len(self.rows))
         if number == len(self.rows):
@@ -43,12 +43,12 @@ class TokenTable:
         return number
 
     def unread(self) -> Iterator[int]:
-        """The first id without a text, if there is one."""
+        """Yield the first id without a text, if any."""
         yield from islice((token_id for token_id, text in self.rows if text is None), 1)
 
 
 def finite(value: Any) -> Any:
-    """`value` with words in the place of numbers that JSON does not have, which a record may have all the same."""
+    """Replace numbers that JSON cannot hold by words."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -57,7 +57,7 @@ def finite(value: Any) -> Any:
 
 
 def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[object]]) -> Json:
-    """A session in the list; `element` has its turns, where they can be read."""
+    """Return the data of a session in the list. `element` has its turns, if readable."""
     return {
         "element": element,
         "id": line.session_id,
@@ -75,7 +75,7 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
 
 
 def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
-    """A session with its turns."""
+    """Return the data of a session with its turns."""
     turns = [
         {**turn_data(turn, tokenizer), "depth": depth, **token_columns(turn, tokenizer, table)}
         for turn, depth in session.walk()
@@ -84,7 +84,7 @@ def session_data(session: SessionView, tokenizer: Tokenizer | None, table: Token
 
 
 def session_facts(session: SessionView) -> Json:
-    """How a session stands."""
+    """Return the state of a session."""
     return {
         "id": session.session_id,
         "phase": session.phase,
@@ -95,12 +95,12 @@ def session_facts(session: SessionView) -> Json:
 
 
 def ledger_text(ledger: Json) -> str:
-    """A ledger in words."""
+    """Return a ledger in words."""
     return ledger_words(msgspec.convert(ledger, Ledger))
 
 
 def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
-    """A turn without its tokens and its place in the tree."""
+    """Return a turn without its tokens and its place in the tree."""
     return {
         "index": turn.index,
         "status": turn.status,
@@ -118,7 +118,7 @@ def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
 
 
 def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
-    """The tokens of a turn: those of its context, then those of its output with their logprobs."""
+    """Return the token columns of a turn: context, then output with logprobs."""
     decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode, tokenizer.byte_ids)
 
     def text_of(token_id: int) -> str | None:
@@ -141,7 +141,6 @@ def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable
 
 
 def _words(turn: TurnView, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
-    """Who said what: the messages of the request, the reply, and the error."""
     for message in turn.messages:
         yield str(message.get("role")), message_text(message)
     if turn.reply.get("reasoning_content"):

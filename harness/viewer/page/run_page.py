@@ -1,9 +1,8 @@
-"""A run as one page that opens from disk: markup, style and script in one file, and what was recorded as JSON in it.
+"""A run as one HTML file that opens from disk, with markup, style, script and the recorded data as JSON.
 
-What was recorded is data and never markup: it stands in script elements of a type that browsers do not run, in ASCII
-with `<`, `>` and `&` escaped, and the page's script shows it as text. The content security policy admits that script
-and that style by their digests, and nothing from anywhere else. The page of a server that is looked at live is the same
-one: it begins empty, and asks where it came from for what there is to see.
+Recorded text is data, never markup: it is in script elements of a type that browsers do not run, in ASCII with `<`, `>`
+and `&` escaped, and the script shows it as text. The content security policy admits only this script and style, by
+digest. A live page is the same, but begins empty and requests its data.
 """
 
 import base64
@@ -32,18 +31,18 @@ from harness.viewer.run_view import RunView
 from harness.viewer.session_view import SessionView
 
 _PARTS = Path(__file__).parent
+# Joined in this order: each part uses those before it.
 _SCRIPTS = ("data", "windowed", "sessions", "timeline", "session", "tokens", "live", "keys")
-"""In this order one script, of which each part knows those before it."""
 _BEGINNING = "<!doctype html>"
 
 
 def write_page(
     path: Path, view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None
 ) -> int:
-    """Write the page of `view` to `path`, one session after the other; its length in bytes.
+    """Write the page of `view` to `path`, session by session. Return its length in bytes.
 
-    `look_inside` reads a session by its id; one that cannot be read is said in the page. A page that is not whole is
-    never at `path`. Raises `RunError` when it cannot be written, or something else than a page is there.
+    `look_inside` reads a session by id; the page reports one that cannot be read. Raises `RunError` if `path` cannot be
+    written or holds something other than a page. `path` never holds a partial page.
     """
     if path.is_dir() or (path.exists() and not _is_page(path)):
         raise RunError(f"expected a place for the page, found something else at {path}: name another file with --out")
@@ -57,7 +56,7 @@ def write_page(
 
 
 def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """The page of `view`, in pieces of a session each."""
+    """Yield the page of `view` in pieces of one session."""
     script = _script()
     yield _head(script, "")
     table, missing = TokenTable(), list(view.missing)
@@ -92,7 +91,7 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
 
 
 def live_page(source: str) -> str:
-    """The page that asks for what there is to see of the server `source`."""
+    """Return the page that requests its data from the server `source`."""
     script = _script()
     empty: Json = dict.fromkeys(("suite", "status", "ledger")) | {"starts": [], "bands": [], "missing": []}
     most = {"most_gone": MOST_GONE, "most_bands": MOST_BANDS}
@@ -105,7 +104,6 @@ def _script() -> str:
 
 
 def _head(script: str, admitted: str) -> str:
-    """Everything up to the data; `admitted` is what the policy lets the page do besides."""
     style, body = ((_PARTS / name).read_text("utf-8") for name in ("page.css", "page.html"))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}';{admitted}"
@@ -123,14 +121,14 @@ def _foot(script: str) -> str:
 
 
 def _is_page(path: Path) -> bool:
-    """A store or a source that is named by mistake is none, and is not lost."""
+    # A store or source that was named by mistake is not overwritten.
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING.encode()
     return False
 
 
 def _data(name: str, value: object) -> str:
-    """A script element that is data: no text in it can end it, or be a mark of direction to an editor."""
+    # The escapes keep text from ending the element and from changing its direction in an editor.
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=str)
     text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return f'<script type="application/json" id="{name}">{text}</script>\n'

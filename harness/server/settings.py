@@ -32,7 +32,7 @@ _MAY_BE_ZERO = ("pause_timeout_s", "drain_grace_s", "stop_grace_s", "engine_retr
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of one server, by default for a private machine."""
+    """Settings whose defaults suit a private machine."""
 
     host: str = "127.0.0.1"
     port: int = 0

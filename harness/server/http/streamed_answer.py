@@ -119,7 +119,7 @@ class StreamedAnswer(Response, Generic[_T]):
 
 
 class _Bell:
-    """Wakes its listener at once, or at a given time."""
+    """Wakes its listener at a given time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -147,9 +147,7 @@ class ShardLink:
                 await asyncio.sleep(_EVERY_S / 4)
 
     async def ask_while_it_serves(self, method: str, path: str, body: bytes) -> ShardAnswer:
-        """Send a request as `ask`. Raises `ShardLost` once the shard stops serving, even if its connection stays
-        open.
-        """
+        """Send a request as `ask`. Raises `ShardLost` once the shard stops serving, even if still connected."""
         asking = asyncio.ensure_future(self.ask(method, path, body))
         asking.add_done_callback(read_end)
         silence = asyncio.ensure_future(self._gatekeeper.until(lambda: self.counts is None))

@@ -1,4 +1,4 @@
-"""Concurrent requests to all shards of a front, each with its own deadline."""
+"""Concurrent requests to all shards, each with its own deadline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -28,10 +28,11 @@ class Score:
     details: Json = field(default_factory=dict)
     turn_rewards: TurnRewards = field(default_factory=dict)
     error: str | None = None
+    """Reason that a check gave no reward."""
 
 
 class StandingCheck:
-    """Long-lived process that scores one session at a time; a context manager. Replaces it after any failure."""
+    """Scores one session at a time in a long-lived process, replaced after any failure; a context manager."""
 
     def __init__(self, check: Path, *, deadline_s: float) -> None:
         self._check = check

@@ -81,7 +81,7 @@ class Interrupts:
     async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
         """Run `work`; the first request calls `drain`, the second cancels `work`.
 
-        Never raises the cancellation; check `is_requested`.
+        Returns normally even if `work` was cancelled; check `is_requested`.
         """
 
         async def watch() -> None:

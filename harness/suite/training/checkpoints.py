@@ -1,6 +1,6 @@
 """Learner states and model folders on disk: each token is trained once, even if the run is killed.
 
-The end of step n + 1, in this order:
+The end of a step, from n steps to n + 1, in this order:
 
     state/<n+1>         write what the learner needs to continue
     commit              in run.db; now the step has happened

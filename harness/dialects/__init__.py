@@ -1,4 +1,4 @@
-"""APIs that agents' clients speak, each translated to and from one normal form. Sans-IO.
+"""APIs that agents' clients speak, each translated to and from one normal form, without I/O.
 
-Uses `harness.tokens`, `samples`, `types` and `errors` only. Start with `dialect.py`, the protocol and the table.
+Uses `harness.tokens` and the modules below it. Start with `dialect.py`: the protocol and the table.
 """

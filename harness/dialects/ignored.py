@@ -88,5 +88,6 @@ def _shorten(raw: bytes) -> Any:
         value = decode_json(_value_decoder, raw[: LONGEST_NOTE + 1])
         check_json(value, "", _LEVELS)
     except RequestError:
+        # Cut off, or too deep to store.
         return raw[:LONGEST_NOTE].decode(errors="replace")
     return value

@@ -38,6 +38,7 @@ def check_bounds(param: str, value: float | None, low: float, high: float) -> No
 
 def check_json(value: Any, param: str, deepest: int) -> None:
     """Raise `OverLimit` naming `param` beyond `deepest` levels, `MalformedRequest` for an integer beyond 64 bits."""
+    # Level by level, since recursion would overflow on what this refuses.
     level = [value]
     for _ in range(deepest):
         if any(type(each) is int and each not in _INTEGERS for each in level):

@@ -79,7 +79,7 @@ class OpenAIChat:
         """Return the error object that OpenAI clients parse. It has no field for the request id."""
         del request_id
         # Agents recognize these words and shorten the conversation.
-        if isinstance(error, PromptTooLong):  # the words at which agents shorten the conversation
+        if isinstance(error, PromptTooLong):
             message = (
                 f"This model's maximum context length is {error.context_length} tokens. However, your messages resulted"
                 f" in {error.tokens} tokens. Please reduce the length of the messages."

@@ -130,8 +130,8 @@ def parse_request(
     tool_list = ToolList(wire.tools or (), limits)
     recall = NOTHING_RECALLED
     if history is not None:
-        # The prefix keeps these apart from items, where the same bytes may mean something else.
-        begins = [_raw([message]) for message in before]  # as an item, the same bytes may mean something else
+        # In a list of one, because the same bytes may mean something else as an item.
+        begins = [_raw([message]) for message in before]
         recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
     tools = tool_list.read() if recall.tools is None else recall.tools
 

@@ -22,7 +22,7 @@ FUNCTION, CUSTOM, LOCAL_SHELL = CALL_KINDS = ("function", "custom", "local_shell
 
 _INPUT = "input"
 # Suffix of a call's id: the model gave a custom tool other arguments than one text.
-_AS_IT_IS = "_json"  # at the end of a call's id: the model gave a custom tool other arguments than one text
+_AS_IT_IS = "_json"
 
 _LOCAL_SHELL_PARAMETERS: Json = {
     "type": "object",

@@ -1,8 +1,8 @@
 """The operator's limits on requests, and the check of a request's normal form against them.
 
-Work and memory grow with these counts: a template runs once per message, a JSON encoder holds the
-interpreter for a whole schema, an engine looks for every stop string at every token. The defaults leave room for a
-context of a million tokens. Text has no limit here: the tokenizer decides whether it fits (`tokens.fitting`).
+Work and memory grow with these counts: a template runs once per message, a JSON encoder holds the interpreter for a
+whole schema, an engine looks for every stop string at every token. The defaults leave room for a context of a million
+tokens. Text has no limit here: the tokenizer decides whether it fits (`tokens.fitting`).
 """
 
 from collections.abc import Sequence
@@ -65,6 +65,7 @@ class RequestLimits:
         """Raise `ScenarioError` naming a limit that is not a whole number, below 1 or absurdly large."""
         for name in (each.name for each in fields(self)):
             number, most = getattr(self, name), _MOST_BY_NAME.get(name, _MOST)
+            # Not `isinstance`, since a bool is an int.
             if type(number) is not int or not 1 <= number <= most:
                 raise ScenarioError(f"limit {name}: expected a whole number from 1 to {most}, got {number!r}")
 

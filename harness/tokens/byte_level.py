@@ -1,12 +1,7 @@
-"""Byte-level tokenizers: texts encoded word by word, ids decoded one by one, and both looked up.
+"""Byte-level tokenizers: encode text word by word and decode ids one by one, with cached results.
 
-Such a tokenizer cuts a text into words by a regular expression, and gives each word ids that depend on nothing but the
-word; each id stands for the same bytes wherever it is. Most words and ids were there before, so what they come to is
-kept, and the library is asked about the others.
-
-Words are cut here only in ASCII, where Python's expressions mean what those of `tokenizers` mean, and only for a cut
-that is understood: `open_word_encoder` compares both on texts that break things, and gives nothing when one of them
-differs. Texts must hold no added token, written out: those are no words.
+Words are cut here only in ASCII, where Python's regular expressions agree with those of `tokenizers`, and only for
+known pre-tokenizers. Text must not contain a spelled-out added token.
 """
 
 import json
@@ -31,18 +26,17 @@ _SHOWN = [code for codes in (range(33, 127), range(161, 173), range(174, 256)) f
 _BYTES = {chr(code): code for code in _SHOWN} | {
     chr(256 + number): code for number, code in enumerate(code for code in range(256) if code not in _SHOWN)
 }
-"""The characters in which byte-level vocabularies write bytes: those to look at as they are, the others from 256 on."""
+"""Bytes by vocabulary character: printable ones as themselves, the others from U+0100 on."""
 
 
 class WordEncoder:
-    """Ids of ASCII texts without added tokens."""
+    """Encoder of ASCII text without added tokens."""
 
     def __init__(self, cuts: tuple[re.Pattern[str], ...], encode: Callable[[str], list[int]]) -> None:
         self._cuts = cuts
         self._known = _KnownWords(encode)
 
     def encode(self, text: str) -> list[int]:
-        """The ids that the tokenizer gives for `text`."""
         words: Iterable[str] = (text,)
         for cut in self._cuts:
             words = chain.from_iterable(map(cut.findall, words))
@@ -50,8 +44,6 @@ class WordEncoder:
 
 
 class _KnownWords(dict[str, tuple[int, ...]]):
-    """The ids of words, worked out when somebody asks for them first; forgotten when there are too many."""
-
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
 
@@ -65,44 +57,44 @@ class _KnownWords(dict[str, tuple[int, ...]]):
 
 
 class Spellings(dict[int, bytes]):
-    """The bytes that ids stand for, looked up when somebody asks for them first."""
-
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
 
     def __missing__(self, token_id: int) -> bytes:
-        token = self._raw.id_to_token(token_id) or ""  # as the library does with ids that it has not
+        token = self._raw.id_to_token(token_id) or ""  # the library decodes unknown ids to nothing, too
         try:
             spelled = bytes(map(_BYTES.__getitem__, token))
-        except KeyError:  # an added token that is not written in these characters
+        except KeyError:  # an added token, which is spelled as plain text
             spelled = token.encode()
         self[token_id] = spelled
         return spelled
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.__getitem__, ids)).decode(errors="replace")
 
 
 def open_spellings(raw: RawTokenizer) -> Spellings | None:
-    """Those of a tokenizer that decodes byte by byte; None of another one."""
+    """Return the spellings if the tokenizer decodes byte by byte."""
     is_byte_level = raw.decoder is not None and _state(raw.decoder).get("type") == "ByteLevel"
     return Spellings(raw) if is_byte_level else None
 
 
 def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> WordEncoder | None:
-    """One that gives the ids of `encode`, which is that of `raw`; None when there is none."""
+    """Return an encoder equal to `encode`, the encoding of `raw`, if there is one."""
+    # NFC leaves ASCII alone, other normalizers may not.
     changes_ascii = raw.normalizer is not None and _state(raw.normalizer) != {"type": "NFC"}
     if changes_ascii or raw.truncation is not None or raw.padding is not None or raw.pre_tokenizer is None:
         return None
     try:
-        # What lies between two matches is a word, too.
+        # The text between two matches is a word, too.
         cuts = tuple(
             re.compile(rf"(?:{cut})|(?:(?!{cut})(?s:.))+", re.ASCII) for cut in _cuts(_state(raw.pre_tokenizer))
         )
     except (ValueError, re.error):
         return None
     words = WordEncoder(cuts, encode)
+    # Compared on hard texts: one wrong id would corrupt prompts, so a single difference rules the encoder out.
     for first in _PROBES:
         text = "".join(chain.from_iterable(product((first,), _SPACES, _PROBES)))
         if words.encode(text) != encode(text):
@@ -111,13 +103,12 @@ def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> 
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer as `tokenizer.json` says it."""
     state: dict[str, Any] = json.loads(part.__getstate__())
     return state
 
 
 def _cuts(state: Mapping[str, Any]) -> Iterator[str]:
-    """The expressions by which texts are cut, one after another. Raises `ValueError` when there is another way."""
+    """Yield the patterns that cut text, in order. Raises `ValueError` for an unknown pre-tokenizer."""
     match state:
         case {"type": "Sequence", "pretokenizers": parts}:
             for part in parts:
@@ -134,7 +125,7 @@ def _cuts(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _for_ascii(pattern: str) -> str:
-    """`pattern` with the ASCII members of Unicode classes in their place, and no group that captures."""
+    """Replace Unicode classes by their ASCII members, and make groups non-capturing."""
     if "[[" in pattern or "&&" in pattern:
         raise ValueError(f"{pattern} has classes of classes")
     written: list[str] = []

@@ -1,6 +1,6 @@
-"""Conversations to check a model family with: every order of roles up to a length, and texts that break things.
+"""Test conversations for a model family: every order of roles up to a length, with hard texts.
 
-Enumerated, not drawn: two runs check the same conversations.
+They are enumerated, so every run checks the same ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ TEXTS = (
     "<b>&amp;</b> {{ messages }} {% raw %} \\ ' \" ` $",
     "def f(x):\n    return x  # 12345678901234567890\n",
 )
-"""Contents: unicode, white space at the edges, the template language itself."""
+"""Message contents: Unicode, white space at the edges, the template language itself."""
 
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. 日本語 12345\n" * 2_000
-"""About a hundred thousand characters."""
+"""Text of about a hundred thousand characters."""
 
 _ANSWERS = ("The capital of France is Paris.", "日本語", "x")
 _LEADS = ((), ("system",), ("developer",))
@@ -41,13 +41,10 @@ _STEPS = (
     ("1 call", ("tool", "user")),
     ("2 calls", ("tool", "tool")),
 )
-"""The sampled answer, and the roles that come next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A conversation, the answer that was sampled to it, and what came next."""
-
     prior: tuple[Message, ...]
     reply: Message
     new: tuple[Message, ...]
@@ -55,12 +52,10 @@ class Exchange:
 
     @property
     def opens_with_system(self) -> bool:
-        """It begins with a system message."""
         return self.prior[0]["role"] in ("system", "developer")
 
     @property
     def after_tools(self) -> bool:
-        """Some tool has answered."""
         return any(message["role"] == "tool" for message in self.prior)
 
     def __str__(self) -> str:
@@ -70,7 +65,7 @@ class Exchange:
 
 
 def exchanges(texts: Sequence[str] = TEXTS) -> Iterator[Exchange]:
-    """Exchanges of all role sequences up to two earlier rounds, each with the next of `texts` in its messages."""
+    """Yield exchanges for all role sequences with up to two earlier rounds, cycling through `texts`."""
     for number, (lead, history, last, (sampled, following)) in enumerate(product(_LEADS, _HISTORIES, _LAST, _STEPS)):
         roles = (*lead, *history, *last, sampled, *following)
         calls = any("call" in role for role in roles)
@@ -81,12 +76,12 @@ def exchanges(texts: Sequence[str] = TEXTS) -> Iterator[Exchange]:
 
 
 def exchange(roles: Sequence[str], new: int, texts: Sequence[str], has_tools: bool) -> Exchange:
-    """The exchange with those `roles`, of which the last `new` come after the sampled answer.
+    """Return the exchange with these `roles`, of which the last `new` follow the sampled answer.
 
-    A role is one of OpenAI's, `answer`, or `N calls`; answers and calls have words of their own.
+    A role is one of OpenAI's, `answer`, or `N calls`. Answers and calls ignore their text.
     """
     messages: list[Message] = []
-    caller = 0  # the last message with calls
+    caller = 0  # position of the last message with calls
     for position, (role, text) in enumerate(zip(roles, texts, strict=True)):
         if role == "answer":
             messages.append({"role": "assistant", "content": _ANSWERS[position % len(_ANSWERS)]})
@@ -122,4 +117,3 @@ TOOLS: tuple[Json, ...] = (
         },
     },
 )
-"""The tools of conversations with tools."""

@@ -1,23 +1,14 @@
-"""The delimiter: the text between a sampled answer and the next one, found with the prefix trick.
+"""Delimiter: the text between a sampled answer and the next one, found with the prefix trick.
 
-A session keeps the ids of its prompt and of the sampled answer, and needs the ids that come after them. A chat template
-only renders whole conversations, and rendering the sampled answer again is forbidden (I1). So a small dummy
-conversation is rendered instead, with the new messages behind a dummy answer:
+A chat template renders only whole conversations, and the sampled answer must not be rendered again (I1). So a small
+dummy conversation is rendered, with the new messages after a dummy answer:
 
     prompt  = render(start)                                     ends with "<|im_start|>assistant" and a newline
     whole   = render(start + dummy answer + new messages)       prompt + sentinel + delimiter
 
-The delimiter is what `whole` has after the sentinel: the close marker, the new messages, the generation prompt. This is
-right only where the template is a concatenation, and that is tested on every rendering: `whole` must begin with the
-very text that the model had before the answer. A template that rewrites what came before (it drops earlier reasoning,
-moves a hint) fails the test, and the session branches. The dummy has the shape of the real conversation as far as
-templates are known to look: a system message, earlier tool results, the number of calls in the answer.
-`find_dependence` looks for templates that also tell an early turn from a late one. Nothing that was sampled is part of
-a delimiter, and its cost does not grow with the session.
-
-The sentinel cannot mark the end of an answer with tool calls, whose rendering goes on behind the content. There the
-whole conversation is compared with the same one without the new messages (`_after_closed`); both ways are tried, the
-one that fits the answer first.
+The delimiter is the part of `whole` after the sentinel. This is right only if the template is a concatenation, so every
+rendering is checked: `whole` must begin with the exact prompt text. A template that rewrites earlier text (drops
+reasoning, moves a hint) fails, and the session branches. The cost does not grow with the session.
 """
 
 from collections.abc import Sequence
@@ -35,21 +26,16 @@ _ANSWER: Message = {"role": "assistant", "content": _SENTINEL}
 
 
 class Transition(NamedTuple):
-    """From an answer to the next one: everything a delimiter depends on beside the texts of the new messages."""
+    """Everything that a delimiter depends on except texts."""
 
     opens_with_system: bool
-    """The conversation begins with a system message."""
     after_tools: bool
-    """Some tool has answered before; there are templates that remember it."""
     calls: int
-    """Tool calls in the answer that was sampled."""
     roles: tuple[str, ...]
-    """Roles of the new messages."""
     has_tools: bool
 
     @classmethod
     def behind(cls, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> Self:
-        """The one from `previous` to the turn after `messages`."""
         return cls(
             previous.opens_with_system,
             previous.after_tools,
@@ -65,7 +51,6 @@ class Transition(NamedTuple):
 
 
 def dummy_messages(roles: Sequence[str], texts: Sequence[str], call_ids: str = "call_0_") -> list[Message]:
-    """Messages of those roles that say `texts`."""
     return [
         {"role": role, "content": text} | ({"tool_call_id": f"{call_ids}{i}"} if role == "tool" else {})
         for i, (role, text) in enumerate(zip(roles, texts, strict=True))
@@ -73,29 +58,26 @@ def dummy_messages(roles: Sequence[str], texts: Sequence[str], call_ids: str = "
 
 
 def dummy_answer(calls: int, name: str = "find") -> Message:
-    """An answer that makes so many tool calls, all of the function `name`."""
     function = {"name": name, "arguments": "{}"}
     made = [{"id": f"call_0_{i}", "type": "function", "function": function} for i in range(calls)]
     return {"role": "assistant", "content": "", "tool_calls": made} if calls else {"role": "assistant", "content": "x"}
 
 
 def dummy_start(transition: Transition) -> list[Message]:
-    """A conversation before the answer, of the kind that `transition` says."""
+    # All that templates are known to look at: a system message, earlier tool results, the calls in the answer.
+    # `PrefixTrick.find_dependence` detects those that also tell an early turn from a late one.
     earlier = [_QUESTION, dummy_answer(1), *dummy_messages(["tool"], ["result"]), dummy_answer(0)]
     return [*([_SYSTEM] * transition.opens_with_system), *(earlier if transition.after_tools else ()), _QUESTION]
 
 
 def dummy_tools(name: str = "find") -> list[Json]:
-    """One tool."""
     parameters = {"type": "object", "properties": {name: {"type": "string"}}}
     return [{"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}]
 
 
 class PrefixTrick:
-    """Delimiters of a template, by rendering dummies."""
-
     def __init__(self, template: JinjaTemplate) -> None:
-        """Raises `TokenizerError` when the template cannot render a question and its answer."""
+        """Raise `TokenizerError` if the template cannot render a question and its answer."""
         self._template = template
         try:
             text = template.render([_QUESTION, _ANSWER], generation_prompt=False)
@@ -104,18 +86,17 @@ class PrefixTrick:
         if _SENTINEL not in text:
             raise TokenizerError("the chat template does not render the content of assistant messages")
         self.close_text = text[text.rindex(_SENTINEL) + len(_SENTINEL) :]
-        """The text that the template writes after an answer, such as `<|im_end|>` and a newline."""
+        """Text after an answer, such as `<|im_end|>` and a newline."""
 
     def find(
         self, start: Sequence[Message], reply: Message, messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
-        """The text from the end of an answer to the next one, after `messages`; of `reply` only the calls matter.
+        """Return the text between the answer to `start` and the next one, after `messages`.
 
-        `start` is the dummy conversation before the answer (`dummy_start`).
-
-        None when the template renders what was before the answer in another way, or refuses the dummy: only the whole
-        conversation can then be rendered.
+        Of `reply` only the calls matter. None if the template changes the text before the answer, or refuses the dummy.
         """
+        # The sentinel cannot mark the end of an answer with tool calls, which are rendered after the content. There the
+        # conversation is compared with the same one without `messages`. The way that fits the answer comes first.
         if reply.get("tool_calls"):
             text = self._after_closed(start, reply, messages, tools)
             return text if text is not None else self._after_sentinel(start, messages, tools)
@@ -123,7 +104,7 @@ class PrefixTrick:
         return text if text is not None else self._after_closed(start, _ANSWER, messages, tools)
 
     def find_dependence(self) -> tuple[str, str] | None:
-        """The same delimiter early and late in a conversation, when the template makes a difference between them."""
+        """Return a delimiter early and late in a conversation, if they differ."""
         answered = [_QUESTION, dummy_answer(0)]
         late = [*answered, *answered, *answered, _QUESTION]
         early_text, late_text = (self.find(start, dummy_answer(0), [_QUESTION], ()) for start in ([_QUESTION], late))
@@ -134,7 +115,6 @@ class PrefixTrick:
     def _after_sentinel(
         self, start: Sequence[Message], messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
-        """The text after the answer's content, when everything before it is the prompt that it was sampled from."""
         prompt = self._template.try_render(start, tools)
         whole = self._template.try_render([*start, _ANSWER, *messages], tools)
         if prompt is None or whole is None or not whole.startswith(prompt + _SENTINEL):
@@ -144,10 +124,7 @@ class PrefixTrick:
     def _after_closed(
         self, start: Sequence[Message], reply: Message, messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
-        """The close marker and the text after it, when all before it is rendered as it is without `messages`.
-
-        Only the generation prompt may differ from what the answer was sampled after: some begin the reasoning.
-        """
+        # Only the generation prompt may differ from the sampled one, because some begin the reasoning: leave it out.
         asked = self._template.try_render(start, tools, generation_prompt=False)
         before = self._template.try_render([*start, reply], tools, generation_prompt=False)
         after = self._template.try_render([*start, reply, *messages], tools)

@@ -1,12 +1,8 @@
-"""Whether a request can fit into a context, found out at a cost that its answer bounds.
+"""Check, at a bounded cost, that a request can fit into a context.
 
-Rendering and encoding a text costs hundreds of times its size in memory, and is in vain where the text does not fit. So
-it is first held against the longest token of the vocabulary, which costs nothing, and then encoded in pieces that are
-thrown away, until there are too many tokens. A cut may break a token; an allowance per cut keeps a text that fits from
-being refused.
-
-Templates may leave out what the assistant said (its earlier reasoning, as a rule) and the names and ids that messages
-and calls have, never what it was told: all texts together may be longer by a factor.
+Rendering and encoding a text takes hundreds of times its size in memory, in vain if it does not fit. So the longest
+token first bounds the text, which is free. Then the text is encoded in pieces, which are discarded, until there are too
+many tokens.
 """
 
 from collections.abc import Sequence
@@ -17,16 +13,17 @@ from harness.errors import PromptTooLong
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
-_PIECE = 50_000  # characters, some tens of milliseconds
-_ALLOWANCE = 4  # tokens that one cut may add
-_LENIENCE = 4  # times the context, for texts with those of the assistant
+_PIECE = 50_000  # characters, tens of milliseconds of encoding
+_ALLOWANCE = 4  # tokens that one cut may add, so that a text that fits is not refused
+# Templates may omit what the assistant said (usually earlier reasoning), names and ids, and never the other texts. So
+# all texts together may be longer than the context by this factor.
+_LENIENCE = 4
 
 
 def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, context_length: int) -> None:
-    """Raises `PromptTooLong` when no encoding of so many `messages` fits into `context_length` tokens.
+    """Raise `PromptTooLong` if no encoding of so many `messages` fits into `context_length` tokens. Costs nothing.
 
-    They have `told` characters that the model is told, and `said` that a template may leave out. Costs nothing: every
-    message is one token at least, every token has so many characters at most.
+    `told` counts the characters that a template must keep, `said` those that it may omit.
     """
     if messages > context_length:
         raise PromptTooLong(
@@ -35,7 +32,7 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
             context_length=context_length,
             param="messages",
         )
-    most = context_length * tokenizer.longest_token
+    most = context_length * tokenizer.longest_token  # characters
     for characters, bound in ((told, most), (said, _LENIENCE * most)):
         if characters > bound:
             raise PromptTooLong(
@@ -50,7 +47,7 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
 def require_fitting(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], context_length: int
 ) -> None:
-    """Raises `PromptTooLong` as soon as `messages` and `tools` are known to be more than `context_length` tokens."""
+    """Raise `PromptTooLong` as soon as the request is known to exceed `context_length` tokens."""
     told, said = texts_of(messages, tools)
     _require_count(tokenizer, told, context_length, context_length)
     _require_count(tokenizer, [*told, *said], _LENIENCE * context_length, context_length)
@@ -75,7 +72,7 @@ def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, contex
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Json]) -> tuple[list[str], list[str]]:
-    """The texts that the model is told, and those that a template may leave out: earlier answers, names and ids."""
+    """Return the texts that a template must keep, and those that it may omit."""
     told: list[str] = []
     said: list[str] = []
     for message in messages:

@@ -1,19 +1,9 @@
-"""Histories that were read before, recognized by their bytes.
+"""Index of the histories that a session has read, recognized by their bytes.
 
-A client sends its whole conversation with each call. What the reading of a raw message came to, in some dialects to
-several messages, is kept under a digest of its bytes and of everything before it, the dialect and the tools included;
-the same bytes at the same place are not read again. Within a session equal bytes have an equal reading, so recognizing
-one changes no result: a body that spells old messages in another way is read from there on, and comes to the same.
+A client sends its whole conversation with each call. The messages read from a raw message are kept under a digest of
+its bytes and everything before it. Within a session equal bytes have an equal reading, so this changes no result.
 
-Where a dialect completes a message by what the session recorded, under the id of a call or the signature of a reply,
-this holds for ids and signatures that were handed out: they leave the server with a reply that is recorded. Under one
-that a client guesses before, nothing is found, and that reading stays.
-
-A body usually begins with the bytes of the one before, up to the end of its last message. One digest tells so, which
-is on the way to that of the whole body: then its messages are not digested one by one (`tokens.sent_body`).
-
-An index of one session, and bounded in raw messages and in those that they came to: a client that sends other histories
-all the time has them read each time. It keeps neither texts nor messages; of tools, those of the last request.
+The index is bounded. It keeps neither texts nor messages, and tools of the last request only.
 """
 
 from collections.abc import Sequence
@@ -28,39 +18,33 @@ from harness.tokens.matching import EXACT, ChainKey, NormalForm, chain_keys, nex
 from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message
 
-_MOST_PREFIXES = 2_048  # of about 400 bytes, or entries without one; a history that is longer is kept all the same
-_PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message, or a call in one
+_MOST_PREFIXES = 2_048  # of about 400 bytes; beyond, all is forgotten but the history at hand, which is kept whole
+_PER_MESSAGE = 100  # characters that encode in the time a template needs for a message or a call
 _DIGEST_BYTES = 16
 
 
 class Prefix(NamedTuple):
-    """The tools and the first messages of a conversation, as far as later calls ask."""
-
     key: ChainKey
-    """What it is recognized by, in whatever spelling (`tokens.matching`)."""
+    """Digest, equal for all spellings (`tokens.matching`)."""
     exact: ChainKey
-    """Digest of it to the letter; the key itself in an exact session."""
+    """Digest to the letter."""
     size: int = 0
-    """The cost of rendering it, in characters."""
+    """Rendering cost in characters."""
     told: int = 0
-    """Characters of the texts that the model is told (`tokens.fitting`)."""
+    """Characters that a template must keep (`tokens.fitting`)."""
     said: int = 0
-    """Characters of those that a template may leave out."""
+    """Characters that a template may omit."""
     calls: int = 0
-    """Tool calls in its messages."""
     opens_with_system: bool = False
     after_tools: bool = False
-    """Some tool has answered."""
 
     @classmethod
     def of_tools(cls, tools: Sequence[Json], variables: Json | None = None) -> Self:
-        """That of a conversation before its first message, rendered with `variables` of the template."""
         encoded = msgspec.json.encode(tools) if tools else b""
         [key] = chain_keys((), [*tools, {"template_variables": variables}] if variables else tools)
         return cls(key, key, len(encoded), len(encoded.decode()))
 
     def extend(self, message: Message, form: NormalForm, *, is_first: bool) -> "Prefix":
-        """This one with `message` behind it."""
         told, said = (sum(map(len, texts)) for texts in texts_of([message], ()))
         calls = len(message.get("tool_calls") or ())
         key = next_key(self.key, message, form)
@@ -77,33 +61,31 @@ class Prefix(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """The part of a request that its session was sent before."""
+    """Part of a request that its session has read before."""
 
     digests: Sequence[bytes] = ()
-    """Of the raw bytes up to each raw message, dialect and tools first; none where nobody has looked at them."""
+    """Digests up to each raw message, dialect and tools first. Empty if not computed."""
     prefixes: Sequence[Prefix] = ()
-    """Those that are known: none, or those up to a message."""
+    """Known prefixes: none, or all up to a message."""
     tools: tuple[Json, ...] | None = None
-    """The tools, as they were read; None when they are new."""
     counts: Sequence[int] = ()
-    """How many messages each raw one came to, of those that are known."""
+    """Messages read from each known raw message."""
     sent: SentBody | None = None
-    """The body, where its raw messages are the elements of one array in it."""
+    """Body, if its raw messages are the elements of one array in it."""
     end: int = 0
-    """Where the last of them ends in that, or something that is spelled like it behind."""
+    """End of the last raw message in `sent`, or of equal text after it."""
 
     @property
     def known(self) -> int:
-        """How many of the first messages were read before."""
+        """Number of known messages."""
         return max(0, len(self.prefixes) - 1)
 
     @property
     def characters(self) -> int:
-        """Those of the texts in the messages that are known."""
         return self.prefixes[-1].told + self.prefixes[-1].said if self.prefixes else 0
 
     def with_read(self, counts: Sequence[int]) -> "Recall":
-        """The same where each of the other raw messages has come to so many; one each where nobody says so."""
+        """Append the messages read from further raw messages."""
         return self._replace(counts=(*self.counts, *counts))
 
 
@@ -111,16 +93,12 @@ NOTHING_RECALLED = Recall()
 
 
 class _Beginning(NamedTuple):
-    """The bytes of a body up to the end of its last message, and what the next one that begins with them recalls."""
-
     size_bytes: int
     digest: bytes
     recall: Recall
 
 
 class History:
-    """The histories that one session was sent, keyed by what counts of a message (`form`)."""
-
     def __init__(self, form: NormalForm = EXACT) -> None:
         self._form = form
         self._prefixes: dict[bytes, tuple[Prefix, ...]] = {}
@@ -128,14 +106,12 @@ class History:
         self._tools: dict[bytes, tuple[Json, ...]] = {}
         self._beginning: _Beginning | None = None
         self.body_bytes = 0
-        """Of the last request that was read; as much of the next one is likely to be known."""
 
     def __len__(self) -> int:
-        """How many prefixes it holds; an entry that has none counts as one."""
         return self._held
 
     def known_bytes(self, sent: SentBody) -> int:
-        """How many bytes `sent` has in common with the body before, up to the end of its last message: all or none."""
+        """Return the bytes that `sent` shares with the body before: all up to its last message, or 0."""
         before = self._beginning
         is_known = before is not None and sent.begins_with(before.size_bytes, before.digest)
         return before.size_bytes if before is not None and is_known else 0
@@ -147,9 +123,9 @@ class History:
         messages: Sequence[msgspec.Raw | bytes],
         sent: SentBody | None = None,
     ) -> Recall:
-        """What is known of a request in that dialect with these raw tools and messages.
+        """Return the known part of a request.
 
-        `sent` is the body, for a dialect whose raw messages are the elements of one array in it, and nothing else.
+        `sent` is the body, if its raw messages are the elements of one array in it.
         """
         head = sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]
         before = self._recall_beginning(head, messages, sent)
@@ -168,13 +144,12 @@ class History:
         return Recall(digests, prefixes, self._tools.get(head) if prefixes else None, counts, sent, end)
 
     def _recall_beginning(self, head: bytes, messages: Sequence[msgspec.Raw | bytes], sent: SentBody | None) -> Recall:
-        """What is known of the messages that the body has in common with the one before; else of none of them.
-
-        The array that was there up to the end of the last message is that of `messages`, unless the body names another
-        one behind: into which they do not fit when they are longer than the rest of it.
-        """
+        # A body usually begins with the one before. One digest shows it, on the way to that of the whole body, so its
+        # messages are not digested one by one.
         before = self._beginning
         if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):
+            # The shared bytes hold the array of `messages`, unless the body repeats its key later on. If the messages
+            # are longer than the rest of the body, they cannot be that later array.
             rest = len(sent.content) - before.size_bytes
             if len(messages) >= len(before.recall.digests) - 1 and sum(map(len, messages)) > rest:
                 return before.recall
@@ -187,11 +162,10 @@ class History:
         recall: Recall = NOTHING_RECALLED,
         variables: Json | None = None,
     ) -> Sequence[Prefix]:
-        """All prefixes of a conversation, of which `recall` knows the first ones; they are remembered.
+        """Return all prefixes of a conversation, and remember them.
 
-        `variables` are those of the template; a dialect that reads some recalls what was said with the same ones.
-
-        Element i covers the tools and the first i messages. Raises as the session's matching does.
+        Element i covers the tools and the first i messages. Template `variables` are part of element 0: a dialect with
+        variables recalls only what came with the same ones. Raises as the session's matching does.
         """
         prefixes = list(recall.prefixes) or [Prefix.of_tools(tools, variables)]
         for number, message in enumerate(messages[recall.known :], start=recall.known):
@@ -200,6 +174,9 @@ class History:
             counts = [1, *recall.counts, *repeat(1, len(recall.digests) - 1 - len(recall.counts))]
             ends = list(accumulate(counts))
             assert ends[-1] == len(prefixes), (ends[-1], len(prefixes))
+            # Some dialects complete a message from the session's record, by a call's id or a reply's signature. Keeping
+            # the reading is safe: these leave the server with a recorded reply. One that a client guesses before finds
+            # nothing, and that reading stays.
             new = [i for i, digest in enumerate(recall.digests) if digest not in self._prefixes]
             if self._held + sum(_room(counts[i]) for i in new) > _MOST_PREFIXES:
                 self._prefixes, self._held, new = {}, 0, list(range(len(counts)))
@@ -216,5 +193,4 @@ class History:
 
 
 def _room(messages: int) -> int:
-    """The room of a raw message's entry, which is one also where it came to no message."""
-    return max(1, messages)
+    return max(1, messages)  # the entry of a raw message without messages takes room, too

@@ -1,25 +1,17 @@
-"""Text that appears token by token, and the stop strings in it.
-
-Decoding a growing list of ids from its start each time would cost quadratic time; decoding each id alone breaks
-characters that span tokens. `IncrementalDecoder` decodes a short window: the ids whose text is not final yet, with
-some finished ids before them for context. Cost per token is constant.
-
-To a tokenizer that falls back to bytes, a run of single bytes is one text, or none: such a run waits for its end.
-"""
+"""Text that appears token by token, and the stop strings in it."""
 
 from collections.abc import Callable, Container, Sequence
 
 _LONGEST_WINDOW = 16  # ids; then it is cut back
-_SHORTEST_WINDOW = 8  # ids: those of a character that is pending, and context; sub-word decoders look to their left
+_SHORTEST_WINDOW = 8  # ids: a pending character and context, because sub-word decoders look to their left
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4  # bytes
 
 
 class IncrementalDecoder:
-    """Yields the text of a growing id sequence as soon as it is final.
+    """Decoder that returns text as soon as it is final.
 
-    However the ids are cut, the texts put together are the decoding of all ids. Bytes at the end that are not a
-    character yet decode to one replacement character, so that is all that waits; `byte_ids` wait as a run.
+    However the ids are cut, the joined texts are the decoding of all ids.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], byte_ids: Container[int] = ()) -> None:
@@ -30,7 +22,8 @@ class IncrementalDecoder:
         self._given = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that became final with `ids`; the beginning of an incomplete character waits."""
+        """Return the text that became final with `ids`."""
+        # With byte fallback a run of single bytes is one text, or none, so it waits for its end.
         ids = [*self._run, *ids]
         end = len(ids)
         while end and ids[end - 1] in self._byte_ids:
@@ -38,8 +31,10 @@ class IncrementalDecoder:
         ids, self._run = ids[:end], ids[end:]
         if not ids:
             return ""
+        # Decoding all ids each time takes quadratic time. Decoding each id alone breaks characters that span tokens.
         self._window.extend(ids)
         text = self._decode(self._window)
+        # The bytes of an incomplete character at the end decode to one replacement character.
         end = max(self._given, len(text) - text.endswith(_REPLACEMENT))
         new = text[self._given : end]
         self._given = end
@@ -49,7 +44,7 @@ class IncrementalDecoder:
         return new
 
     def end(self) -> str:
-        """The text that waited, as nothing follows it; what is pushed afterwards is decoded by itself."""
+        """Return the text that waited. Later ids are decoded on their own."""
         waiting = [*self._window, *self._run]
         text = self._decode(waiting)[self._given :] if waiting else ""
         self._window, self._run, self._given = [], [], 0
@@ -57,7 +52,7 @@ class IncrementalDecoder:
 
 
 class StopStrings:
-    """Tells at which token a generation completes one of its stop strings."""
+    """Search for the token that completes a stop string."""
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], byte_ids: Container[int] = ()
@@ -69,12 +64,12 @@ class StopStrings:
         self._tail_length = max((len(text) for text in self._stop), default=0)
         self._tail = ""
         self._in_run: str | None = None
-        """The tail as a run of bytes goes on, were it to end here; None outside of one."""
+        """Tail as if the current run of bytes ended here. None outside a run."""
         self._character: list[int] = []
-        """Bytes of the run that are no character yet; more than there can be once the run is no text."""
+        """Bytes of the run that are no character yet, full once the run cannot be text."""
 
     def push(self, token_id: int) -> str | None:
-        """The stop string that the text contains since `token_id`, None while there is none."""
+        """Return the stop string that `token_id` completes, or None."""
         if not self._stop:
             return None
         final = self._decoder.push([token_id])
@@ -95,7 +90,6 @@ class StopStrings:
         return found
 
     def _search(self, before: str, new: str) -> tuple[str, str | None]:
-        """The end of the text with `new`, and the stop string in it that begins first."""
         text = before + new
         places = {stop: text.find(stop, max(0, len(before) - len(stop) + 1)) for stop in self._stop}
         found = [stop for stop in self._stop if places[stop] >= 0]

@@ -1,7 +1,7 @@
 """Messages that cannot forge markers, whatever a template or a renderer does with their text.
 
-A marker written out inside a message is swapped for a private character before the message is rendered. The markers in
-the rendered text are then the template's own; what the private characters stand for is encoded as ordinary characters.
+A marker in a message is replaced by a private-use character before rendering. All markers in the rendered text are then
+the template's own, and the private characters are encoded as ordinary text.
 """
 
 import re
@@ -14,19 +14,19 @@ from harness.types import Json, Message
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _PRIVATE = re.compile("[" + "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in _PRIVATE_USE) + "]")
-_STRETCH = 100_000  # characters; a search holds the interpreter until it is done
+_STRETCH = 100_000  # characters; a search holds the GIL until it is done
 _WORDS_OF_THE_MODEL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Markers that stay markers in a replayed assistant message: they structure it and do not end it."""
+"""Markers that stay in a replayed assistant message: they structure it and do not end it."""
 
 
 class GuardedMessages:
-    """Messages and tools without markers, and the encoder for what is rendered from them."""
+    """Messages without markers, and the encoder of text rendered from them."""
 
     def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> None:
-        """Raises `MalformedRequest` when no private character is left to stand for a marker."""
+        """Raise `MalformedRequest` if no private character is left to stand for a marker."""
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
-        texts = set(_strings([messages, tools]))  # most are keys and roles, which every message has
+        texts = set(_strings([messages, tools]))  # a set: most are keys and roles, which repeat
         found = {marker.group() for text in texts if text for marker in tokenizer.find_markers(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
@@ -39,11 +39,10 @@ class GuardedMessages:
 
     @property
     def has_markers(self) -> bool:
-        """Some message or tool contains a marker."""
         return bool(self._placeholders)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which was rendered from these messages."""
+        """Return the ids of text rendered from these messages."""
         if not self._placeholders:
             return self._tokenizer.encode(text)
         ids: list[int] = []
@@ -61,13 +60,14 @@ class GuardedMessages:
 
 
 def _placeholders(found: Collection[str], texts: Collection[str]) -> dict[str, str]:
-    """A private character that is in no text for each marker, longest marker first."""
+    """Map each marker to a private character that is in no text."""
     used = {
         character
         for text in texts
         for start in range(0, len(text), _STRETCH)
         for character in _PRIVATE.findall(text, start, start + _STRETCH)
     }
+    # Longest first, so that a marker that contains another one is replaced before it.
     free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
     placeholders = dict(zip(sorted(found, key=len, reverse=True), free, strict=False))
     if len(placeholders) < len(found):
@@ -86,7 +86,6 @@ def _hide(value: Any, placeholders: Mapping[str, str]) -> Any:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in `value`, at any depth, in no order."""
     waiting = [value]
     while waiting:
         match waiting.pop():

@@ -1,14 +1,8 @@
-"""Recognizing a history that a client sends back: one key per message, chained.
+"""Recognition of a history that a client sends back, by one chained key per message.
 
-`chain_keys` gives for each prefix of a conversation a digest that depends on every message (and the tools) in it, so
-the deepest stored turn that a request extends is found by looking up digests, not by comparing messages.
-
-A client that leaves something out of a reply does not contradict the record, and no digest of what it sent can say
-that. So the digest of an assistant message covers only what every client sends back: its calls by name and arguments,
-or its content. Turns with the same digest are candidates; `NormalForm.contradiction` compares them with the request,
-message by message. Under `exact` a digest covers everything, and decides alone.
-
-On a match the stored tokens stay, whatever spelling the client sent: only the decision is made here.
+The digest of a prefix covers the tools and every message. Looking digests up finds the deepest stored turn that a
+request extends. `NormalForm.contradiction` then compares the candidates with the request. Under `exact` a digest
+decides alone. On a match the stored tokens stay, whatever spelling the client sent.
 """
 
 import importlib
@@ -27,7 +21,7 @@ from harness.errors import MalformedRequest
 from harness.types import Json, Message, refuse_constant
 
 ChainKey = bytes
-"""blake2b-128 over a conversation prefix."""
+"""Digest (blake2b-128) of a conversation prefix."""
 
 _Step = Callable[[Message], Json]
 _TEXTS = frozenset({"content", "reasoning_content"})
@@ -36,11 +30,9 @@ _OUR_ID = re.compile(r"call_[0-9a-f]{12}[0-9]+_[0-9]+")
 _TOLD_CALL = re.compile(
     rf"""\{{["']id["']: *["']({_OUR_ID.pattern})["'], *["']type["']: *["']function["'], *["']function["']: *\{{"""
 )
-"""The beginning of a call of ours as a JSON object, or as a Python one."""
 _PIECE = re.compile(r"""[\[{]|[\]}]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^\[\]{}'"]++""", re.DOTALL)
-"""A bracket, a string, or what stands between them, of JSON and of Python alike."""
 
-_DEEPEST = 100  # levels of arguments; deeper ones are compared as text, at whatever depth of the stack that happens
+_DEEPEST = 100  # levels of arguments; deeper ones are compared as text, whatever the depth of the stack
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -49,61 +41,55 @@ class Matching(StrEnum):
     """Ways to compare a history that a client sends back, beside the default (`NormalForm`)."""
 
     EXACT = "exact"
-    """Everything counts, to the letter; a value that says nothing (None, an empty text or list) is no value."""
+    """Everything counts, to the letter. An empty value equals a missing one."""
     TRIMMED = "trimmed"
     """White space at the ends of texts does not count."""
     CALL_IDS = "call_ids"
-    """Of an assistant message with tool calls only their ids count, where all are ours: unique in a session.
+    """Only the call ids of an assistant message count, if all are ours. They are unique in a session.
 
-    A client that tells the calls as text, in a list of objects that is the last line, is known by the same ids.
+    Calls written as text, in a list of objects on the last line, are recognized by the same ids.
     """
     STRICT = "strict"
     """Deprecated: the same as EXACT."""
     LOOSE_TOOL_CALLS = "loose_tool_calls"
-    """Deprecated, the default covers it: equal JSON arguments are equal, types told apart (`1`, `1.0`, `true`)."""
+    """Deprecated, covered by the default: JSON arguments are equal by value and type (`1`, `1.0` and `true` differ)."""
     JSON_NUMBERS = "json_numbers"
-    """Deprecated, the default covers it: the same, where `1` is `1.0`, and `1e3` is `1000`."""
+    """Deprecated, covered by the default: the same, but `1` equals `1.0`."""
     IGNORE_REASONING = "ignore_reasoning"
-    """Deprecated, the default covers a client that drops `reasoning_content`; with this, other words match, too."""
+    """Deprecated: by default a client may drop `reasoning_content`. With this, other reasoning matches, too."""
 
 
 OFFERED = (Matching.EXACT, Matching.TRIMMED, Matching.CALL_IDS)
-"""Those that are not deprecated."""
 
 
 class Contradiction(NamedTuple):
-    """A field in which a message says something else than the recorded one."""
-
     field: str
     recorded: object
     sent: object
 
 
 class NormalForm:
-    """What counts of a message when histories are compared.
+    """Parts of a message that count in a comparison.
 
-    By default, of an assistant message: functions and JSON arguments of its calls, their ids where they are ours, its
-    content but for line breaks at the end, its reasoning, and its name. Reasoning, and content beside calls, need not
-    be sent, and a name may be on one side alone. Of other messages everything counts. `steps` take away more, before.
+    By default, for an assistant message: functions and JSON arguments of its calls, call ids that are ours, content
+    without line breaks at the end, reasoning, and name. A client may omit reasoning, and content beside calls. A name
+    may be on one side only. In other messages everything counts. `steps` remove more, beforehand. Raises
+    `MalformedRequest` if a custom function fails.
     """
 
     def __init__(self, steps: Sequence[_Step] = (), *, is_exact: bool = False) -> None:
         self._steps = steps
         self.is_exact = is_exact
-        """Everything that `steps` leave counts, and equal digests are equal messages."""
 
     def __call__(self, message: Message) -> Json:
-        """Return the part of `message` that its digest covers. Raises `MalformedRequest` if a custom function fails."""
+        """Return the part of `message` that its digest covers."""
         form = self._prepare(message)
         return form if self.is_exact or form.get("role") != "assistant" else _form_reply(form)
 
     def contradiction(self, recorded: Message, sent: Message) -> Contradiction | None:
-        """Return the first field in which `sent` says something else than `recorded`; messages without have one digest.
-
-        Raises `MalformedRequest` if a custom function fails.
-        """
+        """Return the first field in which `sent` contradicts `recorded`."""
         ours, theirs = self._prepare(recorded), self._prepare(sent)
-        if ours == theirs and not self._steps:  # texts all of them; to Python, 1 and true are equal
+        if ours == theirs and not self._steps:  # without steps all are texts; to Python, 1 equals true
             return None
         are_replies = not self.is_exact and ours.get("role") == theirs.get("role") == "assistant"
         differs = _contradicts if are_replies else _differs
@@ -123,15 +109,15 @@ EXACT = NormalForm(is_exact=True)
 def normal_form(matching: Sequence[str]) -> NormalForm:
     """Return the form for `Matching` values and `package.module:function` paths, applied in order.
 
-    A function takes a message without values that say nothing, and returns what of it counts, as JSON; how that is
-    compared is left to the default, or to EXACT beside it. Raises `MalformedRequest` when a name is neither.
+    A function takes a message without empty values and returns the part to compare, as JSON. Raises `MalformedRequest`
+    for a name that is neither.
     """
     others = [name for name in matching if name not in (Matching.EXACT, Matching.STRICT)]
     return NormalForm(list(map(_step, others)), is_exact=len(others) < len(matching))
 
 
 def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalForm = EXACT) -> list[ChainKey]:
-    """Digests of all prefixes: element i covers the tools and the first i messages; length is `len(messages) + 1`."""
+    """Return the digests of all prefixes. Element i covers the tools and the first i messages."""
     keys = [_digest(b"", tools)]
     for message in messages:
         keys.append(next_key(keys[-1], message, form))
@@ -139,17 +125,15 @@ def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalF
 
 
 def next_key(key: ChainKey, message: Message, form: NormalForm = EXACT) -> ChainKey:
-    """The digest of the prefix `key` stands for with `message` appended."""
     return _digest(key, form(message))
 
 
 def same_arguments(left: str, right: str) -> bool:
-    """Whether two JSON texts of tool arguments say the same to a client that knows one kind of numbers."""
+    """Return True if tool arguments are equal to a client with only one kind of number."""
     return left == right or _encoder.encode(_number_value(left)) == _encoder.encode(_number_value(right))
 
 
 def _step(name: str) -> _Step:
-    """The step called `name`; of a function whatever it does wrong is an error of the session's matching."""
     if name in _STEPS:
         return _STEPS[Matching(name)]
     module, separator, function = name.partition(":")
@@ -198,7 +182,6 @@ def _keep_call_ids(message: Message) -> Json:
 
 
 def _told_ids(text: str) -> list[str]:
-    """The ids of the calls that a text announces: its last line is a list of them, and of nothing else."""
     line = text.rstrip()
     line = line[line.rfind("\n") + 1 :]
     if not line.startswith("[") or not line.endswith("]"):
@@ -206,7 +189,7 @@ def _told_ids(text: str) -> list[str]:
     ids: list[str] = []
     depth = end = 0
     for piece in _PIECE.finditer(line):
-        if piece.start() != end or (end and not depth):  # a string without an end; behind the list
+        if piece.start() != end or (end and not depth):  # an unterminated string, or text after the list
             return []
         end = piece.end()
         if depth == 1 and (call := _TOLD_CALL.match(line, piece.start())) is not None:
@@ -218,7 +201,7 @@ def _told_ids(text: str) -> list[str]:
 
 
 def _form_reply(form: Json) -> Json:
-    """The part of a prepared assistant message that every client sends back."""
+    # The part that every client sends back. One that omits the rest does not contradict the record.
     reply = {name: value for name, value in form.items() if name not in _COMPARED}
     if calls := form.get("tool_calls"):
         reply["tool_calls"] = _form_calls(calls)
@@ -232,7 +215,6 @@ def _differs(name: str, ours: Json, theirs: Json) -> bool:
 
 
 def _contradicts(name: str, ours: Json, theirs: Json) -> bool:
-    """Whether that field of a prepared reply says something else than the recorded one."""
     was, said = ours.get(name), theirs.get(name)
     match name:
         case "reasoning_content":
@@ -244,14 +226,14 @@ def _contradicts(name: str, ours: Json, theirs: Json) -> bool:
                 return False
             are_same = _encoder.encode(_form_calls(was)) == _encoder.encode(_form_calls(said))
             return not are_same or not all(map(_may_be, _ids(was), _ids(said)))
-        case "name":  # agent frameworks name the speaker of words that the model sampled without a name
+        case "name":  # agent frameworks add the name of a speaker, which the model did not sample
             return None not in (was, said) and was != said
         case _:
             return _differs(name, ours, theirs)
 
 
 def _may_be(recorded_id: str, sent_id: str) -> bool:
-    """Whether an id that a client sent can stand for the recorded one: each of ours is only itself."""
+    # An id of ours stands only for itself. Clients may replace ids by their own.
     return sent_id == recorded_id or not _OUR_ID.fullmatch(sent_id)
 
 
@@ -260,7 +242,6 @@ def _form_calls(calls: object) -> object:
 
 
 def _form_call(call: object) -> object:
-    """Function and arguments of a call; what a custom function has made of it counts as it is."""
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
             return [name, _number_value(arguments)]
@@ -282,22 +263,18 @@ def _trimmed(text: object) -> object:
 
 
 def _argument_value(text: object, number: Callable[[float], float] = lambda value: value) -> object:
-    """The value of JSON arguments with each `number` in it, or the text itself when it is not plain JSON.
-
-    Repeated keys, NaN, numbers beyond all floats, half a surrogate pair: what parsers differ on, or cannot write.
-    """
-    try:  # of one that is the value already, only the numbers
+    try:  # a custom function may have decoded it already
         value = _argument_decoder.decode(text.strip() or "{}") if isinstance(text, str) else text
         value = _convert(value, number, _DEEPEST)
         _encoder.encode(value)
     except (ValueError, OverflowError, RecursionError):
+        # Repeated keys, NaN, numbers beyond all floats, lone surrogates: parsers differ on these, or cannot write them.
         return text
     return value
 
 
 def _number_value(text: object) -> object:
-    """The same with all numbers as floats (`1` and `1.0` are one number to JavaScript), and no arguments as `{}`."""
-    value = _argument_value(text, _as_float)
+    value = _argument_value(text, _as_float)  # `1` and `1.0` are one number to JavaScript
     if value is None:
         return {}
     return text if isinstance(value, str) else value
@@ -311,7 +288,7 @@ def _finite(text: str) -> float:
 
 
 def _as_float(value: float) -> float:
-    return float(value) + 0.0  # -0.0 comes back as 0
+    return float(value) + 0.0  # clients send -0.0 back as 0
 
 
 def _convert(value: object, number: Callable[[float], float], levels: int) -> object:
@@ -321,7 +298,7 @@ def _convert(value: object, number: Callable[[float], float], levels: int) -> ob
         return {key: _convert(each, number, levels - 1) for key, each in value.items()}
     if isinstance(value, list):
         return [_convert(each, number, levels - 1) for each in value]
-    return number(value) if type(value) is int or type(value) is float else value  # true is no number
+    return number(value) if type(value) is int or type(value) is float else value  # a bool is no number
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> Json:

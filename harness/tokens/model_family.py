@@ -1,8 +1,4 @@
-"""From a HuggingFace folder to the chat tokenizer of its model family.
-
-A template that is append-only serves itself. Where it rewrites what it rendered, a renderer of the `renderers` package
-that writes the same ids takes its place, if there is one: it was made for going on where such a template would not.
-"""
+"""Choice of the chat tokenizer for a HuggingFace folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +18,10 @@ def open_chat_tokenizer(
     renderer: str = AUTO,
     template_variables: Mapping[str, Any] | None = None,
 ) -> ChatTokenizer:
-    """The chat tokenizer of `directory`; `template_file` replaces its template, whose variables may be set.
+    """Return the chat tokenizer of `directory`. `template_file` replaces its template.
 
-    `renderer` is a name of the `renderers` package, `none` to use the template whatever it does, or `auto`. Raises
-    `TokenizerError` when tokenizer, template or renderer are missing or unusable, or a variable is not read.
+    `renderer` is a name of the `renderers` package, `none`, or `auto`. Raises `TokenizerError` if a part is missing or
+    unusable, or the template does not read a variable.
     """
     template = ChatTemplateTokenizer.load(directory, template_file=template_file)
     try:
@@ -34,6 +30,7 @@ def open_chat_tokenizer(
         raise TokenizerError(error.message) from error
     if renderer == NONE or (renderer == AUTO and template.divergence is None):
         return template
-    from harness.tokens.templates.renderers import RenderersTokenizer, find_renderer  # half a second, for few families
+    # A renderer that writes the template's ids can continue where the template rewrites its earlier output.
+    from harness.tokens.templates.renderers import RenderersTokenizer, find_renderer  # half a second, few families
 
     return RenderersTokenizer(renderer, template) if renderer != AUTO else find_renderer(template) or template

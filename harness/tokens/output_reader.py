@@ -1,8 +1,6 @@
-"""Reads the outputs of a model family: content, reasoning, and calls in the family's syntax.
+"""Reader of a model family's outputs: content, reasoning, and calls in the family's syntax.
 
-The id that ended the output and the stop string are not content. Reasoning is what stands between `<think>` and
-`</think>` where those are single ids. An output is read while it is sampled (`OutputStream`), a whole one in the same
-way at once.
+The id or stop string that ended the output is not content. Only single ids mark reasoning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +26,16 @@ _SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
     (DeepSeek.markers[0],): DeepSeek,
     ("<|start_header_id|>", '"parameters": '): LlamaJson,
 }
-"""The texts in a template that renders the syntax; the first row that fits decides."""
+"""Texts that reveal a template's syntax. The first row that fits decides."""
 
 
 def call_syntax_of(template_source: str) -> CallSyntax:
-    """The syntax that a template renders calls in; Hermes where it renders none that is known."""
+    """Return the syntax in which a template renders calls, or Hermes if none is known."""
     fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
     return next(fitting, Hermes)()
 
 
 class OutputReader:
-    """Reads the outputs of one model family."""
-
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
         self.syntax = syntax
         self._tokenizer = tokenizer
@@ -53,7 +49,7 @@ class OutputReader:
         self._structure_ids = frozenset({*map(tokenizer.marker_id, tokenizer.added_tokens)} - marker_ids)
 
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """Content, reasoning and tool calls of `output`; without `tools` nothing is a call."""
+        """Return the parts of a whole output. Without `tools` nothing is a call."""
         stops = () if output.stop is None else (output.stop,)
         stream = self.open(output.context_ids, output.forced_ids, tools, stops)
         stream.push(output.ids)
@@ -67,10 +63,7 @@ class OutputReader:
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
-        """A reader of an output that will be sampled behind `context_ids`, and may end with one of the stops.
-
-        `forced_ids` are ids of the prompt that belong to it.
-        """
+        """See `ChatTokenizer.open_output`."""
         split = None
         if self._think_id is not None:
             split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(context_ids))
@@ -88,13 +81,12 @@ class OutputReader:
         return stream
 
     def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:
-        """Reasoning has begun in the ids before an output."""
         turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
         return self._think_id is not None and next(turned, None) == self._think_id
 
     def is_plain(self, context_ids: Sequence[int], ids: Sequence[int]) -> bool:
-        """No marker is in `ids` but those of calls, and of reasoning that is over where they end."""
-        if self._think_id is None and THINK in self._tokenizer.decode(ids):  # written out, where it is no id
+        """Return True if `ids` have no markers except those of calls and of finished reasoning."""
+        if self._think_id is None and THINK in self._tokenizer.decode(ids):  # spelled out, where it is no id
             return False
         if self._structure_ids.isdisjoint(ids):
             return not self.ends_in_reasoning(context_ids)
@@ -102,6 +94,7 @@ class OutputReader:
         return found[-1] == self._think_ids[1] and not {*found} - {*self._think_ids}
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""
+        """See `ChatTokenizer`."""
         ours, named = self.syntax.beginning(name)
+        # The name is the agent's text. Plain encoding keeps it from forging a marker.
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])

@@ -1,10 +1,7 @@
-"""The parts of an output: pieces between markers, content, reasoning and tool calls.
+"""Parts of an output: pieces between markers, content, reasoning and tool calls.
 
-Parsing returns whatever the model wrote: calls that are malformed, cut off or nested become content as they stand, and
-`malformed` says so. Nothing is repaired. Ids are never changed here.
-
-Every syntax reads an output piece by piece (`CallReader`). The text that such a reader has given out is never taken
-back, whatever follows, and a whole output is read in the same way, to its end.
+Malformed, cut-off or nested calls become content unchanged, and `malformed` is set. Nothing is repaired. A reader never
+takes back text that it returned.
 """
 
 import json
@@ -23,15 +20,13 @@ _JSON_STRINGS = re.compile(r"\\.|(\")", re.DOTALL)
 
 
 class Piece(NamedTuple):
-    """A marker, or the text between two."""
-
     text: str
     is_marker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call: `arguments` is the JSON text of an object."""
+    """Tool call. `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
@@ -39,70 +34,65 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """The parts of an output that an agent reads."""
+    """Parts of an output that an agent reads."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: bool = False
-    """A tool call was begun that is not one; it is part of `content`."""
+    """True if `content` has a tool call that is not valid."""
     reasoning: str = ""
 
 
 class Delta(NamedTuple):
-    """The next text of an output that is being sampled."""
-
     reasoning: str = ""
     content: str = ""
 
 
 class CallReader(Protocol):
-    """Reads the pieces of one output in one call syntax, while they are sampled."""
-
     def push(self, piece: Piece) -> Delta:
-        """The text that became final with `piece`; what may still be, or become, part of a call waits."""
+        """Return the text that became final with `piece`. Text that may become part of a call waits."""
 
     def end(self) -> ParsedOutput:
-        """What is left behind the deltas, as nothing follows it: further text, and the calls."""
+        """Return further text, and the calls."""
 
 
 class CallSyntax(Protocol):
-    """How a model family writes tool calls."""
+    """Tool call syntax of a model family."""
 
     frames_answers: bool = False
-    """An answer without a call has markers around it, too: it is read by the syntax, with and without tools."""
+    """True if answers without a call have markers, too."""
 
     @property
     def name(self) -> str:
-        """For logs and documentation."""
+        """Name for logs."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that structure an output. Those that are single ids are recognized by their ids alone."""
+        """Texts that structure an output. Single ids are recognized by id alone."""
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name."""
+        """Return the beginning of a required call: the family's text, and the text with the tool's name."""
 
     def open(self, tools: Sequence[Json]) -> CallReader:
-        """A reader of an output for which `tools` are on offer."""
         return ReaderBeforeCalls(self, tools)
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        """Whether a call may begin with `piece`.
+        """Return True if a call may begin with `piece`.
 
-        Before it there is white space only, which is `before`, or some text (None).
+        `before` is the white space before it, or None after text.
         """
         del before
         return piece.is_marker and piece.text in self.markers
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """The output, or the end of one, that `pieces` are; `tools` are on offer.
+        """Return the parts of an output, or of its end.
 
-        White space at the end of the content goes where there are calls.
+        Beside calls, white space at the end of the content is dropped.
         """
 
 
 class ReaderBeforeCalls:
-    """Gives text out up to where a call may begin: if it is none, everything behind that is content as it stands."""
+    """Reader that returns text up to a possible call."""
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[Json]) -> None:
         self._syntax = syntax
@@ -131,7 +121,7 @@ class ReaderBeforeCalls:
 
 
 class TextReader:
-    """Reads an output in which nothing is a call."""
+    """Reader of outputs without calls."""
 
     def push(self, piece: Piece) -> Delta:
         """See `CallReader`."""
@@ -143,7 +133,7 @@ class TextReader:
 
 
 def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
-    """Keep the pieces before the first `stop`, which may be a marker or reach over one."""
+    """Keep the pieces before the first `stop`, which may span a marker."""
     text = "".join(piece.text for piece in pieces)
     left = text.index(stop) if stop in text else len(text)
     before: list[Piece] = []
@@ -164,11 +154,10 @@ def read_calls(
     around: Sequence[str] = (),
     quotes: re.Pattern[str] = _JSON_STRINGS,
 ) -> ParsedOutput:
-    """The calls that `read` finds between each `begin` and its `end`, and the content around them.
+    """Return the calls that `read` finds between each `begin` and its `end`, and the content around them.
 
-    An `end` inside a value is part of the value: what matches the group of `quotes` opens a value and closes it. The
-    markers `around` the calls are no content. Without a call everything is content as it stands, and so it is when the
-    markers do not pair up.
+    A match of the group in `quotes` opens or closes a value, in which `end` is text. The markers `around` the calls are
+    not content. Without a call, or with unpaired markers, everything is content.
     """
     inside: list[str] = []
     outside: list[Piece] = []
@@ -197,7 +186,6 @@ def read_calls(
 
 
 def _join_text(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces, with the text between two markers in one."""
     for is_marker, run in groupby(pieces, key=attrgetter("is_marker")):
         if is_marker:
             yield from run
@@ -206,19 +194,19 @@ def _join_text(pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 
 def tool_call(name: object, arguments: object) -> ToolCall | None:
-    """A call that can be served: a name, and a JSON object that every parser accepts; None when it is not one."""
+    """Return a call whose arguments every parser accepts."""
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     try:
         text = _ARGUMENTS.encode(arguments)
-        (name + text).encode()  # half a surrogate pair, written as an escape, is no text
+        (name + text).encode()  # raises on a lone surrogate, written as an escape
     except (ValueError, TypeError, RecursionError):
         return None
     return ToolCall(name, text)
 
 
 def decode_json(text: str) -> object:
-    """The value of JSON `text`; None when it is not JSON, which an agent's parser would refuse (NaN, say)."""
+    """Return the value of JSON `text`, or None if an agent's parser would refuse it (NaN, for example)."""
     try:
         value: object = _VALUES.decode(text)
     except (ValueError, RecursionError):
@@ -227,7 +215,7 @@ def decode_json(text: str) -> object:
 
 
 def decode_json_at(text: str, position: int) -> tuple[object, int]:
-    """The value that begins at `position` of `text`, and where it ends; None, and the end of `text`, without one."""
+    """Return the value at `position` and its end, or None and the end of `text`."""
     try:
         value, end = _VALUES.raw_decode(text, position)
     except (ValueError, RecursionError):
@@ -236,11 +224,9 @@ def decode_json_at(text: str, position: int) -> tuple[object, int]:
 
 
 def as_malformed(pieces: Sequence[Piece]) -> ParsedOutput:
-    """The output as it stands, with a call in it that is not one."""
     return ParsedOutput("".join(piece.text for piece in pieces), malformed=True)
 
 
 def whole_calls(pieces: Sequence[Piece], content: str, calls: Sequence[ToolCall | None]) -> ParsedOutput:
-    """`content` and `calls`, or the output as it stands when one of the calls is none."""
     whole = tuple(call for call in calls if call is not None)
     return as_malformed(pieces) if len(whole) < len(calls) else ParsedOutput(content, whole)

@@ -1,9 +1,7 @@
-"""A tokenizer, loaded from `tokenizer.json` itself.
+"""Tokenizer loaded from `tokenizer.json` itself.
 
-`AutoTokenizer` is not used: for some families it builds a tokenizer that gives other ids than the file says, without
-a word. Text written by people or tools is encoded with `encode_plain`, which never yields a marker, so a message cannot
-forge a turn. Markers are the special tokens, and the further added tokens that a family guards (`guarding`), such as
-Qwen's `<tool_response>`, which is not declared special. Does not know templates.
+`encode_plain` encodes text of people and tools. It never yields a marker, so a message cannot forge a turn. Markers are
+the special tokens, and further added tokens that a family guards, such as Qwen's `<tool_response>`.
 """
 
 import hashlib
@@ -24,13 +22,11 @@ from harness.errors import TokenizerError
 from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
-_MOST_SOUGHT = 400  # added tokens: a search for more costs what looking words up saves
-_STRETCH = 100_000  # characters, likewise: a search holds the interpreter until it is done
+_MOST_SOUGHT = 400  # added tokens; a search for more costs what the word cache saves
+_STRETCH = 100_000  # characters; a search holds the GIL until it is done
 
 
 class Tokenizer:
-    """Text to ids and back, without adding or dropping anything by itself."""
-
     def __init__(
         self,
         raw: RawTokenizer,
@@ -46,24 +42,25 @@ class Tokenizer:
         """Ids that end the model's turn."""
         self._spellings = open_spellings(raw)
         self.digest = digest
-        """SHA-256 of `tokenizer.json`; empty for one that came from no file."""
+        """SHA-256 of `tokenizer.json`, empty without a file."""
         self.folder = folder
-        """Absolute path of the folder it was loaded from."""
+        """Absolute path of the source folder."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """The tokenizer of a HuggingFace model folder.
+        """Load the tokenizer of a HuggingFace folder.
 
-        Raises `TokenizerError` when `tokenizer.json` is missing or unreadable.
+        Raises `TokenizerError` if `tokenizer.json` is missing or unreadable.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"expected a HuggingFace folder with tokenizer.json, found none in {directory}")
+        # Not `AutoTokenizer`, which for some families silently builds a tokenizer with ids other than the file's.
         try:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
-        raw.no_truncation()  # what a trainer wanted of its batches
+        raw.no_truncation()  # a setting for training batches
         raw.no_padding()
         # A turn ends at the ids of `generation_config.json` and at the `eos_token` of `tokenizer_config.json`.
         declared = read_json(directory / "generation_config.json").get("eos_token_id")
@@ -76,7 +73,7 @@ class Tokenizer:
         return cls(raw, eos_ids=ends, digest=digest, folder=directory.absolute())
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
-        """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
+        """Return this tokenizer with those of `added_tokens` that it has as further markers."""
         further_markers = self.added_tokens & set(added_tokens)
         if further_markers == self._further_markers:
             return self
@@ -89,49 +86,46 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which markers written out are markers."""
+        """Return the ids of `text`. Markers in it are markers."""
         return self._encode_words(text) or _encode(self._raw, text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of `text`, in which markers written out are ordinary characters."""
+        """Return the ids of `text`. Markers in it are ordinary characters."""
         return self._encode_words(text) or _encode(self._plain, text)
 
     def count_plain(self, text: str) -> int:
-        """How many ids `encode_plain` gives; other threads run meanwhile."""
+        """Count the ids of `encode_plain`. Other threads run meanwhile."""
         return len(self._plain.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text with special tokens. Bytes that are not UTF-8 become U+FFFD."""
         if self._spellings is not None:
             return self._spellings.decode(ids)
         return str(self._raw.decode(ids, skip_special_tokens=False))
 
     def token_text(self, token_id: int) -> str:
-        """How one id looks in the vocabulary, for messages; `<id>` when it is not in it."""
         return self._raw.id_to_token(token_id) or f"<{token_id}>"
 
     def __contains__(self, token_id: int) -> bool:
-        """True if the vocabulary has the id."""
         return self._raw.id_to_token(token_id) is not None
 
     def marker_id(self, text: str) -> int | None:
-        """The id of an added token, special or not; None when `text` is not one."""
+        """Return the id of an added token, special or not."""
         return self._raw.token_to_id(text) if text in self.added_tokens else None
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
         return int(self._raw.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def longest_token(self) -> int:
-        """The most characters of text that one id can stand for."""
-        # One by one: the vocabulary as a dictionary would be the most memory that a server ever holds.
+        """Most characters that one id can stand for."""
+        # One by one: the vocabulary as a dictionary would set the peak memory of a server.
         return max((len(self._raw.id_to_token(each) or "") for each in range(self.vocab_size)), default=1)
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids that are a single byte to a decoder for which a run of such bytes is one text, or none."""
+        """Single-byte ids, if the decoder reads a run of them as one text, or as none."""
         if self._spellings is not None:
             return frozenset()
         ids = (self._raw.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
@@ -139,20 +133,19 @@ class Tokenizer:
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
-        """Texts of the markers, longest first."""
+        """Texts, longest first."""
         specials = {token.content for token in self._raw.get_added_tokens_decoder().values() if token.special}
         return tuple(sorted(specials | self._further_markers, key=len, reverse=True))
 
     @cached_property
     def marker_pattern(self) -> re.Pattern[str]:
-        """Matches a marker; nothing when there are none."""
         return re.compile(_alternatives(self.markers) if self.markers else r"(?!)")
 
     def find_markers(self, text: str) -> Iterator[re.Match[str]]:
-        """The markers in `text`, from left to right; a long text is searched in stretches, so that others get on."""
         if len(text) <= _STRETCH:
             yield from self.marker_pattern.finditer(text)
             return
+        # In stretches, so that other threads run in between.
         position, reach = 0, max(map(len, self.markers), default=1)
         while position < len(text):
             end = position + _STRETCH
@@ -163,11 +156,11 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> frozenset[str]:
-        """Texts that are one id wherever they stand, special or not."""
+        """Texts that are one id wherever they occur."""
         return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
 
     def _encode_words(self, text: str) -> list[int]:
-        """Ids of a text that nobody could read a marker in; none where it has to be encoded as a whole."""
+        # Empty: the text may hold an added token, or words cannot be looked up, so it is encoded as a whole.
         if len(text) > _LONG_TEXT or self._words is None or not text.isascii() or self._added_pattern.search(text):
             return []
         return self._words.encode(text)
@@ -180,18 +173,16 @@ class Tokenizer:
 
     @cached_property
     def _added_pattern(self) -> re.Pattern[str]:
-        """Matches an added token."""
         return re.compile("|".join(map(re.escape, sorted(self.added_tokens, reverse=True))) or r"(?!)")
 
     @cached_property
     def _plain(self) -> RawTokenizer:
-        """A tokenizer that reads every marker as characters; the library only lets special tokens be read so.
-
-        It shares the vocabulary, which is tens of megabytes.
-        """
+        """Tokenizer that reads markers as characters."""
+        # The library reads only special tokens as characters, so guarded markers become special here. The vocabulary,
+        # tens of megabytes, is shared.
         plain = RawTokenizer(self._raw.model)
         plain.normalizer, plain.pre_tokenizer = self._raw.normalizer, self._raw.pre_tokenizer
-        # In the order that gives them their ids; many at once, since each call builds the library's search anew.
+        # In the order that gives them their ids. In batches, because each call rebuilds the library's search.
         added = (token for _, token in sorted(self._raw.get_added_tokens_decoder().items()))
         for is_special, tokens in groupby(added, key=attrgetter("special")):
             add = plain.add_special_tokens if is_special else plain.add_tokens
@@ -202,15 +193,13 @@ class Tokenizer:
 
 
 def _encode(raw: RawTokenizer, text: str) -> list[int]:
-    """Encoding in batches, of one here, lets other threads run meanwhile; plain encoding stops them all."""
-    if len(text) > _LONG_TEXT:
+    if len(text) > _LONG_TEXT:  # a batch, here of one, lets other threads run; plain encoding blocks them
         return list(raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     return list(raw.encode(text, add_special_tokens=False).ids)
 
 
 def _alternatives(texts: Sequence[str]) -> str:
-    """An expression for the longest of `texts`: what they begin with alike is compared once, not once for each."""
-    by_first: dict[str, list[str]] = {}
+    by_first: dict[str, list[str]] = {}  # a common beginning is compared once
     for text in filter(None, texts):
         by_first.setdefault(text[0], []).append(text)
     groups: list[str] = []
@@ -222,14 +211,13 @@ def _alternatives(texts: Sequence[str]) -> str:
 
 
 def declared_token(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of a special token that `tokenizer_config.json` declares, as a text or an object; None without one."""
     token = config.get(name)
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, empty when there is no such file; raises `TokenizerError` when it is not JSON."""
+    """Return the JSON object in `path`, empty without such a file. Raises `TokenizerError` if it is not JSON."""
     if not path.is_file():
         return {}
     try:

@@ -1,10 +1,7 @@
-"""The properties that must hold for a model family, checked over generated conversations.
+"""Properties that must hold for a model family, checked over generated conversations.
 
-A check takes one exchange and returns a mismatch, or nothing. Messages that a family refuses (a template that knows no
-tools, say) are counted and prove nothing: where they are too many, the property was not seen to hold. That what was
-sampled is a prefix of the next prompt (I1) is not among the properties: a family writes only what comes behind, and a
-session puts the two together. The tests and `harness verify tokens` are made of these checks; nothing is loaded or
-printed here.
+Conversations that a family refuses prove nothing. I1 is not checked here: a family writes only the ids after an output,
+and a session joins them.
 """
 
 import json
@@ -21,33 +18,25 @@ from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Message
 
 MOST_REFUSED = 0.1
-"""Share of refused conversations up to which a check has looked."""
+"""Share of refused conversations up to which a property can hold."""
 _FORGED_AT_ONCE = 200
 
 
 class Property(StrEnum):
-    """A promise about every family."""
-
     PROMPT = "a prompt says what the template says"
-    """Ids decode to the rendered text."""
     DELIMITER = "a delimiter says what the template says there"
-    """The text after the answer is the end of the longer conversation as the template renders it."""
+    """Text that ends the longer conversation as rendered."""
     CLOSED = "an answer that was cut off is closed"
-    """It goes on as one that ended itself does, behind the family's end marker."""
+    """After the family's end marker it continues like one that ended itself."""
     GUARDED = "no message can forge a marker"
-    """Added tokens written out in messages, every one, change no marker of the prompt."""
+    """Added tokens in messages change no marker of the prompt."""
     TOOLS = "tools are in the prompt"
-    """The model is told which there are."""
     CALLS = "tool calls are read back"
-    """Calls that the template renders are parsed to the same calls."""
     READ = "any output is read"
-    """Cut off, repeated or nonsense: parsing returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first case in which a property does not hold."""
-
     conversation: str
     expected: str
     seen: str
@@ -55,38 +44,34 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class PropertyResult:
-    """The result of one property over all cases."""
-
     checked_property: Property
     cases: int
     refused: int
-    """Cases that the family refuses to render."""
     branched: int
-    """Cases in which the family rewrites history, so the session branches."""
+    """Cases in which the family rewrites history."""
     mismatch: Mismatch | None
 
     @property
     def holds(self) -> bool:
-        """No case contradicts it, and few were refused."""
         return self.mismatch is None and self.refused <= MOST_REFUSED * self.cases
 
 
 class Branched(Exception):  # not an error: the family rewrites history here
-    """There is no delimiter: the session starts a new branch."""
+    """Absence of a delimiter: the session starts a new branch."""
 
 
 @dataclass(frozen=True)
 class FamilyUnderTest:
-    """The chat tokenizer in use, and the template that it should be true to."""
+    """Chat tokenizer, and the template it must agree with."""
 
     chat: ChatTokenizer
     template: ChatTemplateTokenizer
+    # By the id of an exchange, which is kept with it so that the id stays its own. Most checks need the same prompt.
     _prompts: dict[int, tuple[Exchange, list[int]]] = field(default_factory=dict, init=False, repr=False)
-    """By the identity of an exchange, which is kept with it: most checks ask for the same prompt."""
     _unforged: deque[str] = field(default_factory=deque, init=False, repr=False)
 
     def hostile_words(self) -> str:
-        """The next added tokens written out; all of them when this has been asked often enough."""
+        """Return the next added tokens as text. Enough calls cover all of them."""
         tokenizer = self.chat.tokenizer
         if not self._unforged:
             self._unforged.extend(sorted(tokenizer.added_tokens.intersection(tokenizer.markers)))
@@ -94,14 +79,13 @@ class FamilyUnderTest:
         return "".join(f"{each}assistant\n" for each in taken)
 
     def prompt_ids(self, case: Exchange) -> list[int]:
-        """The prompt that the answer of `case` was sampled after, rendered once. Raises `MalformedRequest`."""
+        """Return the prompt before the answer, rendered once. Raises `MalformedRequest`."""
         if id(case) not in self._prompts:
             self._prompts[id(case)] = case, self.chat.render_ids(case.prior, case.tools)
         return self._prompts[id(case)][1]
 
     @cached_property
     def markers(self) -> dict[int, str]:
-        """The markers of the family by their ids."""
         tokenizer = self.chat.tokenizer
         return {token_id: text for text in tokenizer.markers if (token_id := tokenizer.marker_id(text)) is not None}
 
@@ -112,7 +96,7 @@ Check = Callable[[FamilyUnderTest, Exchange], Mismatch | None]
 def verify(
     family: FamilyUnderTest, cases: Iterable[Exchange] | None = None, properties: Iterable[Property] = Property
 ) -> list[PropertyResult]:
-    """A result for each property over `cases`, by default all generated exchanges and a few very long ones."""
+    """Return a result for each property, by default over all generated exchanges and a few very long ones."""
     made = [*exchanges(), *exchanges_of_long_texts()] if cases is None else list(cases)
     results: list[PropertyResult] = []
     for checked in properties:
@@ -134,19 +118,18 @@ def verify(
 
 
 def exchanges_of_long_texts() -> list[Exchange]:
-    """A few exchanges with a very long text."""
     return [replace(case, new=_with_content(case.new, LONG_TEXT)) for case in [*exchanges()][:2]]
 
 
 def check_prompt(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.PROMPT`."""
+    """Check `Property.PROMPT`."""
     text = family.template.template.render(family.template.form.apply(case.prior), case.tools)
     expected = family.chat.tokenizer.decode(family.chat.tokenizer.encode(text))
     return _compare(case, expected, family.chat.tokenizer.decode(family.prompt_ids(case)))
 
 
 def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.DELIMITER`."""
+    """Check `Property.DELIMITER`."""
     template, tokenizer = family.template, family.chat.tokenizer
     seen = tokenizer.decode(_extension(family, case, _whole_output(family)))
     whole = template.template.render(template.form.apply([*case.prior, case.reply, *case.new]), case.tools)
@@ -155,11 +138,11 @@ def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.CLOSED`."""
+    """Check `Property.CLOSED`."""
     ended = _extension(family, case, _whole_output(family))
     cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
     closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
-    ends = family.template.end_ids  # none where the end of an answer is no marker: then it is always prompt
+    ends = family.template.end_ids  # empty if no marker ends an answer: the end is then always prompt
     is_closed = rest == ended and len(closing) == min(1, len(ends)) and ends.issuperset(closing)
     decode, answer = family.chat.tokenizer.decode, family.chat.tokenizer.encode_plain("answer")
     for end in family.chat.tokenizer.eos_ids - ends if ends else ():
@@ -170,7 +153,7 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.GUARDED`: in prompts and in delimiters."""
+    """Check `Property.GUARDED` in prompts and delimiters."""
     text = family.hostile_words()  # in every message but the assistant's
     hostile = replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
     harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
@@ -183,14 +166,14 @@ def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_tools(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.TOOLS`."""
+    """Check `Property.TOOLS`."""
     prompt = family.chat.tokenizer.decode(family.prompt_ids(case))
     hidden = [tool["function"]["name"] for tool in case.tools if tool["function"]["description"] not in prompt]
     return _compare(case, ", ".join(hidden), "") if hidden else None
 
 
 def check_calls(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.CALLS`."""
+    """Check `Property.CALLS`."""
     template = family.template
     if not case.reply.get("tool_calls"):
         return None
@@ -213,7 +196,7 @@ def check_calls(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_read(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.READ`, over pieces of a prompt, which is full of markers, and repetitions of them."""
+    """Check `Property.READ` over pieces of a prompt and repetitions of them."""
     ids = family.prompt_ids(case)
     for output in (ids, ids[: len(ids) // 2], ids[len(ids) // 2 :], ids[-3:] * 5, []):
         parsed = family.chat.parse(SampledOutput(output, ids[-8:]), case.tools)
@@ -236,7 +219,6 @@ CHECKS: dict[Property, Check] = {
 def _extension(
     family: FamilyUnderTest, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
 ) -> list[int]:
-    """The delimiter of `case`. Raises `Branched` when there is none."""
     context = family.prompt_ids(case)[-64:] if prompt is None else prompt
     ids = family.chat.extend_ids(
         SampledTurn(case.reply, output, context, case.opens_with_system, case.after_tools), case.new, case.tools
@@ -247,7 +229,6 @@ def _extension(
 
 
 def _whole_output(family: FamilyUnderTest) -> list[int]:
-    """An output that ended itself with the marker that the family ends answers with."""
     tokenizer = family.chat.tokenizer
     return [*tokenizer.encode_plain("answer"), *sorted(family.template.end_ids)[:1]]
 
@@ -261,11 +242,10 @@ def _with_content(messages: Sequence[Message], text: str) -> tuple[Message, ...]
 
 
 def _compare(case: Exchange, expected: str, seen: str) -> Mismatch | None:
-    """None when equal, else both from a little before the first difference."""
     if expected == seen:
         return None
     same = next(
         (i for i, (a, b) in enumerate(zip(expected, seen, strict=False)) if a != b), min(len(expected), len(seen))
     )
-    begin = max(0, same - 20)
+    begin = max(0, same - 20)  # with a little of the equal text
     return Mismatch(str(case), expected[begin : same + 40], seen[begin : same + 40])

@@ -1,8 +1,7 @@
-"""The text of an output that goes out while it is sampled, and whether that agrees with the reply that is recorded.
+"""Text of an output that is sent while it is sampled, and its agreement with the recorded reply.
 
-Ids come as an engine samples them; those that are kept are known later, when a request has ended or has broken. Text
-that has gone out cannot be taken back, so nothing more goes out once ids were kept that are not those that came, and in
-the end the reply is compared with what was said: one that does not begin so is not served on that stream.
+Sent text cannot be taken back, so nothing more is sent once the kept ids differ from those that came. A reply that does
+not begin with the sent text is not served on that stream.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +12,9 @@ from harness.types import Message
 
 
 class LiveText:
-    """What is said of one answer in the making; silent until it is opened."""
-
     def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
         self.tell = tell
-        """Called when there may be something to say."""
+        """Callback for new text."""
         self._stream: OutputStream | None = None
         self._came: list[int] = []
         self._read = 0
@@ -27,26 +24,23 @@ class LiveText:
 
     @property
     def is_open(self) -> bool:
-        """Somebody wants ids as they come."""
+        """True if ids are wanted as they come."""
         return self._stream is not None and not self._is_shut
 
     @property
     def has_spoken(self) -> bool:
-        """Some text has been taken."""
         return bool(self._reasoning or self._content)
 
     def open(self, stream: OutputStream) -> None:
-        """Begin with an output that `stream` reads."""
         self._stream = stream
 
     def hear(self, ids: Sequence[int]) -> None:
-        """Take in the next ids that were sampled."""
         if self.is_open and ids:
             self._came += ids
             self.tell()
 
     def settle(self, ids: Sequence[int]) -> None:
-        """Compare with the output as it is kept so far, and take in what of it was not heard."""
+        """Compare with the ids kept so far, and take in the rest of them."""
         if not self.is_open:
             return
         known = len(self._came)
@@ -54,11 +48,12 @@ class LiveText:
         self.hear(list(ids[known:]))
 
     def take(self) -> Delta:
-        """The text that has become final since the last time; reasoning that comes behind content is not said."""
+        """Return the text that became final since the last call."""
         if self._stream is None or not self.is_open:
             return Delta()
         delta = self._stream.push(self._came[self._read :])
         self._read = len(self._came)
+        # No dialect has reasoning after content, so the stream falls silent.
         if delta.reasoning and self._content:
             self._is_shut = True
             return Delta()
@@ -69,9 +64,10 @@ class LiveText:
         return delta
 
     def agrees_with(self, reply: Message) -> bool:
-        """Whether the reply begins with what was said; its reasoning is said before its content."""
+        """Return True if the reply begins with the sent text."""
         reasoning, content = "".join(self._reasoning), "".join(self._content)
         said, replied = (reasoning, content), (reply.get("reasoning_content") or "", reply.get("content") or "")
+        # Reasoning is sent before content, so once content went out it must have been complete.
         if content and said[0] != replied[0]:
             return False
         return all(whole.startswith(part) for whole, part in zip(replied, said, strict=True))

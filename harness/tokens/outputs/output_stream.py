@@ -1,8 +1,7 @@
-"""One output, read while it is sampled: from ids to the text that an agent reads.
+"""Reader of one output while it is sampled.
 
 Ids become pieces (`outputs.pieces`), pieces reasoning and the rest (`outputs.reasoning`), the rest content and calls (a
-`CallReader`). What was given out is never taken back: whatever is sampled next, reasoning and content of the whole
-output begin with it.
+`CallReader`). Returned text is never taken back.
 """
 
 from collections.abc import Sequence
@@ -13,15 +12,11 @@ from harness.tokens.parsing import CallReader, Delta, ParsedOutput, Piece
 
 
 class OutputStream:
-    """Reads one output.
+    """Reader of one output.
 
     Args:
-        markers: Of its family.
-        gate: For the stop strings that may end it.
-        split: Takes out the reasoning; None for a family that does not mark it so.
-        reader: Of what is no reasoning.
-        silent_ids: Ids that are no content where they end an output.
-        stop_ids: Those of which only the end of the output decides.
+        silent_ids: Ids that are no content at the end of an output.
+        stop_ids: Further ids that wait because they may end the output.
     """
 
     def __init__(
@@ -46,19 +41,19 @@ class OutputStream:
         self._content: list[str] = []
 
     def begin(self, forced_ids: Sequence[int]) -> None:
-        """Take in the ids of the prompt that belong to the output; stop strings are not looked for in them."""
+        """Take in the prompt ids that belong to the output. No stop string is sought in them."""
         cutter = PieceCutter(self._markers)
         self._read([*cutter.push(forced_ids), *cutter.end()])
 
     def push(self, ids: Sequence[int]) -> Delta:
-        """The text that became final with `ids`."""
+        """Return the text that became final with `ids`."""
         given = [*self._last, *ids]
         ends = given[-1:] if given and given[-1] in self._last_ids else []
         self._last = ends
         return self._read(self._gate.push(self._cutter.push(given[: len(given) - len(ends)])))
 
     def end(self, stop: str | None = None) -> ParsedOutput:
-        """The whole output, which ended here, maybe with a stop string; nothing is pushed afterwards."""
+        """Return the whole output, which ended here, maybe with a stop string."""
         last = [token_id for token_id in self._last if token_id not in self._silent_ids]
         self._read(self._gate.push([*self._cutter.push(last), *self._cutter.end()]))
         self._read(self._gate.end(stop))

@@ -1,7 +1,7 @@
-"""An output in pieces, while it is sampled: markers, and the text between them.
+"""Pieces of an output while it is sampled: markers, and the text between them.
 
-However the ids arrive, the pieces put together are the same. Text waits as long as it may still become something else:
-a character, a marker that is written out, a stop string.
+The joined pieces do not depend on how the ids arrive. Text waits while it may become something else: a character, a
+spelled-out marker, a stop string.
 """
 
 import re
@@ -13,32 +13,29 @@ from harness.tokens.tokenizer import Tokenizer
 
 
 class Markers:
-    """The markers of a family, as they are found in its outputs.
+    """Markers of a family, as found in its outputs.
 
-    A marker that is one id of the vocabulary is recognized by that id and nothing else: the same characters spelled out
-    with other ids, copied from a message say, are text. Markers that the vocabulary lacks are found in the text; none
-    of them is part of another.
+    A marker that is one id is recognized by that id alone: the same characters in other ids, such as a copied message,
+    are text. Markers outside the vocabulary are found in the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Sequence[str]) -> None:
         ids = {marker: tokenizer.marker_id(marker) for marker in markers}
         self.by_id = {token_id: marker for marker, token_id in ids.items() if token_id is not None}
-        self.spelled = [marker for marker, token_id in ids.items() if token_id is None]
+        self.spelled = [marker for marker, token_id in ids.items() if token_id is None]  # none is part of another
         self.pattern = re.compile("(" + "|".join(map(re.escape, self.spelled)) + ")")
         self.byte_ids = tokenizer.byte_ids
         self.decode = tokenizer.decode
 
 
 class PieceCutter:
-    """Cuts one output at its markers."""
-
     def __init__(self, markers: Markers) -> None:
         self._markers = markers
         self._decoder = IncrementalDecoder(markers.decode, markers.byte_ids)
         self._waiting = ""
 
     def push(self, ids: Sequence[int]) -> list[Piece]:
-        """The pieces that became final with `ids`."""
+        """Return the pieces that became final with `ids`."""
         by_id = self._markers.by_id
         pieces: list[Piece] = []
         begin = 0
@@ -50,7 +47,6 @@ class PieceCutter:
         return pieces + (self._cut(text) if text else [])
 
     def end(self) -> list[Piece]:
-        """The pieces that are left, as nothing follows them."""
         return self._end_text(())
 
     def _end_text(self, ids: Sequence[int]) -> list[Piece]:
@@ -60,7 +56,6 @@ class PieceCutter:
         return [*pieces, Piece(waiting)] if waiting else pieces
 
     def _cut(self, text: str) -> list[Piece]:
-        """The pieces of the text that waited and of `text`; what may be the beginning of a marker waits."""
         if not self._markers.spelled:
             return [Piece(text)] if text else []
         *parts, last = self._markers.pattern.split(self._waiting + text)
@@ -71,7 +66,7 @@ class PieceCutter:
 
 
 class StopGate:
-    """Lets pieces through up to where one of the stop strings begins, or may begin."""
+    """Gate that passes pieces up to a possible stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -79,7 +74,6 @@ class StopGate:
         self._is_shut = False
 
     def push(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces that no stop string can take away any more."""
         if not self._stops:
             return list(pieces)
         self._waiting += pieces
@@ -91,14 +85,13 @@ class StopGate:
         return self._let_through(min([*begins, len(text) - begun_by(text, self._stops)]))
 
     def end(self, stop: str | None) -> list[Piece]:
-        """The pieces that are left, up to the string that has stopped the output."""
+        """Return the rest, up to the string that stopped the output."""
         return self._waiting if stop is None else cut_before(self._waiting, stop)
 
     def _let_through(self, characters: int) -> list[Piece]:
-        """The first so many characters; a marker goes, or stays, as a whole."""
         for i, piece in enumerate(self._waiting):
             if len(piece.text) > characters:
-                cut = 0 if piece.is_marker else characters
+                cut = 0 if piece.is_marker else characters  # a marker passes, or stays, as a whole
                 passed = [*self._waiting[:i], *([Piece(piece.text[:cut])] if cut else [])]
                 self._waiting = [piece._replace(text=piece.text[cut:]), *self._waiting[i + 1 :]]
                 return passed
@@ -108,7 +101,7 @@ class StopGate:
 
 
 def begun_by(text: str, words: Sequence[str]) -> int:
-    """How many characters at the end of `text` are the beginning of one of the words, and not the whole of it."""
+    """Count the characters at the end of `text` that begin one of the words without completing it."""
     longest = 0
     for word in words:
         begin = text.find(word[:1], max(0, len(text) - len(word) + 1))

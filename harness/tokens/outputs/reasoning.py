@@ -1,8 +1,8 @@
-"""What of an output is reasoning, while it is sampled.
+"""Separation of reasoning from the rest of an output, while it is sampled.
 
-Reasoning stands between `<think>` and `</think>`; the prompt may have begun it. Line breaks around it are not part of
-it. A call inside reasoning that was closed is a draft; reasoning that is never closed ends where a call begins, so from
-there on everything waits until one of the two has happened.
+Reasoning stands between `<think>` and `</think>`, without line breaks around it. The prompt may have begun it. A call
+inside closed reasoning is a draft. Reasoning that is never closed ends where a call begins, so from there on everything
+waits for one of the two.
 """
 
 from collections.abc import Sequence
@@ -16,35 +16,30 @@ _THINK, _THOUGHT = Piece(THINK, is_marker=True), Piece(THOUGHT, is_marker=True)
 
 
 class Split(NamedTuple):
-    """A part of the reasoning, and pieces of what follows it."""
-
     reasoning: str = ""
     rest: Sequence[Piece] = ()
 
 
 class _Place(Enum):
     BEFORE = auto()
-    """Nothing but white space so far: it may begin with reasoning."""
+    """White space only so far."""
     INSIDE = auto()
     DRAFT = auto()
-    """Inside, behind the beginning of a call."""
+    """Inside reasoning, after the beginning of a call."""
     BEHIND = auto()
-    """Line breaks are skipped."""
+    """After reasoning, where line breaks are skipped."""
     REST = auto()
 
 
 class ReasoningSplit:
-    """Takes the reasoning out of an output, piece by piece."""
-
     def __init__(self, call_markers: Sequence[str], *, is_open: bool) -> None:
         self._call_markers = call_markers
         self._place = _Place.INSIDE if is_open else _Place.BEFORE
         self._waiting: list[Piece] = []
         self._has_begun = False
-        """Some reasoning has been given out."""
 
     def push(self, piece: Piece) -> Split:
-        """The part of an output that became final with `piece`."""
+        """Return the part of the output that became final with `piece`."""
         match self._place:
             case _Place.BEFORE:
                 return self._push_before(piece)
@@ -58,8 +53,8 @@ class ReasoningSplit:
                 return Split(rest=[piece])
 
     def end(self) -> Split:
-        """The part that is left, as nothing follows it."""
-        if self._place is _Place.INSIDE:  # the line breaks at its end
+        """Return the rest."""
+        if self._place is _Place.INSIDE:  # only line breaks wait, which are dropped
             return Split()
         if self._place is _Place.DRAFT and not self._waiting[0].is_marker:
             self._waiting.pop(0)

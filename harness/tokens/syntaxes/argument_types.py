@@ -1,8 +1,8 @@
-"""The value of an argument that a model wrote as plain text, found by the JSON schema of its tool.
+"""Value of an argument that a model wrote as plain text, found with the tool's JSON schema.
 
-A text may be several values: `20` is a number and a string. The first reading that the schema accepts is the value, and
-JSON goes before the string. Only what tells readings apart is looked at: types, `enum` and `const`, through `anyOf`,
-`oneOf`, `allOf` and `$ref`. A schema that says nothing of all that accepts every reading.
+A text may have several readings: `20` is a number and a string. The first that the schema accepts is the value, JSON
+before string. Only `type`, `enum` and `const` decide, through `anyOf`, `oneOf`, `allOf` and `$ref`. Without these a
+schema accepts every reading.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,17 +13,15 @@ from harness.types import Json
 
 _DEEPEST = 16  # a schema may refer to itself
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None}
-"""JSON constants as templates in Python write them, in lower case."""
+"""JSON constants as Python templates write them, in lower case."""
 
 
 class ArgumentTypes:
-    """The parameters of one tool."""
-
     def __init__(self, parameters: Json) -> None:
         self._root = parameters
 
     def read(self, name: str, text: str) -> object:
-        """The argument `name` that was written as `text`; the text itself where the schema does not know better."""
+        """Return the value of the argument `name`, or `text` itself if the schema does not decide."""
         schema = next(self._find_field(name, self._root, _DEEPEST), None)
         if schema is None:
             return text
@@ -38,7 +36,6 @@ class ArgumentTypes:
         return None if is_null else text
 
     def _find_field(self, name: str, schema: object, levels: int) -> Iterator[object]:
-        """The schemas that an object of `schema` has for its field `name`."""
         schema = self._resolve(schema)
         if not isinstance(schema, dict) or not levels:
             return
@@ -71,7 +68,6 @@ class ArgumentTypes:
         )
 
     def _resolve(self, schema: object) -> object:
-        """The schema that `schema` refers to, in the same document; itself where it refers to none."""
         for _ in range(_DEEPEST):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break

@@ -1,4 +1,4 @@
-"""DeepSeek V3's tool calls: markers around each, the name after a separator, arguments in a fenced block.
+"""Tool calls of DeepSeek V3.
 
 <calls begin><call begin>function<sep>add
 ```json
@@ -32,18 +32,14 @@ _CALL = re.compile(rf"function{re.escape(_SEPARATOR)}([^\n]+)\n```json\n(.*)\n``
 
 
 class DeepSeek(CallSyntax):
-    """Calls inside markers of their own."""
-
     name = "deepseek-v3"
     markers = (_CALLS_BEGIN, _CALLS_END, _BEGIN, _END)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the tool's name, or up to its arguments."""
         begin = f"{_CALLS_BEGIN}{_BEGIN}function{_SEPARATOR}"
         return (begin, "") if name is None else (begin, f"{name}\n```json\n")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Calls, and what stands around them; without a call everything is content as it stands."""
         del tools
         return read_calls(pieces, _BEGIN, _END, _read_call, around=(_CALLS_BEGIN, _CALLS_END))
 

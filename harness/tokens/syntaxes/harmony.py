@@ -2,8 +2,8 @@
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 
-`analysis` is reasoning, `final` content, `commentary` content too unless it is addressed `to=functions.NAME`: then its
-body is a tool call, complete when `<|call|>` ends it. The prompt ends with `<|start|>assistant`.
+`analysis` is reasoning. `final` is content, and so is `commentary` unless it is addressed `to=functions.NAME`: its body
+then is a tool call, complete when `<|call|>` ends it. The prompt ends with `<|start|>assistant`.
 """
 
 import re
@@ -33,27 +33,20 @@ _ROLE = re.compile(r"(assistant)?\s*(to=\S+\s*)?")
 
 
 class Harmony(CallSyntax):
-    """Channels, recipients and calls."""
-
     name = "harmony"
     frames_answers = True
     markers = (_START, _CHANNEL, _MESSAGE, _END, _CALL, _RETURN, _CONSTRAIN)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the function's name, or up to its arguments."""
         begin = f"{_CHANNEL}commentary to=functions."
-        # The words after the name contain a marker, so a name that is asked for cannot be closed here.
+        # The text after the name contains a marker, so a required name cannot be closed here.
         return begin, name or ""
 
     def open(self, tools: Sequence[Json]) -> CallReader:
-        """Reads message by message."""
         return _Reader(self, tools)
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Reasoning, content and calls of the messages; the output as it stands when it is not a row of them.
-
-        So is an output with a call when there are no `tools`.
-        """
+        """Return the parts of the messages. Anything else, or a call without `tools`, is content unchanged."""
         messages = list(_messages(pieces))
         said = [message for message in messages if message is not None]
         if len(said) < len(messages):
@@ -79,7 +72,7 @@ class _Message(NamedTuple):
 
     @property
     def function(self) -> str | None:
-        """The name of the function that is called; None of a tool that no client offers, such as `python`."""
+        """Name of the called function. None for a tool that no client offers, such as `python`."""
         _, found, name = (self.recipient or "").partition("functions.")
         return name if found else None
 
@@ -89,22 +82,17 @@ class _Message(NamedTuple):
 
 
 class _Reader:
-    """Gives out what messages say, up to one that is addressed to a function, or is none.
-
-    Reasoning may come behind a commentary, and no dialect says content before it: so that waits for `final`.
-    """
+    """Reader that returns message texts up to the first call, or the first text that is no message."""
 
     def __init__(self, syntax: Harmony, tools: Sequence[Json]) -> None:
         self._syntax = syntax
         self._tools = tools
         self._waiting: list[Piece] = []
-        """The header of the message, or everything from the first one on that waits for the end."""
+        """Header of the message, or all text that waits for the end."""
         self._waits_for_end = False
         self._open: _Message | None = None
-        """The message whose body is given out."""
         self._has_reasoning = self._has_content = False
         self._commentary: list[str] = []
-        """Content that waits."""
 
     def push(self, piece: Piece) -> Delta:
         """See `CallReader`."""
@@ -134,7 +122,6 @@ class _Reader:
         return replace(parsed, content=commentary + content, reasoning=reasoning)
 
     def _begin(self, *, is_reasoning: bool) -> str:
-        """The break between this message and one before it."""
         if is_reasoning:
             has_one, self._has_reasoning = self._has_reasoning, True
         else:
@@ -142,10 +129,10 @@ class _Reader:
         return "\n" if has_one else ""
 
     def _say(self, message: _Message, text: str) -> Delta:
-        """What is given out when `text` of a message has come."""
         match message.channel:
             case "analysis":
                 return Delta(text)
+            # Reasoning may follow a commentary, and no dialect has content before it, so commentary waits for `final`.
             case "commentary":
                 self._commentary.append(text)
                 return Delta()
@@ -156,7 +143,6 @@ class _Reader:
 
 
 def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:
-    """The messages of an output; None for what is not one."""
     header: list[str] = []
     body: list[str] | None = None
     for piece in pieces:

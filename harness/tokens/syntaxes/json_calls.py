@@ -1,12 +1,11 @@
-"""Tool calls that are written as JSON, with or without markers around them.
+"""Tool calls written as JSON, with or without markers around them.
 
-    Hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Qwen, SmolLM and many others write them
+    Hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as in Qwen, SmolLM and many others
     Mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], to the end of the answer
-    Mistral   [TOOL_CALLS]name[ARGS]{...}, once for each call, as it writes from version 11 on
+    Mistral   [TOOL_CALLS]name[ARGS]{...}, once for each call, from version 11 on
     LlamaJson {"name": ..., "parameters": {...}}, which is the whole answer
 
-The last has no marker, so an object that names no tool on offer is content. Arguments may be called `parameters` in all
-of them. An object that says more than a call does is no call: what a model has said is never left out.
+Arguments may be called `parameters` in all of them.
 """
 
 import json
@@ -36,38 +35,31 @@ _NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 
 
 class Hermes(CallSyntax):
-    """Between two markers, an object with `name` and `arguments` per call."""
-
     name = "hermes"
     markers = (_BEGIN, _END)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the tool's name, or up to its arguments."""
         return _beginning(f"{_BEGIN}\n", name, "arguments")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Calls, and what stands around them; without a call everything is content as it stands."""
         del tools
         return read_calls(pieces, _BEGIN, _END, lambda block: _call(decode_json(block)))
 
 
 class Mistral(CallSyntax):
-    """One list of calls after one marker, or names and arguments with a marker before each."""
+    """One list of calls after one marker, or names and arguments after a marker each."""
 
     name = "mistral"
     markers = (_CALLS.text, _CALL_ID, _ARGS)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the tool's name, or up to its arguments."""
         return _beginning(f"{_CALLS.text}[", name, "arguments")
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        """At the marker, wherever it is."""
         del before
         return piece == _CALLS
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Calls, and what stands before them; without a call everything is content as it stands."""
         del tools
         text = "".join(piece.text for piece in pieces)
         if _CALLS not in pieces:
@@ -82,32 +74,27 @@ class Mistral(CallSyntax):
 
 
 class MistralNamed(Mistral):
-    """Names and arguments with a marker before each."""
+    """Names and arguments after a marker each."""
 
     name = "mistral-named"
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the tool's name, or up to its end: the marker behind it is not the agent's to write."""
-        return _CALLS.text, name or ""
+        return _CALLS.text, name or ""  # the second text is the agent's, in which `[ARGS]` would be no marker
 
 
 class LlamaJson(CallSyntax):
-    """One call, which is the whole answer."""
-
     name = "llama3"
     markers = (_PYTHON,)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the tool's name, or up to its arguments."""
         return _beginning("", name, "parameters")
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        """At the beginning of the answer: an object, or the marker."""
         return before is not None and (piece == Piece(_PYTHON, is_marker=True) or piece.text.lstrip().startswith("{"))
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """The call that the answer is, or the answer as content."""
         text = "".join(piece.text for piece in pieces)
+        # Without a marker, an object that names no offered tool is content.
         offered = [tool["function"]["name"] for tool in tools]
         said, named = decode_json(text.removeprefix(_PYTHON)), _NAMED.match(text)
         begins_call = text.startswith(_PYTHON) or (named is not None and named.group(1) in offered)
@@ -116,26 +103,25 @@ class LlamaJson(CallSyntax):
 
 
 def _named_calls(text: str) -> Iterator[object]:
-    """The calls in a row of names and arguments; None for what is not one, and ends the row."""
     position = 0
     while position < len(text.rstrip()):
         head = _HEAD.match(text, position)
         arguments, position = (None, len(text)) if head is None else decode_json_at(text, head.end())
+        # None, which is no call, ends the row.
         yield None if head is None else {"name": head.group(1), "arguments": arguments}
 
 
 def _beginning(opening: str, name: str | None, arguments: str) -> tuple[str, str]:
-    """An object behind `opening`, up to the tool's name, or up to the value of its field `arguments`."""
     begin = opening + '{"name": "'
     return (begin, "") if name is None else (begin, f'{json.dumps(name, ensure_ascii=False)[1:]}, "{arguments}": ')
 
 
 def _call(call: object, beside: Collection[str] = ()) -> ToolCall | None:
-    """The call that an object is; None of one with other fields than a call has, those `beside` it included."""
     if not isinstance(call, dict):
         return None
     if call.get("type") == "function":
         beside = (*beside, "type")
+    # An object with other fields is no call, because they would be lost.
     keys = call.keys() - {"name", *beside}
     if len(keys) > 1 or not keys <= {"arguments", "parameters"}:
         return None

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's tool calls: tags with the function's name and its parameters, each value as plain text.
+"""Tool calls of Qwen3-Coder, with each value as plain text.
 
     <tool_call>
     <function=add>
@@ -8,8 +8,7 @@
     </function>
     </tool_call>
 
-The schema of the tool says what a value is (`argument_types`); one that fits none of its types stays text, and the tool
-may object.
+The tool's schema decides what a value is (`argument_types`). A value that fits no type stays text.
 """
 
 import re
@@ -27,24 +26,19 @@ _VALUES = re.compile(rf"(<parameter=[^>\n]+>|{_PARAMETER_END})")
 
 
 class QwenXml(CallSyntax):
-    """Tags inside `<tool_call>` and `</tool_call>`."""
-
     name = "qwen3-coder"
     markers = (_BEGIN, _END)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Up to the function's name, or up to its parameters."""
         begin = f"{_BEGIN}\n<function="
         return (begin, "") if name is None else (begin, f"{name}>\n")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Calls, and what stands around them; without a call everything is content as it stands."""
         types = {tool["function"]["name"]: ArgumentTypes(tool["function"].get("parameters") or {}) for tool in tools}
         return read_calls(pieces, _BEGIN, _END, lambda block: _read_call(block, types), quotes=_VALUES)
 
 
 def _read_call(block: str, types: Mapping[str, ArgumentTypes]) -> ToolCall | None:
-    """The call in `block`; None when it is not a function with a row of parameters, each name once."""
     function = _FUNCTION.fullmatch(block)
     if function is None:
         return None

@@ -1,6 +1,6 @@
-"""Tool calls of a family whose syntax is not known here: they are recognized and not read.
+"""Tool calls in an unknown syntax, which are recognized and not read.
 
-An answer with one is content as it stands, and malformed. It is never read in the syntax of another family.
+An answer with one is malformed content. It is never read in the syntax of another family.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from harness.types import Json
 
 
 class Unread(CallSyntax):
-    """Calls that begin with, or have in them, a marker that no other answer has."""
+    """Calls with a marker that no other answer has."""
 
     name = "unread"
 
@@ -24,7 +24,7 @@ class Unread(CallSyntax):
         return (self._marker,)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
-        """Raises `MalformedRequest`: how a call begins is not known."""
+        """Raise `MalformedRequest`."""
         del name
         raise MalformedRequest(
             "tool_choice: expected 'auto' or 'none', the server cannot read the tool calls of this model's template",
@@ -32,6 +32,5 @@ class Unread(CallSyntax):
         )
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """The output as it stands."""
         del tools
         return as_malformed(pieces)

@@ -1,7 +1,6 @@
-"""Whether a template is append-only: does a longer conversation begin with what a shorter one rendered?
+"""Check whether a template is append-only: a longer conversation begins with the text of a shorter one.
 
-Checked when a model folder is opened. A template that drops earlier reasoning, moves a hint or rewrites turns is named
-with the first token that differs; sessions keep what was sampled whatever it says.
+The check runs when a model folder is opened. Sessions keep sampled ids whatever it finds.
 """
 
 from harness.tokens.chat_tokenizer import TemplateDivergence
@@ -13,14 +12,11 @@ from harness.types import Message
 
 
 def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Tokenizer) -> TemplateDivergence | None:
-    """The first conversation of a small set in which `template` rewrites what it rendered, None if there is none.
-
-    Conversations that the template refuses prove nothing.
-    """
+    """Return the first probe in which `template` rewrites its earlier output."""
     for messages in _PROBES:
         formed = form.apply(messages)
         longer = template.try_render(formed, generation_prompt=False)
-        if longer is None:
+        if longer is None:  # a probe that the template refuses proves nothing
             continue
         for answer in (i for i, message in enumerate(formed) if message["role"] == "assistant"):
             prompt = template.try_render(formed[:answer])
@@ -33,14 +29,13 @@ def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Token
 
 
 def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> TemplateDivergence | None:
-    """Where a delimiter depends on how long the conversation is; such a template can only be rendered whole."""
+    """Return where a delimiter depends on the length of the conversation, which then must be rendered whole."""
     texts = trick.find_dependence()
     found = None if texts is None else _first_difference(tokenizer, *texts)
     return None if found is None else TemplateDivergence("the delimiter, early and late", *found)
 
 
 def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
-    """Position and both tokens where `longer` stops to begin with `shorter`."""
     before, after = tokenizer.encode(shorter), tokenizer.encode(longer)
     same = next(
         (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))

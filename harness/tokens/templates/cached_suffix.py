@@ -1,8 +1,7 @@
-"""Delimiters kept from one turn to the next: ids where the template is fixed, holes where the messages' texts go.
+"""Delimiters kept between turns: ids where the template is fixed, holes for the messages' texts.
 
-A suffix is cut once per `Transition` and kept only if it gives the ids of the prefix trick on texts that break things;
-texts go in as they are, trimmed or quoted, whichever the template does. One that does something else keeps the trick.
-Texts are encoded as ordinary characters, so a marker inside one of them is harmless without further care.
+A suffix is kept only if it gives the ids of the prefix trick on hard texts, which go in unchanged, trimmed or quoted.
+Texts are encoded as ordinary characters, so markers inside them are harmless.
 """
 
 import json
@@ -17,14 +16,12 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 TrickIds = Callable[[Transition, Sequence[Message], Sequence[Json]], list[int] | None]
-"""The delimiter as the prefix trick gives it, for an answer that did not end itself and calls another tool."""
+"""Function that returns a delimiter by the prefix trick, for an unfinished answer that calls another tool."""
 
 TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None]
-"""The same as text."""
 
 _PLAIN_KEYS = frozenset({"role", "content", "tool_call_id", "is_error"})
 TextForm = Callable[[str], str]
-"""The change that a template makes to the text of a message."""
 
 
 def _as_it_is(text: str) -> str:
@@ -38,7 +35,7 @@ COMMON_TRANSITIONS = frozenset(
     for calls, roles in ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
     for system, after_tools, has_tools in product((False, True), repeat=3)
 )
-"""The transitions that make up almost every session."""
+"""Transitions of almost every session."""
 _HARD_TEXTS = (
     "",
     "word",
@@ -51,34 +48,28 @@ _HARD_TEXTS = (
     '"a" \\ {"b": [1]}',
     "'1",
 )
-"""Texts that a template may change or an encoder may join with the text around them."""
 
 
 class _Fixed(NamedTuple):
-    """A stretch of the delimiter that is always the same."""
-
     ids: tuple[int, ...]
 
 
 class _Open(NamedTuple):
-    """A stretch between two markers; a number is a hole for the text of that message."""
+    """Stretch between two markers. A number is a hole for the text of that message."""
 
     pieces: tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSuffix:
-    """The delimiter of one transition."""
-
     runs: tuple[_Fixed | _Open, ...]
     first_marker: int | None
-    """The marker with which it begins."""
     closes: bool
-    """That is the one with which the template ends answers."""
+    """True if the template ends answers with the first marker."""
     form: TextForm = _as_it_is
 
     def encode(self, contents: Sequence[str], tokenizer: Tokenizer, end: int | None) -> list[int]:
-        """Ids with `contents` in the holes; an answer that ended itself with `end` needs no other end."""
+        """Return the ids with `contents` in the holes. An answer that ended with `end` needs no other end."""
         texts = [self.form(content) for content in contents]
         ids: list[int] = []
         is_written = end is not None and (self.closes or self.first_marker == end)
@@ -92,13 +83,7 @@ class CachedSuffix:
 
 
 class KeptSuffixes:
-    """The suffixes of one family, each cut when the first turn needs it: a server has started before all of them are.
-
-    Args:
-        end_ids: With which the template ends answers.
-        text_of: What stands between two answers, as text.
-        ids_of: The same as ids: what a suffix has to give.
-    """
+    """Suffixes of one family, cut when a turn first needs them, so that a server starts sooner."""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: frozenset[int], text_of: TrickText, ids_of: TrickIds) -> None:
         self._tokenizer = tokenizer
@@ -108,7 +93,6 @@ class KeptSuffixes:
         self._kept: dict[Transition, CachedSuffix | None] = {}
 
     def find(self, transition: Transition) -> CachedSuffix | None:
-        """The suffix of `transition`; None where there is none that is as good."""
         if transition not in COMMON_TRANSITIONS:
             return None
         if transition not in self._kept:
@@ -119,7 +103,7 @@ class KeptSuffixes:
 
 
 def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
-    """The texts that go into the holes of a suffix; None when a message says more than its text."""
+    """Return the texts for the holes, or None if a message has more than its text."""
     if any(message.keys() - _PLAIN_KEYS or not isinstance(message["content"], str) for message in messages):
         return None
     return [message["content"] for message in messages]
@@ -128,7 +112,6 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
 def build_suffix(
     transition: Transition, tokenizer: Tokenizer, end_ids: frozenset[int], text_of: TrickText, ids_of: TrickIds
 ) -> CachedSuffix | None:
-    """The suffix of `transition`, None when there is none that is as good as the prefix trick."""
     slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
     tools = dummy_tools() if transition.has_tools else ()
     text = text_of(transition, dummy_messages(transition.roles, slots), tools)
@@ -137,12 +120,9 @@ def build_suffix(
 
 
 def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozenset[int]) -> Iterator[CachedSuffix]:
-    """`text` in runs, once for each form in which it has every slot once.
-
-    `text` is cut at its markers, which the encoder never joins with the text beside them. Between two markers, a
-    stretch without a slot always has the same ids; one with slots is encoded anew each time, as a whole, because the
-    encoder may join a message's text with the template's.
-    """
+    # The encoder never joins a marker with the text beside it. Between two markers, a stretch without a slot always has
+    # the same ids. One with slots is encoded each time as a whole, because the encoder may join a message's text with
+    # the template's.
     stretches: list[str] = []
     position = 0
     for marker in tokenizer.marker_pattern.finditer(text):
@@ -165,7 +145,6 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
 
 
 def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
-    """Whether `suffix` gives the ids of the prefix trick, with other tools, another called tool and other call ids."""
     markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
     for text in (*_HARD_TEXTS, markers):
         texts = [text, f"{text}and{text}"][: len(transition.roles)]

@@ -1,9 +1,8 @@
-"""Any model family with a Jinja chat template: conversations to ids, one turn at a time.
+"""Chat tokenizer of any model family with a Jinja chat template.
 
-Invariant (I1): what was sampled is never tokenized again. `render_ids` encodes a conversation that starts a branch;
-`extend_ids` returns only what the template puts between a sampled output and the next one, from a cached suffix where
-that is as good as the prefix trick (`tokens.delimiter`), else with the trick. Messages cannot forge markers
-(`tokens.markers`). Does not know sessions.
+Invariant (I1): sampled ids are never tokenized again. `render_ids` encodes a conversation that starts a branch.
+`extend_ids` returns only the ids between a sampled output and the next one, from a cached suffix or with the prefix
+trick. Does not know sessions.
 """
 
 import json
@@ -32,9 +31,9 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 MOST_BOUND = 32
-"""Sets of variables that a family is kept with."""
+"""Sets of variables kept per family."""
 _WHITE_SPACE = " \t\r\n\N{LOWER ONE EIGHTH BLOCK}"
-"""The last is how vocabularies of SentencePiece write a space."""
+"""White space, the last as SentencePiece vocabularies write it."""
 _CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\"", "count": 5}', "{}"))
 _OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 _PARAMETERS = {"type": "object", "properties": {"find": {"type": "string"}, "count": _OPTIONAL}}
@@ -49,53 +48,48 @@ _CALLING: tuple[Message, ...] = tuple(
             for i, call in enumerate(_CALLS[:calls])
         ],
     }
-    for calls in (2, 1)
+    for calls in (2, 1)  # some templates refuse more than one call in an answer
 )
-"""Some templates refuse more than one call in an answer."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
 class ChatTemplateTokenizer:
-    """A chat template bound to its tokenizer."""
+    """Chat template bound to its tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, template: JinjaTemplate) -> None:
-        """Raises `TokenizerError` when the template cannot render a question and its answer."""
+        """Raise `TokenizerError` if the template cannot render a question and its answer."""
         self.template = template
-        # Every added token is a marker, special or not, written by the template or not; runs of white space are text.
+        # Every added token is a marker, special or not, in the template or not. Runs of white space are text.
         self.tokenizer = tokenizer.guarding({text for text in tokenizer.added_tokens if text.strip(_WHITE_SPACE)})
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
         self._bound: dict[str, ChatTemplateTokenizer] = {}
         self.end_ids = self._find_ends()
-        """End-of-turn ids that the template writes behind answers; a model may end them with others, too."""
+        """Ids that the template writes after answers. A model may also end them with others."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
-        is_hermes = isinstance(self._reader.syntax, Hermes)  # as every template that writes calls in no known way
+        is_hermes = isinstance(self._reader.syntax, Hermes)  # the default for an unknown syntax, too
         if is_hermes and self.form.shows_calls and not self.reads_calls and (begin := self._call_marker()):
             self._reader = OutputReader(self.tokenizer, Unread(begin))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
-        """Where the template is not append-only; what was sampled is kept all the same."""
         self._suffixes = KeptSuffixes(self.tokenizer, self.end_ids, self.dummy_text, self._dummy_ids)
 
     @property
     def end_of_turn_id(self) -> int | None:
-        """See `ChatTokenizer.end_of_turn_id`: one that the template writes, where it writes one."""
+        """See `ChatTokenizer`."""
         return min(self.end_ids or self.tokenizer.eos_ids, default=None)
 
     @classmethod
     def load(cls, directory: Path, *, template_file: Path | None = None) -> Self:
-        """The tokenizer and template of a HuggingFace folder; `template_file` replaces its template.
+        """Load a HuggingFace folder. `template_file` replaces its template.
 
-        Raises `TokenizerError` when one of them is missing or unusable.
+        Raises `TokenizerError` if a part is missing or unusable.
         """
         return cls(Tokenizer.load(directory), JinjaTemplate.load(directory, template_file))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        """Ids of the whole prompt for the assistant's next turn.
-
-        Raises `MalformedRequest` when the template refuses the messages, naming a call that it cannot take.
-        """
+        """See `ChatTokenizer`."""
         guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
         try:
             return guard.encode(self.template.render(guard.messages, guard.tools))
@@ -103,12 +97,12 @@ class ChatTemplateTokenizer:
             raise refusal_of(messages, error.message) from error
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
-        """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
+        """See `ChatTokenizer`."""
         if self._depends_on_history:
             return None
         messages = self.form.place(messages, goes_on=True)
         last = previous.output_ids[-1] if previous.output_ids else None
-        end = last if last in self.tokenizer.eos_ids else None  # with any of them: the template then writes none
+        end = last if last in self.tokenizer.eos_ids else None  # with any of them, the template must write none
         transition = Transition.behind(previous, messages, tools)
         suffix, texts = self._suffixes.find(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
@@ -116,7 +110,7 @@ class ChatTemplateTokenizer:
         return self._by_trick(transition, previous.reply, messages, tools, end)
 
     def has_ended_in_order(self, previous: SampledTurn) -> bool:
-        """The answer ended with a marker that the template writes; of its other markers, all that began has ended."""
+        """Return True if the answer ended with a marker of the template and closed all its other markers."""
         *said, last = previous.output_ids or (None,)
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
 
@@ -131,11 +125,10 @@ class ChatTemplateTokenizer:
 
     @cached_property
     def reads_calls(self) -> bool:
-        """Calls are read as this family writes them; not so where it writes them in no way that is known here."""
         return self.reads_back(self._reader.read)
 
     def reads_back(self, parse: Callable[[SampledOutput, Sequence[Json]], ParsedOutput]) -> bool:
-        """Whether `parse` finds the calls in what the template writes for an answer with calls."""
+        """Return True if `parse` finds the calls that the template writes."""
         prompt, written, calls = self._written_calls()
         ids = self.tokenizer.encode(written.rstrip())
         return (
@@ -144,41 +137,39 @@ class ChatTemplateTokenizer:
         )
 
     def _written_calls(self) -> tuple[str, str, int]:
-        """A prompt, an answer with calls behind it as the template writes it, and how many; none where it refuses."""
         prompt = self.template.try_render(self.form.apply([_ASKING]), [_FINDING]) or ""
         for calling in _CALLING:
             messages = self.form.apply([_ASKING, calling])
             whole = self.template.try_render(messages, [_FINDING], generation_prompt=False)
             if whole is not None:
                 begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
-                if begin != prompt:  # some begin reasoning that is not there
+                if begin != prompt:  # some prompts begin reasoning that the answer lacks
                     begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
                 return begin, whole.removeprefix(begin), len(calling["tool_calls"])
         return prompt, "", 0
 
     def _call_marker(self) -> str | None:
-        """The first marker that the template writes in an answer with calls and not in another one."""
         said = self.template.try_render([_ASKING, dummy_answer(0)], [_FINDING], generation_prompt=False) or ""
         plain = said.rpartition(_ASKING["content"])[2]
         found = (match.group() for match in _MARKER.finditer(self._written_calls()[1]))
         return next((text for text in found if text not in plain and text not in (THINK, THOUGHT)), None)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """How an answer that must be a call (of `name`) begins."""
+        """See `ChatTokenizer`."""
         return self._reader.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """Content, reasoning and tool calls of an output."""
+        """See `ChatTokenizer`."""
         return self._reader.read(output, tools)
 
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        """A reader of an output that will be sampled."""
+        """See `ChatTokenizer`."""
         return self._reader.open(output.context_ids, output.forced_ids, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
-        """The findings about the family when the template was loaded."""
+        """See `ChatTokenizer`."""
         return self._description
 
     @cached_property
@@ -227,7 +218,7 @@ class ChatTemplateTokenizer:
         return guard.encode(text)
 
     def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
-        """What the template has between a dummy of an answer and the next one; None when it cannot go on there."""
+        """Return the text between a dummy answer and the next one."""
         *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
         return self._trick.find(start, answer, self.form.apply(messages, goes_on=True), tools)
 
@@ -237,10 +228,6 @@ class ChatTemplateTokenizer:
         return self._by_trick(transition, dummy_answer(transition.calls, "seek"), messages, tools, end=None)
 
     def _find_ends(self) -> frozenset[int]:
-        """Ends that the template writes, without those with which it begins messages of one role only.
-
-        A model that goes on to the next role ends with its marker, as GLM does.
-        """
         ends = {self.tokenizer.token_text(each): each for each in self.tokenizer.eos_ids}
         begins: list[set[str]] = []
         for calls, role in ((0, "user"), (1, "tool")):
@@ -248,6 +235,8 @@ class ChatTemplateTokenizer:
             text = self.dummy_text(transition, dummy_messages([role], ["text"]), ()) or ""
             behind = text.removeprefix(self._trick.close_text)
             begins.append({end for end in ends if behind.startswith(end)})
+        # A model that goes on to the next role may end with its marker, as GLM does. Such a marker begins messages of
+        # one role only, and is no end that the template writes after answers.
         written = self.template.text + self._trick.close_text
         return frozenset(ends[end] for end in ends.keys() - (begins[0] ^ begins[1]) if end in written)
 
@@ -264,4 +253,3 @@ DESCRIBED_TRANSITIONS = tuple(
         (False, 0, ("developer", "user"), False),
     )
 )
-"""The transitions in a description."""

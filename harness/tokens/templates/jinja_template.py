@@ -1,9 +1,8 @@
-"""The chat template of a model folder: a Jinja program that turns messages into text.
+"""Chat template of a model folder: a Jinja program that turns messages into text.
 
-Runs sandboxed, under the conventions of `transformers.utils.chat_template_utils`. Two differences to its
-`apply_chat_template` are meant: the text is the same on every day of the year, and a content of None stays None, as it
-did until transformers 5, because templates such as DeepSeek V3's show calls only then. An exception of a template over
-messages that it was not written for is the client's error. Knows no tokens.
+It runs sandboxed, under the conventions of `transformers.utils.chat_template_utils`. Two differences from
+`apply_chat_template` are deliberate: the date is fixed, and a content of None stays None, as it did until transformers
+5, because templates such as DeepSeek V3's show calls only then.
 """
 
 import datetime as dt
@@ -26,6 +25,7 @@ from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.tokenizer import declared_token, read_json
 from harness.types import Json, Message
 
+# A template may raise any of these over messages it was not written for, which is the client's error.
 _FAULTS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -35,33 +35,30 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
-"""The exceptions of a template over messages that it was not written for: it is somebody else's program."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning; templates are written for the first two."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
 
 class JinjaTemplate:
-    """A compiled chat template, or two: `tool_use` serves conversations with tools where a model has one."""
+    """Compiled chat template, or two: `tool_use` serves conversations with tools."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None, *, tool_use: str | None = None) -> None:
-        """Raises `TokenizerError` when a source does not compile."""
+        """Raise `TokenizerError` if a source does not compile."""
         self.sources = (source, source if tool_use is None else tool_use)
-        """For conversations without tools and with tools."""
+        """Sources for conversations without and with tools."""
         self.text = "".join(dict.fromkeys(self.sources))
-        """The sources together, in which the markers and the call syntax of the family are found."""
+        """Joined sources, which show markers and call syntax."""
         self._special = dict(variables or {})
         self.variables: Mapping[str, Any] = {}
-        """Those that an operator, a session or a request has set."""
+        """Variables set by an operator, a session or a request."""
         self._compiled = [_compile(each) for each in dict.fromkeys(self.sources)]
 
     @classmethod
     def load(cls, directory: Path, template_file: Path | None = None) -> Self:
-        """The template of a HuggingFace folder, as `AutoTokenizer` finds it; `template_file` replaces it.
+        """Load the template of a HuggingFace folder as `AutoTokenizer` does. `template_file` replaces it.
 
-        `chat_template.jinja` and `additional_chat_templates` go before `tokenizer_config.json`. Raises `TokenizerError`
-        when there is none or it does not compile.
+        Raises `TokenizerError` if there is none or it does not compile.
         """
         config = read_json(directory / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # where older folders name special tokens
@@ -80,7 +77,7 @@ class JinjaTemplate:
 
     @cached_property
     def variable_names(self) -> frozenset[str]:
-        """The variables that may be set: the template reads them, and no conversation or tokenizer has them."""
+        """Variables that may be set: the template reads them, and no conversation or tokenizer has them."""
         read = {
             name
             for source in self.sources
@@ -89,7 +86,7 @@ class JinjaTemplate:
         return frozenset(read - _environment().globals.keys() - {*_SPECIAL_TOKENS, *_OF_CONVERSATIONS})
 
     def with_variables(self, variables: Mapping[str, Any]) -> Self:
-        """This template, `variables` set beside its own. Raises `MalformedRequest` naming one that it does not read."""
+        """See `ChatTokenizer`."""
         for name in variables:
             if name not in self.variable_names:
                 known = ", ".join(sorted(self.variable_names)) or "none"
@@ -103,11 +100,10 @@ class JinjaTemplate:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the sources."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True) -> str:
-        """The text of a conversation. Raises `MalformedRequest` when the template refuses the messages."""
+        """Return the text of a conversation. Raises `MalformedRequest` if the template refuses it."""
         template = self._compiled[-1 if tools else 0]
         told = {
             "messages": [_as_templates_know_it(message) for message in messages],
@@ -123,7 +119,7 @@ class JinjaTemplate:
     def try_render(
         self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True
     ) -> str | None:
-        """The text of a conversation, None when the template refuses it."""
+        """Return None if the template refuses the conversation."""
         try:
             return self.render(messages, tools, generation_prompt=generation_prompt)
         except MalformedRequest:
@@ -131,7 +127,7 @@ class JinjaTemplate:
 
 
 def _templates_of(directory: Path, config: Json) -> dict[str, str]:
-    """The templates of a folder by their names; the one that has none is `default`."""
+    # Template files take precedence over `tokenizer_config.json`.
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     if (default := directory / "chat_template.jinja").is_file():
         files["default"] = default
@@ -143,12 +139,12 @@ def _templates_of(directory: Path, config: Json) -> dict[str, str]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag around an answer, with which a trainer finds it; what is inside is rendered."""
+    """Tag around an answer that marks it for trainers."""
 
     tags = {"generation"}  # noqa: RUF012  # the library's type
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """A block of its own: variables that are set inside end with it."""
+        # A block of its own: variables set inside end with it.
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
@@ -188,10 +184,7 @@ def _to_json(
 
 
 def _as_templates_know_it(message: Message) -> Json:
-    """`message` without empty fields, and with its reasoning under the names by which templates ask for it.
-
-    An empty content stays: some templates show calls only beside None, and `MessageForm` finds that out.
-    """
+    # An empty content stays: some templates show calls only beside None, and `MessageForm` finds that out.
     said = {name: value for name, value in message.items() if value is not None or name == "content"}
     reasoning = next((said[name] for name in _REASONING if name in said), None)
     return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}

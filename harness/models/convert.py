@@ -1,10 +1,6 @@
-"""Converts a GGUF file to a HuggingFace model folder: weights, configuration, tokenizer and our chat template.
+"""Conversion of a GGUF file to a HuggingFace model folder: weights, configuration, tokenizer and our chat template.
 
-Only models of the catalogue can be converted: llama architecture with a SmolLM tokenizer. The template is the
-project's own because the model's ignores `tools`.
-
-The tokenizer is byte-level BPE. A GGUF names its pre-tokenizer instead of spelling it out; SmolLM's splits every digit
-off before the usual GPT-2 pattern, and leaving that step out changes the ids of runs of spaces before a number.
+Only models of the catalogue can be converted: llama architecture with a SmolLM tokenizer, a byte-level BPE.
 """
 
 import hashlib
@@ -22,14 +18,14 @@ from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.gguf_weights import Heads, write_weights
 
 FORMAT_VERSION = 1
-"""Goes up when the same GGUF converts to something else, so that cached folders are made again."""
+"""Version that goes up when the same GGUF converts to something else, so that cached folders are made again."""
 
-_TEMPLATE = "chatml_hermes.jinja"
+_TEMPLATE = "chatml_hermes.jinja"  # the models' own template ignores `tools`
 _END_OF_TEXT = "<|endoftext|>"
 
 
 def template_digest() -> str:
-    """SHA-256 of the chat template that conversion would write."""
+    """Return the SHA-256 of the chat template that conversion writes."""
     return hashlib.sha256(_template()).hexdigest()
 
 
@@ -40,10 +36,7 @@ def require_converter() -> None:
 
 
 def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
-    """Write the model in `gguf` into the existing directory `folder`.
-
-    Raises `ModelError` when the file is not of a kind that can be converted.
-    """
+    """Write the model in `gguf` into the existing directory `folder`. Raises `ModelError` if it is of another kind."""
     from gguf import GGUFReader  # comes with the `local` extra
 
     reader = GGUFReader(gguf)
@@ -54,7 +47,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
     heads = Heads(fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"])
     write_weights(reader, heads, folder / "model.safetensors", progress)
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
-    has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # apart from the embedding
+    has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # beside the embedding
     _write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
     # A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on.
     ids, tokens = _special_ids(fields), fields["tokenizer.ggml.tokens"]
@@ -82,7 +75,7 @@ class _TokenType(IntEnum):
 
 
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
-    """The tokenizer in the metadata `fields` of a GGUF; raises `ModelError` when its kind is not known here."""
+    """Return the tokenizer in the metadata. Raises `ModelError` if its kind is unknown."""
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if (kind, pre) != ("gpt2", "smollm"):
         raise ModelError(f"expected a tokenizer of kind gpt2/smollm in the GGUF, got {kind}/{pre}")
@@ -90,6 +83,8 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = (merge.split(" ") for merge in fields["tokenizer.ggml.merges"])
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in pairs]))
+    # A GGUF only names its pre-tokenizer. SmolLM's splits every digit off before the usual GPT-2 pattern. Without that,
+    # runs of spaces before a number get other ids.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

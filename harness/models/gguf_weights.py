@@ -1,8 +1,7 @@
 """Weights of a llama-architecture GGUF as bfloat16 safetensors, with numpy alone.
 
-transformers can do this too, but wants torch and accelerate imported first and takes several times as long. Three
-things differ between the formats: names, the row order of the query and key projections (llama.cpp interleaves the two
-rotary halves of each head), and the quantization, which is undone here.
+transformers can do this too, but imports torch and accelerate first and takes several times as long. Names differ
+between the formats, and the row order of query and key projections. Quantization is undone here.
 """
 
 from collections.abc import Iterator
@@ -35,8 +34,6 @@ _ROWS = 4096
 
 
 class Heads(NamedTuple):
-    """Attention heads of the model."""
-
     query: int
     key_value: int
 
@@ -52,7 +49,7 @@ def write_weights(reader: Any, heads: Heads, path: Path, progress: FetchProgress
             elif ".attn_k." in tensor.name:
                 yield _split_rotary_halves(dequantize(tensor.data, tensor.tensor_type), heads.key_value)
             else:
-                for row in range(0, len(tensor.data), _ROWS):  # an embedding takes five times its size on the way
+                for row in range(0, len(tensor.data), _ROWS):  # in parts: dequantizing takes five times the size
                     yield dequantize(tensor.data[row : row + _ROWS], tensor.tensor_type)
 
     shapes = [
@@ -63,7 +60,7 @@ def write_weights(reader: Any, heads: Heads, path: Path, progress: FetchProgress
 
 
 def _huggingface_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; raises `KeyError` for an unknown tensor."""
+    """Turn `blk.3.attn_q.weight` into `model.layers.3.self_attn.q_proj.weight`. Raises `KeyError` if unknown."""
     match name.split("."):
         case ["blk", layer, module, kind]:
             return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{kind}"
@@ -74,6 +71,6 @@ def _huggingface_name(name: str) -> str:
 
 
 def _split_rotary_halves(weights: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    rows, *rest = weights.shape
+    rows, *rest = weights.shape  # llama.cpp interleaves the two rotary halves of each head
     interleaved = weights.reshape(heads, rows // heads // 2, 2, *rest)
     return interleaved.swapaxes(1, 2).reshape(weights.shape)

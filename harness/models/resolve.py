@@ -1,7 +1,7 @@
-"""Finds the model folder on this machine that a user names after `--model`.
+"""Resolution of `--model` to a model folder on this machine.
 
-Three forms are understood, in this order: a name of the catalogue (fetched when missing), a local HuggingFace folder,
-and a hub id.
+Three forms are understood, in this order: a name of the catalogue (fetched if missing), a local HuggingFace folder, and
+a hub id.
 """
 
 import re
@@ -30,9 +30,9 @@ _REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
 
 def resolve_model(model: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
-    """The local folder of `model`: a catalogue name, a folder, or a hub id; downloads what is missing.
+    """Return the local folder of `model`, downloading what is missing.
 
-    Blocks for as long as the download takes. Raises `ModelError`; `UnknownModel` when `model` names none.
+    Blocks for as long as the download takes. Raises `ModelError`, or `UnknownModel` if `model` names none.
     """
     if model in CATALOGUE:
         return get_model(model, cache=cache, progress=progress)
@@ -55,9 +55,9 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: FetchProgr
 
 
 def get_model(name: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
-    """The folder of the catalogue model `name` in the cache, fetched and converted when it is missing or damaged.
+    """Return the cached folder of a catalogue model, fetched and converted if it is missing or damaged.
 
-    Any number of processes may call it at once; one works, the others wait. Raises `ModelError`.
+    Any number of processes may call it at once: one works, the others wait. Raises `ModelError`.
     """
     model = find_model(name)
     target = (cache or cache_directory()) / "models" / model.name
@@ -86,14 +86,13 @@ def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: Fetch
 
 
 def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
-    """All that determines the bytes of the folder."""
+    """Return all that determines the bytes of the folder."""
     if isinstance(model, GeneratedModel):
         return tiny_recipe(model)
     return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}
 
 
 def _require_complete(folder: Path) -> Path:
-    """`folder`. Raises `UnknownModel` when it lacks a file of a model."""
     missing = [pattern for pattern in _REQUIRED_FILES if not any(folder.glob(pattern))]
     if missing:
         raise UnknownModel(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")

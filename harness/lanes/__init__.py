@@ -1,4 +1,4 @@
-"""Engine lanes: servers on this machine's CPU; real SGLang and vLLM in environments of their own, the local engine."""
+"""Lanes: engine servers on this machine's CPU. Uses `machine` and `errors` only. Start with `lane.py`."""
 
 from harness.lanes.lane import down, find_lanes, open_lane, start_lane
 from harness.lanes.spec import INSTALLED, Dtype, LaneEngine, LaneSpec

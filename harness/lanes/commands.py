@@ -1,8 +1,7 @@
-"""The command line and the environment of a lane's server, from its spec alone.
+"""Command line and environment of a lane's server, from its spec alone.
 
-SGLang and vLLM run with everything switched on that a session harness uses: token endpoints, abort, pause and weight
-updates, priorities, original logprobs; the local engine has nothing to switch. A graph compiler and CUDA graphs stay
-off; on a small model they cost more time than they save. Flags are those of SGLang 0.5.23 and vLLM 0.32.0.
+Everything is on that a session harness uses: token endpoints, abort, pause and weight updates, priorities, original
+logprobs. Flags are those of SGLang 0.5.23 and vLLM 0.32.0.
 """
 
 import json
@@ -18,23 +17,20 @@ _MAX_RUNNING = 32
 _KV_TOKENS = 6 * CONTEXT_TOKENS
 _KV_GIB = 2
 
-# These would make the server import from our environment, or write no byte code and compile everything at each start.
+# With these the server would import from our environment, or write no byte code and compile everything at each start.
 _NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"})
 
-_GUARD = "HARNESS_REPEAT_TERMINATE_"
-"""Settings of the repeat guard go together: a spec that has one of them has all."""
+_GUARD = "HARNESS_REPEAT_TERMINATE_"  # settings that go together: a spec with one of them inherits none
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
-# Threads that wait for each other sleep. By default they spin, and where agents and tests want the same cores a step
-# then takes until the last of them is scheduled: with a load of ten on two cores both engines were five times slower.
+# Threads that wait for each other sleep. By default they spin. If agents and tests want the same cores, a step then
+# takes until the last thread is scheduled: with a load of ten on two cores both engines were five times slower.
 _SHARES_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class ServerCommand(NamedTuple):
-    """The program to execute."""
-
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
@@ -42,15 +38,15 @@ class ServerCommand(NamedTuple):
 def server_command(
     spec: LaneSpec, port: int, python: Path, import_path: Sequence[Path], parent: Mapping[str, str]
 ) -> ServerCommand:
-    """How `python` serves `spec` at `port`.
+    """Return the command with which `python` serves `spec` at `port`.
 
-    `import_path` comes before what is installed there; `parent` is our own environment.
-    Raises `OSError` or `ValueError` when the folder of the model has no readable `config.json`.
+    `import_path` comes before installed packages. Raises `OSError` or `ValueError` if the model folder has no readable
+    `config.json`.
     """
     how = _STARTED[spec.engine]
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
     inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
-    # The compiler of torch gets the paths of its headers unquoted: in a path with a space, all that it compiles fails.
+    # torch gives its compiler the header paths unquoted, so nothing compiles in a path with a space.
     has_space = any(character.isspace() for character in str(python))
     compiles = {"TORCHDYNAMO_DISABLE": "1"} if has_space else {}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
@@ -78,6 +74,7 @@ def _sglang_arguments(spec: LaneSpec, port: int) -> list[str]:
         *("--grammar-backend", "xgrammar", "--dtype", spec.dtype),
         *("--context-length", str(context_tokens(spec.model_dir))),
         *("--max-total-tokens", str(_KV_TOKENS), "--max-running-requests", str(_MAX_RUNNING)),
+        # Graphs cost more time than they save on a small model.
         *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
         "--disable-overlap-schedule",
         "--sleep-on-idle",  # otherwise its scheduler keeps a core busy doing nothing
@@ -124,11 +121,10 @@ def _local_arguments(spec: LaneSpec, port: int) -> list[str]:
 
 class _HowToStart(NamedTuple):
     arguments: Callable[[LaneSpec, int], list[str]]
-    """The module to run and its arguments, at a port."""
     environment: Mapping[str, str] = {}
 
 
-# The column "how it is started" of `engines.kinds`. It stands here because engines may not know of lanes.
+# The "how to start" column of `engines.kinds`. It stands here because engines may not know of lanes.
 _STARTED: Mapping[LaneEngine, _HowToStart] = {
     LaneEngine.SGLANG: _HowToStart(_sglang_arguments, _SGLANG_ENVIRONMENT),
     LaneEngine.VLLM: _HowToStart(_vllm_arguments, _VLLM_ENVIRONMENT),
@@ -137,6 +133,6 @@ _STARTED: Mapping[LaneEngine, _HowToStart] = {
 
 
 def context_tokens(model_dir: Path) -> int:
-    """How long a context SGLang and vLLM serve here with the model in `model_dir`."""
+    """Return the context length that the server gets."""
     config = json.loads((model_dir / "config.json").read_bytes())
     return min(CONTEXT_TOKENS, int(config.get("max_position_embeddings", CONTEXT_TOKENS)))

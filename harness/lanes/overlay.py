@@ -1,13 +1,7 @@
-"""The part of this project that an engine's server sees: `server_patch` and its entry points, nothing else.
+"""Part of this project that an engine's server sees: `server_patch` and its entry points, nothing else.
 
-A folder for `PYTHONPATH`, made anew for every lane: a link to the package as it is installed (or checked out) here, and
-distribution metadata, by which SGLang and vLLM find plugins. So environments stay as they were installed and can be
-shared, a lane always runs the code of the harness that started it, and no other package of ours gets into it.
-
-The local engine's server is a program of the harness: it sees what this process sees.
-
-`force_tokens` and `vllm_cpu` are declared here and not in the distribution: a server that anybody else uses must not
-have the one, and one that has its cores for itself does not want the other.
+A new folder for each lane links to the package and has the distribution metadata by which SGLang and vLLM find plugins.
+So environments stay as installed, and a lane runs the code of the harness that started it.
 """
 
 import os
@@ -23,8 +17,9 @@ from harness.lanes.spec import LaneEngine
 DISTRIBUTION = "session-harness"
 
 EntryPoints = Mapping[str, Mapping[str, str]]
-"""By group, by name: `module:attribute`."""
 
+# Declared here and not in the distribution: a server that other programs use must not have `force_tokens`, and one with
+# cores of its own does not want `vllm_cpu`.
 _OF_LANES: EntryPoints = {
     "sglang.srt.plugins": {"harness_force_tokens": "server_patch.force_tokens.sglang_plugin:register"},
     "vllm.general_plugins": {"harness_waiting": "server_patch.vllm_cpu.waiting:register"},
@@ -33,7 +28,7 @@ _OF_LANES: EntryPoints = {
 
 
 def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
-    """Fill the new folder `folder`; returns the import path of a server of `engine`."""
+    """Fill the new folder `folder` and return the import path of a server."""
     folder.mkdir(parents=True)
     (folder / "server_patch").symlink_to(server_patch(), target_is_directory=True)
     distribution = folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
@@ -49,13 +44,12 @@ def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
 
 
 def own_import_path(parent: Mapping[str, str]) -> list[Path]:
-    """The import path of a server that is the harness itself: the code that runs here, and what `parent` has."""
+    """Return the import path of the local engine's server."""
     inherited = parent.get("PYTHONPATH", "").split(os.pathsep)
     return [server_patch().parent, *(Path(folder).absolute() for folder in inherited if folder)]
 
 
 def server_patch() -> Path:
-    """The folder of the package `server_patch` that is importable here."""
     spec = find_spec("server_patch")
     assert spec is not None, "one distribution ships both packages"
     assert spec.submodule_search_locations is not None
@@ -63,9 +57,8 @@ def server_patch() -> Path:
 
 
 def _read_entry_points() -> EntryPoints:
-    """The entry points of the distribution; those of a checkout from its `pyproject.toml`, as no install is newer."""
     project = server_patch().parent / "pyproject.toml"
-    if project.is_file():
+    if project.is_file():  # a checkout, whose entry points are newer than an install's
         table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
         if table["name"] == DISTRIBUTION:
             return dict(table.get("entry-points", {}))

@@ -1,6 +1,6 @@
-"""A lane is ready when it has generated a token; no log line and no health endpoint is believed.
+"""Readiness of a lane: it has generated a token. No log line and no health endpoint counts.
 
-While it is not, its process is watched: a server that dies is reported with the end of its log and what to do.
+A server that dies before is reported with the end of its log and advice.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _PROMPT = (1,)  # an id that every vocabulary has
 
 
 async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
-    """Return when `lane` has generated a token. Raises `LaneError` when it dies or takes longer than `deadline_s`."""
+    """Return when `lane` has generated a token. Raises `LaneError` if it dies or takes longer than `deadline_s`."""
     last = "nothing"
     try:
         async with asyncio.timeout(deadline_s), httpx.AsyncClient(base_url=lane.url, trust_env=False) as http:
@@ -36,7 +36,6 @@ async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
 
 
 async def _ask(http: httpx.AsyncClient, lane: Lane) -> str:
-    """The status that the server answers, or what kept it from answering."""
     path = "/generate"
     body: dict[str, object] = {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}}
     if lane.engine == LaneEngine.VLLM:
@@ -49,7 +48,7 @@ async def _ask(http: httpx.AsyncClient, lane: Lane) -> str:
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of `log`."""
+    """Return the last lines of `log`."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
 
 

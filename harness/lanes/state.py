@@ -1,7 +1,7 @@
-"""Lanes outlive the command that starts them: each has a folder with a state file in it.
+"""State files of lanes, which outlive the command that starts them.
 
-The state file is written before the server runs, so a server that nobody knows of cannot exist. It goes when the lane
-ends; the log stays until the folder's name is used again, or many others have been made since.
+The file is written before the server runs, so no server exists without one. It goes when the lane ends. The log stays
+until the folder's name is used again, or many others have been made since.
 """
 
 import shutil
@@ -21,71 +21,64 @@ _KEPT_FOLDERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A server that was started here."""
+    """Server that was started here."""
 
     name: str
     engine: str
     url: str
     model: str
-    """The name that the server gives its model."""
     model_dir: str
     dtype: str
     group: int
-    """Of its processes; the first of them has the same number."""
+    """Process group, with the number of its first process."""
     processes: tuple[ProcessName, ...]
-    """Those that were there when the lane became ready; while it starts, the first one."""
+    """Processes at the time it became ready. Before, the first one."""
     is_ready: bool
     folder: str
     holder: int | None = None
-    """Process id of the program whose block it serves; None when it was started to be kept."""
+    """Process id of the program whose block it serves. None if it was started to be kept."""
 
     @property
     def log(self) -> Path:
-        """The output of the server."""
         return Path(self.folder) / _LOG
 
     @property
     def pid(self) -> int:
-        """Of the first process."""
         return self.group
 
     @property
     def provider(self) -> str:
-        """The text after `--engine` that names it."""
+        """Value of `--engine` that names it."""
         return f"{LaneEngine(self.engine).protocol}={self.url}"
 
     def is_running(self) -> bool:
-        """Whether its first process runs."""
         return self.processes[0].is_alive()
 
     def owns_group(self) -> bool:
-        """Whether the process group with its number is still this lane's."""
+        """Return True if the process group is still this lane's."""
         return any(process.is_in(self.group) for process in self.processes)
 
     def to_json(self) -> dict[str, object]:
-        """For `harness engine ... --json`."""
         facts = {"name": self.name, "engine": self.engine, "url": self.url, "model": self.model, "dtype": self.dtype}
         state = {"ready": self.is_ready, "holder": self.holder}
         return {**facts, "pid": self.pid, "pgid": self.group, "log": str(self.log), **state}
 
     def save(self) -> None:
-        """Write the state file, all of it or nothing."""
         path = Path(self.folder) / _STATE
         written = path.with_suffix(".new")
         written.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        written.replace(path)
+        written.replace(path)  # all of it or nothing
 
     def forget(self) -> None:
         """Remove the state file. Idempotent."""
         (Path(self.folder) / _STATE).unlink(missing_ok=True)
 
     def ready(self, processes: tuple[ProcessName, ...]) -> "Lane":
-        """This lane, generating; `processes` are those of its group."""
         return replace(self, is_ready=True, processes=processes)
 
 
 def new_folder(directory: Path, name: str) -> Path:
-    """An empty folder for the lane `name`; the oldest ones of ended lanes are removed."""
+    """Return an empty folder, and remove the oldest ones of ended lanes."""
     folder = directory / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -97,7 +90,7 @@ def new_folder(directory: Path, name: str) -> Path:
 
 
 def read_lanes(directory: Path) -> list[Lane]:
-    """The lanes with a state file, in the order of their names. Raises `LaneError` when one cannot be read."""
+    """Return the lanes by name. Raises `LaneError` if a state file cannot be read."""
     lanes = []
     for path in directory.glob(f"*/{_STATE}"):
         try:

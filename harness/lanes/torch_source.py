@@ -1,8 +1,7 @@
-"""Where the CPU build of torch comes from, which depends on how the package index of this machine is configured.
+"""Source of the CPU build of torch, which depends on the package indexes of this machine.
 
-Three ways are tried, the cheapest first: uv finds it; pip finds it (pip may be configured with folders that uv does not
-read), then it is downloaded once and handed to uv; uv's own knowledge of torch's indexes. A plain index offers the CUDA
-build of the same version, which vLLM's CPU build refuses and which weighs gigabytes: it is named, never installed.
+Three ways are tried, the cheapest first. A plain index offers the CUDA build of the same version, which vLLM's CPU
+build refuses and which weighs gigabytes. It is reported, never installed.
 """
 
 import json
@@ -19,13 +18,14 @@ _DOWNLOAD_S = 1200.0
 
 
 async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
-    """Options by which uv finds the CPU build for the interpreter `python`; `wheels` keeps what pip downloads.
+    """Return the options by which uv finds the CPU build.
 
-    Raises `LaneError` when nobody offers it.
+    `wheels` keeps what pip downloads. Raises `LaneError` if there is none.
     """
     probe = ("pip", "install", "--dry-run", "--no-deps", "--python", str(python))
     if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S)).code == 0:
         return ()
+    # pip may be configured with folders that uv does not read. It downloads the build once, for uv.
     offered = await _ask_pip()
     if offered.endswith("+cpu"):
         options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
@@ -44,7 +44,6 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
 
 
 async def _ask_pip() -> str:
-    """The version of torch that pip would install, empty when it has none."""
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--quiet", "--report", "-")
     asked = await run(*pip_command(), "install", *options, TORCH, deadline_s=_LOOK_S)
     if asked.code:

@@ -19,6 +19,7 @@ from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.local_model import KV_BYTES, LocalEngines
 from tests.looping_prompt import (
     CONFIG,
+    LOOP_START,
     MAX_NEW_TOKENS,
     OTHER_PROMPTS,
     PROMPT,
@@ -103,7 +104,7 @@ async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(local_en
 
 async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTokenProvider) -> None:
     """What was generated before the joint counts, for the repetition and for the minimum; without it, it would not."""
-    for joint in (8, STOP_INDEX):
+    for joint in (LOOP_START + 3, STOP_INDEX):
         head = await ask(guarded, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=joint))
         ids = as_ids([*PROMPT_IDS, *head.output_ids.tolist()])
         tail = await ask(guarded, ids, GREEDY, continues=joint)

@@ -70,7 +70,7 @@ async def provide_python(requirements: Requirements, say: Say) -> Path:
     try:
         lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
-            if not python.exists():  # built beside its place, then renamed
+            if not python.exists():
                 await _build(requirements, target, say)
     except OSError as error:
         raise storage_error(target.parent, error) from error

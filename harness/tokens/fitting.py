@@ -32,7 +32,7 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
             context_length=context_length,
             param="messages",
         )
-    most = context_length * tokenizer.longest_token  # characters
+    most = context_length * tokenizer.longest_token
     for characters, bound in ((told, most), (said, _LENIENCE * most)):
         if characters > bound:
             raise PromptTooLong(

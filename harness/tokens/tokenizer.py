@@ -145,7 +145,6 @@ class Tokenizer:
         if len(text) <= _STRETCH:
             yield from self.marker_pattern.finditer(text)
             return
-        # In stretches, so that other threads run in between.
         position, reach = 0, max(map(len, self.markers), default=1)
         while position < len(text):
             end = position + _STRETCH

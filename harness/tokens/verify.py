@@ -247,5 +247,5 @@ def _compare(case: Exchange, expected: str, seen: str) -> Mismatch | None:
     same = next(
         (i for i, (a, b) in enumerate(zip(expected, seen, strict=False)) if a != b), min(len(expected), len(seen))
     )
-    begin = max(0, same - 20)  # with a little of the equal text
+    begin = max(0, same - 20)
     return Mismatch(str(case), expected[begin : same + 40], seen[begin : same + 40])

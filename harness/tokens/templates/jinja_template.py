@@ -127,7 +127,6 @@ class JinjaTemplate:
 
 
 def _templates_of(directory: Path, config: Json) -> dict[str, str]:
-    # Template files take precedence over `tokenizer_config.json`.
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     if (default := directory / "chat_template.jinja").is_file():
         files["default"] = default

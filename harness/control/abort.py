@@ -1,10 +1,10 @@
-"""End a rollout early. Nothing invalid is trained, no wait is unbounded, and every gate reopens (I8).
+"""Early end of a rollout. Nothing invalid is trained, and every gate reopens (I8).
 
     report = await manager.abort(pending)  # a `SessionManager` that knows its engines
 
 Sessions drain before engines abort, so a turn that an engine cuts short is stored ABORTED and answered 404, and no
 agent continues from half an answer. Agents are killed before results are collected, and the holds leave the gates last.
-A failure costs the time of its step only. `abort_scope.py` limits the reach, `abort_report.py` the time.
+A failure costs the time of its step only.
 """
 
 import asyncio
@@ -61,21 +61,19 @@ async def abort_rollout(
 
     Args:
         pending: Tasks of the rollout; `AbortReport.results` holds what they return.
-        session_servers: Every server that the rollout's agents use.
-        engine_workers: Every engine of these agents: `sglang=http://...`, `vllm=http://...`, an address, a provider, an
+        session_servers: Every server of the rollout's agents.
+        engine_workers: Their engines: `sglang=http://...`, `vllm=http://...`, an address, a provider, an
             `EngineWorker`, or `router=http://...` for the workers of a `harness router`.
         agent_hooks: Callbacks of the agents' runners.
         budget: Time limits.
-        keep: What to keep of rollouts that are cut short.
+        keep: What to keep of rollouts cut short.
         rollout_id: Default `start_rollout_id` of partial samples.
-        continue_engines: Continue workers that are paused under no hold, if every session server reports its gate.
-            Otherwise report them.
-        sessions: Ids of the sessions to end; None ends all. With ids, `pending` and `agent_hooks` must concern these
-            only,
-            and gates and `engine_workers` stay untouched.
+        continue_engines: Continue workers paused under no hold, if every gate is known. Otherwise report them.
+        sessions: Ids of the sessions to end; None ends all. With ids, `pending` and `agent_hooks` must be theirs, and
+            gates and `engine_workers` stay untouched.
 
-    Reports failures instead of raising, except for `learn_workers`, before anything has changed. On cancellation it
-    cancels `pending` and opens the gates.
+    Reports failures instead of raising, except those of `learn_workers`, before anything has changed. On cancellation
+    it cancels `pending` and opens the gates.
     """
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:

@@ -15,8 +15,6 @@ from harness.types import Sample, SampleStatus
 
 
 class AbortStep(StrEnum):
-    """Steps, in order."""
-
     MARK = "mark"
     """Stop new work."""
     DRAIN = "drain"
@@ -37,14 +35,14 @@ ORDER = tuple(AbortStep)
 
 
 class Keep(StrEnum):
-    """Scope of what survives of rollouts that are cut short."""
+    """Amount to keep of rollouts cut short."""
 
     NOTHING = "nothing"
     """No samples."""
     SAMPLES = "partial_samples"
     """Samples."""
     SESSIONS = "sessions"
-    """Samples, and sessions until a later rollout takes them over or `SessionManager.delete` returns them."""
+    """Samples, and sessions until a later rollout or `SessionManager.delete` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +51,44 @@ class AbortBudget:
 
     drain_s: float = 10.0
     engines_s: float = 10.0
-    """Includes the search for paused workers. A router gets as long again to list its workers."""
+    """Includes the search for paused workers; listing a router's workers gets as long again."""
     hooks_s: float = 10.0
     """Also limits the mark."""
     agents_s: float = 10.0
-    """For agents to end by themselves, before SIGTERM."""
+    """Time for agents to end, before SIGTERM."""
     kill_s: float = 5.0
-    """From SIGTERM until the last agent is gone; SIGKILL comes halfway."""
+    """Time after SIGTERM; SIGKILL comes halfway."""
     collect_s: float = 30.0
     cancel_s: float = 5.0
-    """For a cancelled task to end; else it is left running."""
+    """Time for a cancelled task to end."""
     resume_s: float = 10.0
-    """For the last step; reserved from `total_s`, like `cancel_s`."""
+    """Time of the last step; reserved, like `cancel_s`."""
     total_s: float = 90.0
     hold_ttl_s: float = 60.0
     """Seconds that gates stay shut if this process dies; renewed every third of it."""
 
     @property
     def working_s(self) -> float:
-        """Time of all steps but the last."""
         return max(0.0, self.total_s - self.resume_s - self.cancel_s)
 
     def left_s(self, wanted_s: float, elapsed_s: float) -> float:
-        """Limit `wanted_s` for a step that begins `elapsed_s` after the first one."""
+        """Limit `wanted_s` for a step that begins after `elapsed_s`."""
         return min(wanted_s, bound_of_call(self.working_s - elapsed_s))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentHooks:
-    """Optional callbacks of an agent runner. `SessionManager.abort_hooks()` makes one."""
+    """Optional callbacks of an agent runner."""
 
     name: str
     mark: Callable[[Keep], Awaitable[object] | None] = lambda _: None
-    """Start no new work. An awaitable result is awaited before the drain."""
+    """Start no new work; awaited before the drain."""
     abort: Callable[[], Awaitable[object]] | None = None
     """Ask the agents to stop."""
     stop: Callable[[float], Awaitable[Sequence[str]]] | None = None
-    """Kill the agents within so many seconds. Return the names of survivors."""
+    """Kill the agents within so many seconds. Return survivors."""
     clear: Callable[[], Awaitable[object] | None] = lambda: None
-    """End the abort for work that begins from now on."""
+    """End the abort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +97,10 @@ class ServerAnswer:
     error: str | None = None
     """Reason of a failure."""
     gate: GateReport | None = None
-    """Gate afterwards. None without an answer, or for named sessions."""
+    """Gate afterwards, if reported."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Errors of the server or its shards."""
         if self.error is not None:
             return (self.error,)
         return () if self.gate is None else self.gate.problems
@@ -112,14 +108,12 @@ class ServerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """Result at an engine worker or hook."""
-
     name: str
     error: str | None = None
 
 
 class Fate(StrEnum):
-    """Reason why a pending task has no result."""
+    """Reason for a task without result."""
 
     RAISED = "raised"
     """It raised."""
@@ -145,18 +139,16 @@ class AbortReport:
     left_paused: tuple[CallReport, ...] = ()
     """Workers paused under no hold; without an error they were continued."""
     turns_left: int | None = None
-    """Turns in flight after the engines step; None if unknown."""
+    """Turns in flight afterwards; None if unknown."""
     hooks: tuple[CallReport, ...] = ()
     agents_left: tuple[str, ...] = ()
     """Agents that could not be killed."""
     results: tuple[object, ...] = ()
-    """Results of the tasks that succeeded."""
     failures: tuple[TaskFailure, ...] = ()
     partial_samples: tuple[Sample, ...] = ()
-    """Samples of rollouts that were cut short."""
     resumed: tuple[ServerAnswer, ...] = ()
     seconds: Mapping[AbortStep, float] = field(default_factory=dict)
-    """Seconds by step reached; listing a router's workers counts as ENGINES."""
+    """Seconds by step; listing a router's workers counts as ENGINES."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -182,7 +174,7 @@ class AbortReport:
 
 
 def failure_of(task: asyncio.Future[object], end: BaseException | None, *, was_late: bool) -> TaskFailure:
-    """Describe why `task` has no result; `end` None means it still runs."""
+    """Describe why `task` has no result; without `end` it still runs."""
     name = task.get_name() if isinstance(task, asyncio.Task) else "future"
     match end:
         case None:
@@ -204,7 +196,7 @@ def rollouts_in(result: object) -> Iterator[Rollout]:
 
 
 def partial_samples(results: Sequence[object], rollout_id: int | None) -> tuple[Sample, ...]:
-    """Return samples of rollouts that were cut short, with a `start_rollout_id`."""
+    """Return samples of rollouts cut short, with a `start_rollout_id`."""
     samples = [sample for rollout in rollouts_in(results) if was_cut_short(rollout) for sample in rollout.samples]
     if rollout_id is None:
         return tuple(samples)

@@ -1,7 +1,7 @@
 """Scope of an abort.
 
-`WholeServers` ends a rollout step that owns its servers: it shuts gates and ends every request. `NamedSessions` ends
-stragglers and surplus groups; other sessions see no shut gate and no aborted request.
+`WholeServers` owns its servers: it shuts gates and ends every request. `NamedSessions` ends stragglers and surplus
+groups; other sessions notice nothing.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ _ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is
 
 
 class AbortScope(Protocol):
-    """Part of an abort that depends on its scope."""
-
     def hold(self) -> AbstractAsyncContextManager[object]:
         """Keep gates shut during the block, and until `release`."""
         ...
@@ -45,7 +43,7 @@ class AbortScope(Protocol):
 
 
 class WholeServers:
-    """Every session behind `gates` and every request of `workers`."""
+    """Everything behind `gates` and on `workers`."""
 
     def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
         self._gates = gates
@@ -76,7 +74,7 @@ class WholeServers:
 
 
 class NamedSessions:
-    """Sessions with these `ids`, on any of `servers`."""
+    """Sessions with these `ids`, on any server."""
 
     def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
         if isinstance(ids, str):  # a collection of strings too: one per character

@@ -3,8 +3,7 @@
     SGLang   POST /abort_request  {"abort_all": true}
     vLLM     POST /abort_requests {}                     in dev mode only
 
-Neither reports what it ended; session servers know what still runs. A worker of unknown kind is tried as each
-(`engines.kinds`): a missing route answers 404 and does nothing.
+Neither reports what it ended; session servers know what still runs. A worker of unknown kind is tried as each.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -19,7 +18,7 @@ from harness.engines.remote.http_errors import error_for_status, server_message
 from harness.errors import EngineRejected, ScenarioError
 
 _MISSING = frozenset({403, 404, 405})
-"""Status codes of a missing or disabled route."""
+"""Status codes of a missing route."""
 
 
 @runtime_checkable
@@ -36,10 +35,8 @@ class EngineWorker(Protocol):
 
 @runtime_checkable
 class Pausable(Protocol):
-    """A worker that can be continued."""
-
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """Return True if paused, False if not or unknown. Raises `EngineError` or `TimeoutError`."""
+        """Return True if known to be paused. Raises `EngineError` or `TimeoutError`."""
 
     async def resume(self, *, deadline_s: float) -> None:
         """Continue sampling. Raises `EngineError` or `TimeoutError`."""
@@ -53,7 +50,7 @@ class EngineServer:
     kind: str | None = None
     """Name in `engines.kinds`; None tries each."""
     api_key: str = field(default="", repr=False)
-    """Key if the address names none; empty: from the environment."""
+    """Key if the address names none; else from the environment."""
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in server_kinds():
@@ -89,7 +86,7 @@ class EngineServer:
                 raise EngineRejected(f"{client.name} has no route that continues it")
 
     async def require_answer(self, *, deadline_s: float) -> None:
-        """Raise `EngineError` unless such a server answers and accepts the key."""
+        """Raise `EngineError` unless the server answers and accepts the key."""
         async with self._connect() as client:
             for examined in [kind.examined for kind in self._kinds if kind.examined is not None]:
                 await client.get_text(examined.path, deadline_s=deadline_s)
@@ -127,23 +124,23 @@ class EngineInProcess:
     name: str = "in process"
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        """See `EngineWorker`; the caller bounds it."""
+        """See `EngineWorker`."""
         del deadline_s
         await self.provider.abort(None)
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """See `Pausable`; the caller bounds it."""
+        """See `Pausable`."""
         del deadline_s
         return (await self.provider.health()).paused
 
     async def resume(self, *, deadline_s: float) -> None:
-        """See `Pausable`; the caller bounds it."""
+        """See `Pausable`."""
         del deadline_s
         await self.provider.resume()
 
 
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
-    """Convert `engines` to workers; an address without a kind is tried as each."""
+    """Convert `engines` to workers."""
 
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:

@@ -1,8 +1,7 @@
-"""Find engines that were left paused under no hold, and continue them on request.
+"""Engines that were left paused under no hold.
 
-A controller holds every gate before it pauses an engine, so only the gates together know whose pause it is. While one
-is silent, the engine stays paused and is reported. Without session servers the caller is believed. A worker that cannot
-report counts as running.
+A controller holds every gate before it pauses an engine, so only all gates together know whose pause it is. While one
+is silent, the engine stays paused and is reported. Without session servers the caller is believed.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _CLAIM_TTL_S = 10.0  # frees the claim if this process dies; longer than all fou
 async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[CallReport]:
-    """Return the workers left paused, with an error unless continued, within `seconds`."""
+    """Return the workers left paused, with an error unless continued."""
     seconds /= _PARTS_OF_CONTINUING if continues else _PARTS
     found: list[EngineWorker] = []
 

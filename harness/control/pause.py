@@ -1,11 +1,11 @@
-"""Pause a rollout and continue it later, while its agents stay alive.
+"""Pause of a rollout, with its agents alive.
 
     async with manager.paused() as report:  # a `SessionManager` that knows its engines
         ...  # train; the engines are idle, the agents wait at the gate
 
-Turns in flight end inside the engines, and continue from their partial output afterwards. The hold is released in any
-case (I8). The block must let the event loop run, or the hold expires: train in a thread. The server's `pause_timeout_s`
-and the timeouts of clients and agents still apply. For a longer wait, abort with `Keep.SESSIONS`.
+Turns in flight continue from their partial output afterwards. The hold is released in any case (I8). The block must let
+the event loop run, or the hold expires: train in a thread. Timeouts of server (`pause_timeout_s`), clients and agents
+still apply; for longer, abort with `Keep.SESSIONS`.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -33,7 +33,7 @@ class PauseReport:
     paused: tuple[ServerAnswer, ...]
     engines: tuple[CallReport, ...]
     turns_left: int | None
-    """Turns still generating at the start; None if unknown."""
+    """Turns still generating; None if unknown."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -51,10 +51,7 @@ async def paused_rollout(
     engine_workers: Sequence[TokenProvider | EngineWorker | str] = (),
     budget: AbortBudget | None = None,
 ) -> AsyncIterator[PauseReport]:
-    """Keep agents waiting and engines idle while the block runs.
-
-    Takes engines and raises as `abort_rollout` does; uses its drain, engines and resume seconds.
-    """
+    """Keep agents waiting and engines idle while the block runs. Takes engines and raises as `abort_rollout`."""
     budget, holder = budget or AbortBudget(), new_holder("pause")
     workers = as_workers(await learn_workers(engine_workers, session_servers, budget.engines_s))
     async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
-"""Make engines stop, and verify it.
+"""Stop engines, and verify that they have stopped.
 
-An engine's abort misses a request still on its way, so workers are asked again until no turn generates. Session servers
-know that; engines' own counters lag and include other clients. The gates must be shut.
+An abort misses a request still on its way, so it is repeated until no turn generates. Session servers know that;
+engines' counters lag and include other clients. The gates must be shut.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Quiet:
 
 
 async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> Quiet:
-    """End the requests of `workers` until no turn behind `gates` generates."""
+    """End the requests of `workers` until no turn generates."""
     quiet = Quiet([CallReport(worker.name, not_in_time(seconds)) for worker in workers])
     is_quiet = asyncio.Event()
     telling = (_tell(worker, index, quiet, is_quiet, seconds) for index, worker in enumerate(workers))
@@ -46,7 +46,7 @@ async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], 
 async def at_every_gate(
     gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
 ) -> list[ServerAnswer]:
-    """Call a method of `GateClient` at every gate. Return each answer or error."""
+    """Call a method of `GateClient` everywhere. Return each answer or error."""
 
     async def ask(gate: GateClient) -> ServerAnswer:
         reports: list[GateReport] = []
@@ -63,7 +63,7 @@ async def at_every_gate(
 async def resume_every_gate(
     gates: Sequence[GateClient], seconds: float, *, engines_continued: bool = False
 ) -> list[ServerAnswer]:
-    """Release the hold on every gate; log failures."""
+    """Release every hold; log failures."""
     answers = await at_every_gate(gates, partial(GateClient.resume, engines_continued=engines_continued), seconds)
     for answer in answers:
         if answer.error:

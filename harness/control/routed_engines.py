@@ -1,10 +1,9 @@
-"""Engines behind a `harness router`: one address for every worker.
+"""Engines behind a `harness router`: one address for all.
 
     SessionManager("http://router:8080", admin_token=token, engines=["router=http://router:8080"])
 
-Workers are listed when needed and then reached directly. The router's own control verbs shut the gate under its own
-hold, so they would conflict with ours. Unreachable workers are a setup error, raised before anything changes. A router
-that does not answer counts as a silent engine.
+Workers are listed when needed and reached directly; the router's own verbs would shut the gate under another hold.
+Unreachable workers are a setup error. A router that does not answer counts as a silent engine.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _NEVER_HEARD = "it has never answered the router, so nobody knows which engine i
 
 @dataclass(frozen=True, slots=True)
 class SilentEngine:
-    """Stand-in for an engine that cannot be controlled now."""
+    """Stand-in for an unreachable engine."""
 
     name: str
     error: str
@@ -45,9 +44,9 @@ async def learn_workers(
 ) -> list[_E | EngineServer | SilentEngine]:
     """Replace each `router=URL` in `engines` by its workers.
 
-    The admin token comes from the variable in the address (`router=URL#key=VARIABLE`), else from the one of `servers`
-    with that address. Workers get the key in `HARNESS_ENGINE_KEY`. Raises `ScenarioError` for a server that is not a
-    router or refuses the token, `EngineUnavailable` if no serving worker can be reached within `seconds`.
+    The admin token comes from the variable in the address (`router=URL#key=VARIABLE`), else from `servers`; workers get
+    `HARNESS_ENGINE_KEY`. Raises `ScenarioError` for a server that is no router or refuses the token,
+    `EngineUnavailable` if no serving worker can be reached.
     """
 
     async def learn(engine: _E) -> Sequence[_E | EngineServer | SilentEngine]:

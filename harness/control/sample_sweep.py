@@ -1,7 +1,6 @@
-"""Recompute logprobs of samples that left their sessions and wait for a trainer.
+"""Recomputed logprobs of samples that wait for a trainer, which keeps consuming them.
 
-The trainer keeps consuming its queue meanwhile. A sample does not record its temperature, so only engines with raw
-logprobs can score it.
+A sample does not record its temperature, so only engines with raw logprobs can score it.
 """
 
 import time
@@ -19,10 +18,7 @@ from harness.types import Sample
 async def sweep_samples(
     engines: Sequence[TokenProvider], samples: MutableSequence[Sample], request: SweepRequest
 ) -> SweepReport:
-    """Score what waits for `request.version`, replacing samples in place, and count failures.
-
-    Raises `EngineRejected` if no engine can score samples.
-    """
+    """Score tokens that wait for `request.version`, replacing samples. Raises `EngineRejected` if no engine can."""
     able = [engine for engine in engines if engine.capabilities.logprob_scale is LogprobScale.RAW]
     if not able:
         raise EngineRejected("samples are scored by engines that report raw logprobs, and none of these does")

@@ -1,6 +1,6 @@
 """Session servers of a weight update, held under one name.
 
-Requests go to all at once. A failure goes into the report and delays no other server.
+A failure goes into the report and delays no other server.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class ServersInUpdate:
         return renew_holds(self._gates)
 
     async def sweep(self, request: SweepRequest) -> None:
-        """Score what waits for the live version."""
+        """Score tokens that wait for the live version."""
 
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.sweep = await client.sweep(request)
@@ -66,7 +66,7 @@ class ServersInUpdate:
         await self._at_every_gate(UpdateStep.RESUME_GATES, release)
 
     async def find_lost(self) -> list[str]:
-        """Renew the holds. Return the addresses where one has expired."""
+        """Renew the holds. Return where one has expired."""
         seconds = self._budget.gate_s
         held = (gate for gate in self._gates if gate.is_held)
         await asyncio.gather(
@@ -75,7 +75,7 @@ class ServersInUpdate:
         return [gate.url for gate in self._gates if gate.has_run_out]
 
     async def take_back(self) -> bool:
-        """Claim the engines again where a hold expired. Return True on success."""
+        """Claim the engines again where a hold expired."""
         # A server continues the engines when a hold expires, or leaves them to another update that has them. One
         # restarted without its store knows of neither and would leave them paused forever.
         seconds = self._budget.gate_s
@@ -85,7 +85,7 @@ class ServersInUpdate:
         return not any(errors)
 
     async def expect(self) -> None:
-        """Have servers check their own providers and fence workers left behind."""
+        """Have servers fence workers left behind."""
 
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.weights = await client.expect(self._report.version)

@@ -1,7 +1,6 @@
-"""Workers of a weight update: providers of this process, and servers controlled by address.
+"""Workers of a weight update: providers of this process, and servers by address, which generate nothing here.
 
-A server by address generates nothing here, so its vocabulary and logprobs do not matter. One that cannot be reached is
-reported, and session servers fence it.
+An unreachable one is reported, and session servers fence it.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from harness.types import Sample
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 Transfer = Callable[[Mapping[str, TokenProvider], str], Awaitable[None]]
-"""Bring new weights to all workers, by name, under this version label, while they are paused.
+"""Function that brings new weights, under this label, to all workers, by name; they are paused.
 
 It must leave no KV cache of the old weights. SGLang's update verbs flush by default; vLLM's `/finish_weight_update`
 does not, `/reset_prefix_cache` does.
@@ -103,7 +102,7 @@ class _Worker(NamedTuple):
     name: str
     provider: TokenProvider
     among: EngineWorkers
-    """Workers of the pool that places requests on it."""
+    """Workers of the pool that serves it."""
     place: str
 
 
@@ -118,7 +117,7 @@ class EnginesInUpdate:
             report.note(UpdateStep.SWEEP, error)
 
     async def read_live_version(self) -> int | None:
-        """Return the version to replace, or None if unknown."""
+        """Return the version to replace, or None."""
         await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.read_version(), self._budget.verify_s)
         try:
             return max(policy_version(engine.weight_version) for engine in self._engines.values())
@@ -168,7 +167,7 @@ class EnginesInUpdate:
         )
 
     async def verify(self, load_errors: Mapping[str, str | None]) -> None:
-        """Read every version. If any worker serves the new one, fence the others."""
+        """Read every version. If any worker has the new one, fence the others."""
         silent = await self._at_every_worker(lambda provider: provider.read_version(), self._budget.verify_s)
         workers, found = {worker.name: worker for worker in self._workers()}, {}
         for name, worker in workers.items():

@@ -1,11 +1,10 @@
-"""Change weights under running sessions: sweep, pause, apply, verify, and always reopen (I8).
+"""Weight changes under running sessions: sweep, pause, apply, verify, and always reopen (I8).
 
     async with manager.updating_weights(3) as update:  # a `SessionManager` that knows its engines
         await update.apply(checkpoint)
 
-The sweep recomputes logprobs of tokens that wait for the old version while turns go on. A worker that missed the update
-serves no session until a later one reaches it. If no worker took the update, it fails and the old weights go on
-serving. Versions only go up. This module keeps the order; it does not transfer weights.
+The sweep recomputes logprobs for the old version while turns go on. A worker that missed the update serves no session
+until a later one. If no worker took it, the old weights go on serving. Versions only go up.
 """
 
 import asyncio
@@ -41,17 +40,16 @@ log = get_logger(__name__)
 
 
 class WeightUpdater:
-    """Update the weights of `engines` under the sessions of `session_servers`.
+    """Updater of the weights of `engines` under the sessions of `session_servers`.
 
     Args:
         engines: All workers, as `sglang=http://...`, `vllm=http://...`, `router=http://...`, an `EngineServer`
             of known kind, or an entered provider. Workers of a pool are updated one by one.
-        session_servers: All servers whose sessions these engines serve.
-        mode: ABORT ends generations and continues them with a prefill under the new weights, which scores what waits
-            for them. KEEP freezes them: tokens of a request then have several versions, scored by sweeps only.
+        session_servers: All servers of these engines' sessions.
+        mode: ABORT ends generations and continues them with a prefill under the new weights, which scores what waits.
+            KEEP freezes them: tokens of a request then have several versions, scored by sweeps only.
         budget: Time limits.
-        unconsumed: The trainer's queue. The sweep scores its samples with engines given as providers, and replaces
-            them.
+        unconsumed: The trainer's queue; the sweep replaces its samples, with engines given as providers.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class WeightUpdater:
         """Sweep, pause, yield an update to weights `version`, and reopen.
 
         Before anything changes, raises `ScenarioError` for a version below the live one or a bad router,
-        `EngineUnavailable` for a silent one. Errors of the block are raised after reopening.
+        `EngineUnavailable` for a silent one.
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(SessionServerClient(each)) for each in self._addresses]
@@ -110,7 +108,7 @@ class WeightUpdate:
         """True if this update may have paused engines."""
 
     async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
-        """Score what waits for the live version. Raises `ScenarioError` if a worker serves a later one."""
+        """Score tokens that wait for the live version. Raises `ScenarioError` if a worker serves a later one."""
         with self._step(UpdateStep.SWEEP):
             version = await self._engines.read_live_version()
             self._engines.require_upwards()
@@ -120,14 +118,13 @@ class WeightUpdate:
             await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
 
     def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        """Keep the holds of this update while the block runs."""
+        """Keep the holds while the block runs."""
         return self._servers.renew_holds()
 
     async def pause(self) -> None:
-        """Shut the gates, then pause the engines, so that turns that these end wait at a closed gate.
+        """Shut the gates, then pause the engines, whose turns then wait.
 
-        Raises `EngineUnavailable` if another update keeps the engines past the budget, `ScenarioError` if it brought a
-        later version.
+        Raises `EngineUnavailable` if another update keeps the engines, `ScenarioError` if it brought a later version.
         """
         with self._step(UpdateStep.PAUSE_GATES):
             repeated = AsyncRetrying(

@@ -10,10 +10,8 @@ from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 
 
 class UpdateStep(StrEnum):
-    """Steps, in order."""
-
     SWEEP = "sweep"
-    """Score what waits for the old version, while turns go on."""
+    """Score tokens that wait for the old version."""
     PAUSE_GATES = "pause_gates"
     """Hold new turns."""
     PAUSE_ENGINES = "pause_engines"
@@ -33,19 +31,19 @@ class UpdateBudget:
     """Maximum seconds of each step."""
 
     connect_s: float = 30.0
-    """To connect to engines by address."""
+    """Time to connect to engines by address."""
     sweep_s: float = 60.0
     """0 skips the sweep."""
     sweep_concurrency: int = 8
-    """Sessions per server that are scored at once."""
+    """Sessions scored at once, per server."""
     gate_s: float = 10.0
     pause_s: float = 60.0
     apply_s: float = 600.0
     verify_s: float = 10.0
     continue_s: float = 60.0
-    """For retries; then session servers keep retrying."""
+    """Time for retries; then session servers retry."""
     turn_s: float = 150.0
-    """To wait for another update; longer than a dead one's hold."""
+    """Wait for another update; longer than a dead one's hold."""
     hold_ttl_s: float = 60.0
     """Seconds that everything stays paused if this process dies; renewed every third of it."""
 
@@ -57,7 +55,7 @@ class WorkerUpdate:
     error: str | None = None
     """Reason why it does not serve the version."""
     is_fenced: bool = False
-    """True if it serves no session until it catches up."""
+    """True until it catches up and serves again."""
 
 
 @dataclass(slots=True)
@@ -71,8 +69,6 @@ class ServerUpdate:
 
 @dataclass(slots=True)
 class UpdateReport:
-    """Course of an update."""
-
     version: int
     mode: PauseMode
     workers: tuple[WorkerUpdate, ...] = ()
@@ -83,7 +79,6 @@ class UpdateReport:
     seconds: dict[UpdateStep, float] = field(default_factory=dict)
 
     def note(self, step: UpdateStep, error: str) -> None:
-        """Record an engine error."""
         self.engine_errors.setdefault(step, []).append(error)
 
     @property
@@ -93,12 +88,11 @@ class UpdateReport:
 
     @property
     def updated(self) -> tuple[WorkerUpdate, ...]:
-        """Workers that serve the version."""
         return tuple(worker for worker in self.workers if worker.error is None)
 
     @property
     def unsettled(self) -> tuple[WorkerUpdate, ...]:
-        """Workers in which the update broke off; paused until one succeeds."""
+        """Workers in which the update broke off, still paused."""
         return tuple(worker for worker in self.workers if is_unsettled(worker.weight_version))
 
     @property

@@ -1,4 +1,4 @@
-"""An ASGI application on its own socket, in the running loop, while a block runs."""
+"""An ASGI application on its own socket in the running loop."""
 
 import asyncio
 import socket
@@ -21,10 +21,7 @@ _POLL_S = 0.005  # uvicorn offers nothing to wait for, neither at its start nor 
 
 
 class EmbeddedServer(uvicorn.Server):
-    """uvicorn without signal handlers, which belong to the program around it, and without polling.
-
-    uvicorn checks ten times a second whether to end. This ends at once.
-    """
+    """uvicorn without signal handlers, which belong to the surrounding program."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -36,18 +33,18 @@ class EmbeddedServer(uvicorn.Server):
         self._ends.set()
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # declared as a generator upstream
-        """Leave signals alone."""
         return nullcontext()
 
     async def main_loop(self) -> None:
         """Update the date header every second, until the end."""
+        # uvicorn polls ten times a second for its end; this wakes at once.
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
                     await self._ends.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, give connections their grace period, then cancel their tasks."""
+        """Stop listening, give connections their grace period, cancel the rest."""
         state, loop = self.server_state, asyncio.get_running_loop()
         for server in self.servers:
             for listener in server.sockets:
@@ -70,7 +67,7 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class HangingUpServer(EmbeddedServer):
-    """Server that can end as if its process had been killed."""
+    """Server that can end like a killed process."""
 
     def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:
         super().__init__(
@@ -89,7 +86,6 @@ class HangingUpServer(EmbeddedServer):
         self.server_state = self._connections = connections
 
     def hang_up(self) -> None:
-        """Stop listening and reset every connection. Requests in progress go on."""
         self.force_exit = True
         self.end()
         self._connections.reset_all()
@@ -100,7 +96,7 @@ _Server = TypeVar("_Server", bound=EmbeddedServer)
 
 @asynccontextmanager
 async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_Server]:
-    """Serve at `listener` while the block runs; requests in progress end with it."""
+    """Serve at `listener` while the block runs."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(_START_S):

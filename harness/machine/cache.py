@@ -1,7 +1,7 @@
 """Cache of converted models, safe against crashes, bit rot and concurrent builds.
 
-A model is a folder with a manifest: its recipe, and the size and SHA-256 of every file. Folders are built beside their
-place and renamed when complete. A lock file per model admits one builder.
+A manifest holds a model's recipe and the size and SHA-256 of its files. Folders are renamed into place when complete. A
+lock file per model admits one builder.
 """
 
 import errno
@@ -34,7 +34,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """Yield an empty directory on `target`'s file system, then remove it. The caller holds the lock of `target`."""
+    """Yield an empty directory on `target`'s file system, then remove it. Needs the lock of `target`."""
     # A killed builder of the same target may have left its directory behind.
     prefix = f".{target.name}.staging-"
     for leftover in target.parent.glob(f"{prefix}*"):
@@ -47,7 +47,7 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def install(built: Path, target: Path, scratch: Path) -> None:
-    """Move `built` to `target` durably; an old `target` goes to `scratch`."""
+    """Move `built` to `target` durably, an old one to `scratch`."""
     for path in built.iterdir():
         sync(path)
     sync(built)
@@ -58,7 +58,6 @@ def install(built: Path, target: Path, scratch: Path) -> None:
 
 
 def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Write the manifest of `folder`."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     content = json.dumps({"recipe": dict(recipe), "files": files}, indent=2)
     (folder / MANIFEST).write_text(content + "\n", encoding="utf-8")
@@ -88,7 +87,6 @@ def is_intact(folder: Path, recipe: Mapping[str, Any], progress: FetchProgress) 
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -104,7 +102,6 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def storage_error(directory: Path, error: OSError) -> ModelError:
-    """Convert a failed write to a `ModelError`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")

@@ -1,28 +1,26 @@
-"""Clocks as parameters, so that hours pass at once in a test.
+"""Clocks as parameters, so that tests can skip hours.
 
-A machine's clock may be set while a process lives. So durations use `steady_time`, and timestamps the time of day.
+A machine's clock may be set meanwhile, so durations use `steady_time`, timestamps the time of day.
 """
 
 import time
 from typing import Protocol
 
 _COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Counts while the machine sleeps, where available."""
+"""Clock that counts during sleep, where available."""
 
 
 class Clock(Protocol):
-    """Unix time in seconds."""
-
     def __call__(self) -> float: ...
 
 
 def steady_time() -> float:
-    """Return Unix time, unaffected by setting the machine's clock."""
+    """Return Unix time that setting the clock does not change."""
     return _ZERO + time.clock_gettime(_COUNTER)
 
 
 def steady(clock: Clock) -> Clock:
-    """Return the clock for durations: `clock` itself if it was injected."""
+    """Return the clock for durations; an injected one stays."""
     return steady_time if clock is time.time else clock
 
 

@@ -1,8 +1,7 @@
 """Await foreign code for a bounded time.
 
-`within` trusts work to obey its cancellation. `attempt` does not: it leaves stubborn work running, and retrieves its
-exception later. `persist` retries, `work_through` limits concurrency, `to_the_end` shields from cancellation, `beside`
-runs work during a block.
+`within` trusts work to obey its cancellation, `attempt` does not. `persist` retries, `work_through` limits concurrency,
+`to_the_end` shields from cancellation, `beside` runs work during a block.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from harness.errors import HarnessError
 _T = TypeVar("_T")
 
 OBEY_S = 0.2
-"""Time for a call to obey its cancellation, at most its own limit."""
+"""Time for a cancelled call to end, at most its own limit."""
 
 _ATTEMPTS = 4  # of calls that hang
 _SHORTEST_ATTEMPT_S = 1.0
@@ -26,7 +25,7 @@ _LONGEST_PAUSE_S = 2.0
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
-    """Await `work`, and cancel it after `seconds`. Return True if it ended in time."""
+    """Await `work` for `seconds`, then cancel it. Return True if it ended in time."""
     try:
         async with asyncio.timeout(seconds):
             await work
@@ -36,7 +35,6 @@ async def within(seconds: float, work: Awaitable[object]) -> bool:
 
 
 async def await_any(*events: asyncio.Event) -> None:
-    """Return when one of `events` is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -47,7 +45,7 @@ async def await_any(*events: asyncio.Event) -> None:
 
 
 def bound_of_call(left_s: float) -> float:
-    """Return the limit of an `attempt` that must end in `left_s`, its cancellation included."""
+    """Return the limit of an `attempt` that must end in `left_s`."""
     return max(0.0, left_s - OBEY_S, left_s / 2)
 
 
@@ -92,7 +90,7 @@ async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name
 
 
 def last_result(state: RetryCallState) -> Any:
-    """Return the last attempt's result: a `retry_error_callback` of tenacity."""
+    """Return the last result: tenacity's `retry_error_callback`."""
     assert state.outcome is not None
     return state.outcome.result()
 
@@ -100,10 +98,7 @@ def last_result(state: RetryCallState) -> Any:
 async def work_through(
     items: Iterator[_T], work: Callable[[_T], Awaitable[object]], *, at_once: int, seconds: float
 ) -> bool:
-    """Do `work` for each of `items`, `at_once` at a time. Return True if all is done within `seconds`.
-
-    `items` may grow meanwhile. Raises what `work` raises.
-    """
+    """Do `work` for each of `items`, which may grow. Return True if done within `seconds`."""
 
     async def go_on() -> None:
         for item in items:
@@ -119,7 +114,7 @@ async def work_through(
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
-    """Return when `task` is over, in any way. Cancelling the caller does not cancel `task`."""
+    """Return when `task` is over. Cancelling the caller does not cancel it."""
     # Faster than `asyncio.wait`; each turn waits for two tasks.
     if task.done():
         return
@@ -137,7 +132,7 @@ async def ended(task: asyncio.Future[Any]) -> None:
 
 
 async def to_the_end(work: Awaitable[_T]) -> _T:
-    """Await `work`, which must bound itself, even if the caller is cancelled. Raise the cancellation afterwards."""
+    """Await self-limiting `work` even if cancelled. Raise the cancellation afterwards."""
     task = asyncio.ensure_future(work)
     cancellation: asyncio.CancelledError | None = None
     while not task.done():
@@ -152,10 +147,7 @@ async def to_the_end(work: Awaitable[_T]) -> _T:
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, object], *, name: str) -> AsyncIterator[None]:
-    """Run `work` during the block, then cancel it and await its end.
-
-    Raises what `work` raises, unless the caller is cancelled.
-    """
+    """Run `work` during the block, then cancel and await it. Raises its error, unless cancelled."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(read_end)  # it may have failed while the caller is cancelled
     is_cancelled = False
@@ -172,11 +164,10 @@ async def beside(work: Coroutine[Any, Any, object], *, name: str) -> AsyncIterat
 
 
 def not_in_time(seconds: float) -> str:
-    """Describe a missed deadline."""
     return f"did not answer within {seconds:.3g} s"
 
 
 def read_end(task: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of an abandoned task, so that asyncio does not report it."""
+    """Retrieve an abandoned task's exception, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

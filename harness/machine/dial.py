@@ -1,7 +1,6 @@
-"""Connect to a server by name, trying each of its addresses.
+"""Connect to a server by name, trying each address.
 
-A silent address, such as an IPv6 behind a firewall, costs only its share of the time. The last one that answered comes
-first.
+A silent address, such as a firewalled IPv6, costs only its share of the time. The last one that answered comes first.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
-"""Time to connect, for all addresses together."""
+"""Time to connect, over all addresses."""
 
 _KEPT_S = 10.0  # a name may resolve to other addresses later
 
@@ -21,7 +20,7 @@ _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
 class DialedAddress:
-    """Scheme, name and port of `url`, and the addresses of the name."""
+    """Scheme, name, port and addresses of `url`."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
@@ -32,10 +31,7 @@ class DialedAddress:
         self._resolving = asyncio.Lock()
 
     async def connect(self, make: Callable[[], _P]) -> _P:
-        """Connect a protocol from `make`.
-
-        Raises the last `OSError` or `TimeoutError`, and `ValueError` for a bad port.
-        """
+        """Connect a protocol. Raises the last `OSError` or `TimeoutError`, and `ValueError` for a bad port."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + CONNECT_S
         port = self._url.port or (80 if self._tls is None else 443)

@@ -1,4 +1,4 @@
-"""Files that survive power cuts, typed disk errors, and safe reads of agents' files."""
+"""Durable files, typed disk errors, and safe reads of agents' files."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def disk_full(path: Path) -> StoreFull:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's names, to disk. Raises `OSError`."""
+    """Flush a file or folder to disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -45,10 +45,8 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 file that replaces `path` if the block succeeds. Raises `OSError`.
-
-    Concurrent writers have separate files; the last one wins.
-    """
+    """Yield a UTF-8 file that replaces `path` if the block succeeds. Raises `OSError`."""
+    # A file per writer: the last one wins.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with scratch.open("x", encoding="utf-8", newline="\n") as file:
@@ -59,7 +57,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def open_left_behind(path: Path) -> BinaryIO:
-    """Open a regular file left by an agent. Raises `OSError`."""
+    """Open an agent's regular file. Raises `OSError`."""
     # A link may lead to files that the agent cannot read, and a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

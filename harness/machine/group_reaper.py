@@ -1,8 +1,7 @@
 """The program behind `Watchdog`: kills process groups whose owner is gone.
 
-Runs as `python -I -S group_reaper.py PARENT_PID`. Standard library only, so that it starts in milliseconds. Reads
-`+PGID` and `-PGID` lines from standard input. At its end, or when the parent is gone (a fork may keep the pipe open),
-every registered group gets SIGTERM, a grace period, and SIGKILL.
+Runs as `python -I -S group_reaper.py PARENT_PID`; standard library only, for a fast start. Reads `+PGID` and `-PGID`
+lines until the end of input or of the parent (a fork may keep the pipe open).
 """
 
 import os
@@ -17,14 +16,13 @@ PARENT_CHECK_S = 1.0
 
 
 def main(parent: int) -> None:
-    """Follow the registrations of `parent`, then end what is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_groups(follow(parent))
 
 
 def follow(parent: int) -> set[int]:
-    """Return the groups registered when the input ends or `parent` is gone."""
+    """Return the groups registered at the end."""
     groups: set[int] = set()
     pending = b""
     while os.getppid() == parent:
@@ -45,7 +43,7 @@ def register(groups: set[int], line: bytes) -> None:
 
 
 def end_groups(groups: set[int]) -> None:
-    """Send SIGTERM, and after the grace period SIGKILL."""
+    """Send SIGTERM, then SIGKILL after the grace period."""
     deadline = time.monotonic() + GRACE_S
     alive = {group for group in groups if send(group, signal.SIGTERM)}
     while alive and time.monotonic() < deadline:
@@ -56,7 +54,7 @@ def end_groups(groups: set[int]) -> None:
 
 
 def send(group: int, number: int) -> bool:
-    """Signal `group`. Return False if it has no process left."""
+    """Signal `group`. Return False if it is gone."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

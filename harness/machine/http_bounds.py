@@ -5,15 +5,13 @@ lines, at any pace, and holds an unread answer forever. Here
 
 - connections are counted, to leave descriptors for engines and the store; idle ones make room first;
 - header lines and chunk framing are counted and bounded;
-- the head and body of a request must arrive in time; afterwards the rest is discarded for a moment only;
+- head and body must arrive in time; the rest is discarded for a moment only;
 - an answer must be read in time, or the connection is reset;
-- requests do not overlap: one that comes before the last answer is not read, and the connection ends with that
-  answer (uvicorn queues it, stops reading, and only notifies the last one when the client leaves);
-- an offer of another protocol is declined and the request served (Java's client offers HTTP/2 with its first request;
-  uvicorn's parser would take the body for that protocol).
+- a request before the last answer is not read, and ends the connection after that answer;
+- an offer of another protocol is declined and the request served.
 
-One periodic check covers all connections of a server. The reader bounds a whole body (`server.wire.read_body`); here
-only a stalled one ends.
+One periodic check covers all connections. The reader bounds a whole body (`server.wire.read_body`); here only a stalled
+one ends.
 """
 
 import asyncio
@@ -32,7 +30,7 @@ from uvicorn.server import ServerState
 from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooMany, TooSlow
 
 FRAMING_BYTES = 1 << 20
-"""Limit of a request's head, and of its chunk framing."""
+"""Limit of a request's head and framing."""
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)  # uvicorn warns of each malformed request, which its answer already counts
@@ -47,19 +45,17 @@ _NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, discarding unsent and unr
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Limits of connections, each and together."""
-
     connections: int
-    """Open at once. The next one is reset, unless an idle one can be closed."""
+    """Open at once. The next is reset, unless an idle one can be closed."""
     header_bytes: int
-    """First line and header lines of a request together."""
+    """First line and header lines together."""
     header_lines: int
     header_s: float
-    """For the head to arrive, from its first byte."""
+    """Time for the head, from its first byte."""
     body_s: float
-    """Without progress of a body that is being read."""
+    """Time without progress of a body being read."""
     write_s: float
-    """Without progress of a client that reads."""
+    """Time without progress of the client's reading."""
 
 
 class ServerConnections(ServerState):
@@ -71,12 +67,11 @@ class ServerConnections(ServerState):
         super().__init__()
         self.bounds = bounds
         self.answer = answer
-        """Answers, and counts, requests that no application sees."""
+        """Function that answers, and counts, requests that no application sees."""
         self.idle: dict[BoundedProtocol, None] = {}
-        """Connections waiting for another request, longest idle first."""
+        """Connections between requests, longest idle first."""
 
     async def watch_for_ever(self) -> None:
-        """End connections whose time is over."""
         loop = asyncio.get_running_loop()
         shortest_s = min(self.bounds.header_s, self.bounds.body_s, self.bounds.write_s)
         while True:
@@ -86,7 +81,7 @@ class ServerConnections(ServerState):
                     connection.look(loop.time())
 
     def close_idle(self) -> bool:
-        """Close the longest idle connection that has its whole answer. Return False if there is none."""
+        """Close the longest idle connection with its whole answer. Return False if none."""
         for connection in self.idle:
             if not connection.transport.get_write_buffer_size():
                 del self.idle[connection]
@@ -95,7 +90,6 @@ class ServerConnections(ServerState):
         return False
 
     def reset_all(self) -> None:
-        """Reset every connection, and every later one."""
         self.are_reset = True
         for connection in list(self.connections):
             _reset(connection.transport)
@@ -107,14 +101,12 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol within the bounds of its `ServerConnections`.
+    """uvicorn's HTTP protocol within the bounds of its `ServerConnections`."""
 
-    The parser does not report how many bytes it consumed. So all arriving bytes are counted, and body bytes, which it
-    hands out during `super().data_received`, are subtracted. The rest is framing. Counts restart with each request.
-    """
-
+    # The parser does not report how many bytes it consumed. So all arriving bytes are counted, and body bytes, which it
+    # hands out during `super().data_received`, are subtracted. The rest is framing. Counts restart with each request.
     was_let_go = False
-    """True if reset because the client did not read its answer."""
+    """True if reset because the client did not read."""
     _server: ServerConnections
     _error: RequestError | None = None
     _is_deaf = False  # no more input is read
@@ -127,7 +119,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
-        """Admit the connection, or reset it."""
         super().connection_made(transport)
         self.logger = _log
         assert isinstance(self.server_state, ServerConnections)
@@ -147,7 +138,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse `data`, and end the connection if its framing is too large."""
         if self._arrives_since is None and not self._is_deaf:
             data = data.lstrip(b"\r\n")  # some clients put a line end behind a body: it begins nothing
             if not data:
@@ -167,7 +157,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except HttpParserUpgrade as offer:
             if self._get_upgrade() in _REFUSED:
                 return
-            # Parse the head again, without the offer.
+            # Java's client offers HTTP/2 with its first request, and uvicorn's parser would take the body for that
+            # protocol. So parse the head again, without the offer.
             head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
             self.parser = HttpRequestParser(self)
@@ -182,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.parser.should_upgrade() and self._get_upgrade() not in _REFUSED
 
     def on_message_begin(self) -> None:
-        """Begin a request. One before the last answer is an error."""
+        # uvicorn would queue it, stop reading, and notify only the last one when the client leaves.
         if self._is_answering():
             raise MalformedRequest("expected no request before the answer to the last one")
         super().on_message_begin()
@@ -191,12 +182,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
-        """Count a piece of the first line."""
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header line."""
         self._head_bytes += len(name) + len(value) + len(": \r\n")
         self._header_lines += 1
         self._bound_head(self._head_bytes)
@@ -206,7 +195,6 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the body, if any."""
         if self._offers_other_protocol:
             return
         self._is_in_head = False
@@ -214,13 +202,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a piece of the body; its reader bounds the length."""
         self._has_moved = True
         self._beside_body_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
         if self._offers_other_protocol:
             return
         self._arrives_since = self._ends_at = None
@@ -230,14 +216,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._note_idle()
 
     def on_response_complete(self) -> None:
-        """End the answer, possibly before its request has ended."""
         super().on_response_complete()
         if self._arrives_since is not None and not self._is_deaf:
             self._ends_at = self.loop.time() + _LINGER_S
         self._note_idle()
 
     def send_400_response(self, msg: str) -> None:
-        """Stop reading. Answer, unless a complete request still waits for its own answer."""
+        """Stop reading. Answer, unless a complete request waits for its own answer."""
         self._is_deaf = True
         if self._is_answering() and not self.cycle.more_body:
             self.cycle.keep_alive = False

@@ -1,6 +1,6 @@
-"""Environment variables that other programs inherit: a short allowlist, since the rest may be API keys and tokens.
+"""Environment variables for other programs: an allowlist, since the rest may be secrets.
 
-Installers (uv, pip, npm) also get the settings of their package indexes, credentials included, and of compilers.
+Installers (uv, pip, npm) also get settings of package indexes, with credentials, and of compilers.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ _INSTALLER_PREFIXES = ("UV_", "PIP_", "npm_config_", "NPM_CONFIG_", "GIT_", "CAR
 
 
 def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables for any program; credentials in URLs stay."""
+    """Select the variables for any program."""
     return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
 
 
 def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables for installers, without our own `VIRTUAL_ENV`."""
+    """Select the variables for installers, without `VIRTUAL_ENV`."""
     return for_programs(environ) | {
         name: value
         for name, value in environ.items()

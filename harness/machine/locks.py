@@ -1,4 +1,4 @@
-"""File locks. The operating system releases a dead process's lock, so none is ever stale."""
+"""File locks. The operating system releases a dead process's lock."""
 
 import asyncio
 import fcntl
@@ -11,7 +11,7 @@ _POLL_S = 0.2
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Lock the open `file` until it is closed. Return False if another process has it."""
+    """Lock `file` until it is closed. Return False if it is taken."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -21,7 +21,7 @@ def try_lock(file: IO[bytes]) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold the lock file at `path`; blocks. Calls `on_wait` once if it has to wait."""
+    """Hold the lock file at `path`; blocks while it is taken, after calling `on_wait`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):
@@ -32,7 +32,7 @@ def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Itera
 
 @asynccontextmanager
 async def hold_lock_async(path: Path, on_wait: Callable[[], object]) -> AsyncIterator[None]:
-    """Do as `hold_lock`, while the loop goes on."""
+    """Hold a lock while the loop goes on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):

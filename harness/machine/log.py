@@ -1,7 +1,7 @@
 """Structured events: structlog in front of `logging`, below the name `harness`.
 
-The embedding program configures handlers; without one nothing is written. As text an event is one line, `turn_ended
-end=drained turn=3`. `structlog.configure` is not used: it belongs to the embedding program.
+The embedding program configures handlers. As text an event is one line, `turn_ended end=drained turn=3`.
+`structlog.configure` is left to that program.
 """
 
 import logging
@@ -37,8 +37,6 @@ _bound: ContextVar[Mapping[str, Any]] = ContextVar("harness_log_values")  # one 
 
 
 class LoggedEvent:
-    """Message of a record: `values` with the event's name, rendered lazily."""
-
     __slots__ = ("values",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -60,13 +58,12 @@ def get_logger(name: str) -> "FilteringBoundLogger":
 
 
 def bind(**values: Any) -> None:
-    """Add `values` to every event of this context and its later copies."""
+    """Add `values` to every event of this context and later copies."""
     _bound.set({**_bound.get({}), **values})
 
 
 @contextmanager
 def bound(**values: Any) -> Iterator[None]:
-    """Add `values` to every event of the block."""
     token = _bound.set({**_bound.get({}), **values})
     try:
         yield

@@ -9,7 +9,7 @@ _YOUNG_OBJECTS = 10_000
 
 
 def settle() -> None:
-    """Exclude existing objects from garbage collection, return freed memory, and start the collector."""
+    """Freeze existing objects, return freed memory, and start the garbage collector."""
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     gc.enable()

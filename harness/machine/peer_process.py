@@ -1,14 +1,14 @@
 """The process behind a TCP connection between two sockets of this machine, from `/proc`.
 
 Ports identify the client's socket (`/proc/net/tcp`, `tcp6`), and that its owner (`/proc/PID/fd`), the eldest of forks
-that share it. A *program* is the running file and, for an interpreter, the script, without arguments; inline code
-(`-c`) as a digest. A fork or `multiprocessing` child counts as its parent's program.
+that share it. A *program* is the file and, for an interpreter, the script, without arguments; inline code as a digest.
+Forks and `multiprocessing` children count as their parent's program.
 
-Invisible are clients on other machines, in other namespaces, of other users unless we are root, or with
-`PR_SET_DUMPABLE` off. A process can forge its script, but not its file, start and ancestors.
+Invisible are clients of other machines, namespaces or users, or with `PR_SET_DUMPABLE` off. A process can forge its
+script, but not its file, start and ancestors.
 
-Runs as `python -I -S peer_process.py PARENT_PID`, standard library only: in the server, each of thousands of system
-calls would wait for the interpreter lock.
+Runs as `python -I -S peer_process.py PARENT_PID`, standard library only: in the server, thousands of system calls would
+each wait for the interpreter lock.
 """
 
 import json
@@ -39,25 +39,21 @@ _CHILD = re.compile(r"from multiprocessing\.(spawn|forkserver) import (\w+); \2\
 
 
 class Ends(NamedTuple):
-    """A connection, as its server sees it."""
-
     client: str
     client_port: int
     server: str
     server_port: int
     likely: int = 0
-    """Process to check first; 0 for none."""
+    """Process to check first, or 0."""
 
     @property
     def is_local(self) -> bool:
-        """True if both ends are on this machine: loopback, or one address."""
+        """True if both ends are on this machine."""
         client = _packed(self.client)
         return client == _packed(self.server) or client[:1] == b"\x7f"
 
 
 class PeerProcess(NamedTuple):
-    """Identity of a process."""
-
     id: str
     """Process id, and clock ticks from boot to start."""
     program: str
@@ -203,7 +199,7 @@ def _digest(text: str) -> str:
 
 
 def main(parent: int) -> None:
-    """Answer lines of `Ends` until the input ends or `parent` is gone."""
+    """Answer lines of `Ends` until the input or `parent` ends."""
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], PARENT_CHECK_S)[0]:
             line = sys.stdin.readline()  # the only one: the next one comes after its answer

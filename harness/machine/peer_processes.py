@@ -1,6 +1,6 @@
-"""Look up processes behind connections in a helper process (`peer_process.py`), beside the event loop.
+"""Lookup of processes behind connections in a helper process (`peer_process.py`).
 
-Questions that arrive during a lookup are batched into the next. A killed helper is restarted.
+Questions during a lookup join the next. A killed helper is restarted.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from harness.machine import peer_process
 from harness.machine.peer_process import Ends, PeerProcess
 
 LOOK_S = 5.0
-"""Time limit of a lookup; a process stuck in the kernel finds nothing."""
 
 _SOCKETS = Path("/proc/net/tcp")
 _answers = msgspec.json.Decoder(list[PeerProcess | None])
@@ -29,12 +28,10 @@ _answers = msgspec.json.Decoder(list[PeerProcess | None])
 class Peer:
     ends: Ends
     process: asyncio.Future[PeerProcess | None] | None = None
-    """Result of the lookup; None before the first request."""
+    """Result, or None before the first request."""
 
 
 class PeerProcesses:
-    """Processes behind one server's connections."""
-
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="peer-processes")
         self._waiting: list[tuple[Ends, asyncio.Future[PeerProcess | None]]] = []
@@ -42,12 +39,11 @@ class PeerProcesses:
         self._program: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
-        """Start the helper early, so that the first client does not wait."""
         if _SOCKETS.exists():
             self._executor.submit(self._ask, [])
 
     def find(self, ends: Ends) -> asyncio.Future[PeerProcess | None]:
-        """Begin to look up a client's process; the result is None if invisible."""
+        """Begin to look up a client's process; the result may be None."""
         found: asyncio.Future[PeerProcess | None] = asyncio.get_running_loop().create_future()
         if self._is_closed or not ends.is_local or not _SOCKETS.exists():
             found.set_result(None)
@@ -58,7 +54,6 @@ class PeerProcesses:
         return found
 
     async def close(self) -> None:
-        """Answer nothing more, and end the helper."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._executor, self._stop)
         self._executor.shutdown(wait=False)

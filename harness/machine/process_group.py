@@ -1,8 +1,8 @@
 """Process groups: members that still run, and zombies.
 
-An ended process stays in its group as a zombie until its parent waits for it, and signals to the group still reach it.
-Orphans get a new parent, such as a container's first process. If that is us, `reap` waits for them; if it never waits
-(`sleep`), zombies stay forever. So a group of zombies counts as gone, if there is a `/proc`.
+An ended process stays in its group as a zombie until its parent waits for it. Orphans get a new parent, such as a
+container's first process. If that is us, `reap` waits for them; if it never waits (`sleep`), zombies stay forever. So a
+group of zombies counts as gone, if there is a `/proc`.
 """
 
 import os
@@ -25,11 +25,10 @@ class ProcessStat:
     group: int
     threads: int
     started: int
-    """Clock ticks from boot to start."""
 
     @property
     def has_ended(self) -> bool:
-        """True for a zombie without threads; one whose threads still exit holds its port."""
+        """True for a zombie; one with threads left holds its port."""
         return self.state == "Z" and self.threads <= 1
 
 
@@ -44,7 +43,6 @@ def stat_of(pid: int) -> ProcessStat:
 
 
 def running_members(group: int) -> dict[int, ProcessStat]:
-    """Return running processes of `group` by id; scans every process."""
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -56,7 +54,7 @@ def running_members(group: int) -> dict[int, ProcessStat]:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Signal a group. Return False if it has no process left, zombies included."""
+    """Signal a group. Return False if it has no process, zombies included."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -65,7 +63,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def end_group(group: int, *, grace_s: float) -> None:
-    """Send SIGTERM to `group`, SIGKILL after `grace_s`, and block until it is gone."""
+    """Send SIGTERM, SIGKILL after `grace_s`, and block until `group` is gone."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
         signal_group(group, number)
         deadline = time.monotonic() + wait_s
@@ -76,11 +74,8 @@ def end_group(group: int, *, grace_s: float) -> None:
 
 
 def is_gone(group: int) -> bool:
-    """Return True if no process of `group` runs, and reap its orphans.
-
-    The caller must have awaited the leader, or this takes its exit code.
-    """
-    reap(group)
+    """Return True if no process of `group` runs, and reap its orphans."""
+    reap(group)  # takes the leader's exit code too, unless the caller has awaited it
     return not signal_group(group, 0) or (_PROC.is_dir() and not running_members(group))
 
 

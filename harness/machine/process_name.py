@@ -1,6 +1,6 @@
-"""Process identity, and processes held back until they are recorded.
+"""Process identity, and processes held back until recorded.
 
-Process ids are reused. So a process is identified by id, start tick and boot, and only a matching one is signaled.
+Process ids are reused, so id, start tick and boot identify a process, and only a match is signaled.
 """
 
 import os
@@ -14,25 +14,24 @@ from typing import NamedTuple
 from harness.machine.process_group import running_members, stat_of
 
 WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
-"""Shell program that becomes its arguments' command on a line of input, and exits at end of input."""
+"""Shell program that runs its arguments on a line of input, and exits at end of input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """Unique name of a process on this machine."""
+    """Unique name of a process."""
 
     pid: int
     started: int
-    """Clock ticks from boot to start."""
     boot: str
 
     @classmethod
     def of(cls, pid: int) -> "ProcessName":
-        """Return the name of a running process. Raises `ProcessLookupError`."""
+        """Return a process's name. Raises `ProcessLookupError`."""
         return cls(pid, stat_of(pid).started, _boot())
 
     def is_alive(self) -> bool:
-        """Return True while this process runs; a zombie does not."""
+        """Return True while this process runs."""
         try:
             stat = stat_of(self.pid)
         except ProcessLookupError:
@@ -40,25 +39,21 @@ class ProcessName:
         return (stat.started, _boot()) == (self.started, self.boot) and not stat.has_ended
 
     def is_in(self, group: int) -> bool:
-        """Return True if this process runs and belongs to `group`."""
         with suppress(ProcessLookupError):
             return self.is_alive() and stat_of(self.pid).group == group
         return False
 
 
 class HeldProcess(NamedTuple):
-    """First process of a group, not yet running its program."""
+    """First process of a group, before its program."""
 
     pid: int
     gate: int
-    """Descriptor; a line starts the program, closing it ends the process."""
+    """Descriptor; a line starts the program, closing ends it."""
 
 
 def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path) -> HeldProcess:
-    """Start a process, in its own session and group, that will run `command`, logging to `log`.
-
-    The caller closes the gate.
-    """
+    """Start a process, in its own session and group, held before `command`. The caller closes the gate."""
     start_line, gate = os.pipe()
     try:
         actions = (
@@ -79,7 +74,6 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
 
 
 def members(group: int) -> list[ProcessName]:
-    """Return the running processes of `group`."""
     return [ProcessName(pid, stat.started, _boot()) for pid, stat in running_members(group).items()]
 
 

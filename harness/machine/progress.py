@@ -8,7 +8,7 @@ class FetchPhase(StrEnum):
     """Phases, in order."""
 
     WAIT = "wait"
-    """Another process is fetching the same model."""
+    """Another process fetches the model."""
     VERIFY = "verify"
     """Checking files in the cache."""
     DOWNLOAD = "download"
@@ -17,7 +17,7 @@ class FetchPhase(StrEnum):
 
 
 class FetchProgress(Protocol):
-    """Callback of the fetching thread; must return quickly and not raise."""
+    """Callback of the fetching thread: quick, and never raising."""
 
     def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
         """Report `done` of `total` bytes; `total` is 0 if unknown."""

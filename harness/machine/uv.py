@@ -1,7 +1,6 @@
-"""Run uv and other installers.
+"""uv and other installers.
 
-Building a package runs its code, so installers get only the variables that they need, and no token of ours. No
-installer outlives the process that waits for it.
+Building a package runs its code, so installers get no token of ours. None outlives the process that waits for it.
 """
 
 import asyncio
@@ -25,29 +24,25 @@ _TAIL_LINES = 25
 
 
 class Ended(NamedTuple):
-    """A program that has ended."""
-
     code: int
     output: str
-    """Standard output."""
     messages: str
-    """Standard error."""
 
 
 def pip_command() -> list[str]:
-    """Return a pip command for this interpreter: its own, or uv's if it has none."""
+    """Return a pip command for this interpreter: its own, or uv's."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     return [uv.find_uv_bin(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
 
 
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
-    """Return uv's output, stripped. Raises `failure`, with the end of its messages, or `LaneError` for a timeout."""
+    """Return uv's output, stripped. Raises `failure`, or `LaneError` for a timeout."""
     return _require_success(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
 
 
 def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
-    """Do as `run_uv`, without an event loop."""
+    """Do as `run_uv`, without a loop."""
     command = [uv.find_uv_bin(), *arguments]
     environment = for_installers(os.environ)
     try:
@@ -58,7 +53,6 @@ def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
 
 
 async def try_uv(*arguments: str, deadline_s: float) -> Ended:
-    """Run uv to its end."""
     return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
 
 

@@ -1,8 +1,8 @@
-"""Kill agents when the harness dies, even by `kill -9`.
+"""Watchdog that kills agents when the harness dies, even by `kill -9`.
 
-A small process per manager (`group_reaper.py`) learns every agent's process group through a pipe. The kernel closes the
-pipe when the harness dies, and the watchdog kills the groups still registered. Bytes in the pipe outlive their writer,
-so a registration needs no answer. A process that leaves its group (`setsid`) escapes.
+A process per manager (`group_reaper.py`) learns every agent's process group through a pipe, which the kernel closes
+when the harness dies. Bytes in the pipe outlive their writer, so a registration needs no answer. A process that leaves
+its group (`setsid`) escapes.
 """
 
 import asyncio
@@ -26,15 +26,12 @@ _log = get_logger(__name__)
 
 
 class Watchdog:
-    """The watchdog process and the groups that it watches."""
-
     def __init__(self) -> None:
         self._groups: set[int] = set()
         self._start()
 
     @property
     def pid(self) -> int:
-        """Process id of the watchdog."""
         return self._process.pid
 
     def watch(self, group: int) -> None:
@@ -43,12 +40,11 @@ class Watchdog:
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Forget `group`, which is gone: its number may be reused."""
+        """Forget `group`: its number may be reused."""
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
     async def close(self) -> None:
-        """End the watchdog and every group still registered."""
         self._at_loss.detach()
         _close_input(self._process)
         try:

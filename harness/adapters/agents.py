@@ -1,4 +1,4 @@
-"""The agent that a trainer's option names: a program, or an importable function."""
+"""The agent of a trainer's option: a program or function."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,26 +13,25 @@ from harness.types import Json
 AGENT_RESULT = "agent_result"
 """Metadata key of a program's result.
 
-The model can write that file, so it sets no reward or other metadata unless the trainer trusts the program.
+The model can write it, so it sets no reward unless the trainer trusts the program.
 """
 
 LoadFunction = Callable[[Any], Any]
-"""Function that resolves a dotted path as the framework does; None for None."""
+"""Function that resolves a dotted path as the framework does."""
 
 AGENT_METADATA = "agent"
-"""Metadata key of the object whose items a program may see.
+"""Metadata key of the object that programs may see.
 
-A program acts for the model, which must not read the answer there. Functions see everything.
+A program acts for the model, which must not read the answer.
 """
 
 
 def is_script(name: str) -> bool:
-    """Return True if `name` ends as the path of a script or profile."""
     return name.endswith((".py", ".toml"))
 
 
 def find_script(name: str, option: str) -> Path:
-    """Return the bundled agent `name`, or the script at that path. Raises `AdapterError` naming `option`."""
+    """Return a bundled agent or script. Raises `AdapterError` naming `option`."""
     script = Path(name)
     try:
         script = script if is_script(name) else bundled_agent(name)
@@ -55,7 +54,7 @@ def find_function(path: str | None, option: str, load: LoadFunction) -> Callable
 
 
 def stated_number(value: object) -> float | None:
-    """Return a finite number from an agent's result, else None."""
+    """Return a finite number, else None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None  # type: ignore[arg-type]  # a number, as of the line above
 
@@ -63,7 +62,7 @@ def stated_number(value: object) -> float | None:
 def stated_reward(rollout: Rollout) -> float | None:
     """Return the `reward` in the agent's result, or None if the rollout was cut short.
 
-    Raises `AdapterError` if the agent ended by itself without one: it would never state any.
+    Raises `AdapterError` if the agent ended by itself without one.
     """
     stated = (rollout.agent_result or {}).get("reward")
     reward = stated_number(stated)
@@ -73,7 +72,7 @@ def stated_reward(rollout: Rollout) -> float | None:
 
 
 def program_metadata(metadata: Mapping[str, Any], place: str) -> Json:
-    """Return the metadata that a program may see. Raises `AdapterError` naming `place` unless it is an object."""
+    """Return a program's metadata. Raises `AdapterError` naming `place` unless it is an object."""
     given = metadata.get(AGENT_METADATA, {})
     if not isinstance(given, dict):
         raise AdapterError(f"{place}[{AGENT_METADATA!r}]: expected an object, got {type(given).__name__}")

@@ -1,8 +1,4 @@
-"""Rollouts for trainers that create a plug-in per call or sample and never signal the end.
-
-Plug-ins keep no state: those of one loop with equal settings share a manager and a connection. State of a closed loop
-is dropped.
-"""
+"""Rollouts for trainers that create a plug-in per call and never signal the end."""
 
 import asyncio
 import os
@@ -32,7 +28,7 @@ class EpisodeSettings:
 
     server: SessionServerAddress
     agent: AgentFunction | str
-    """Function, dotted path, bundled program's name, or path of a script or profile."""
+    """Function, dotted path, bundled program, script or profile."""
     agent_env: tuple[tuple[str, str], ...] = ()
     deadline_s: float = DEADLINE_S
     matching: tuple[str, ...] | None = None
@@ -40,7 +36,7 @@ class EpisodeSettings:
     workdir: Path | None = None
     """Folder that keeps rollout directories; None deletes them."""
     trust_agent_result: bool = False
-    """True if a program's result may state the reward, although the model can write it."""
+    """True if a program's result may state the reward."""
 
     @classmethod
     def read(
@@ -54,7 +50,7 @@ class EpisodeSettings:
         workdir: str | None = None,
         trust_agent_result: bool = False,
     ) -> Self:
-        """Build settings with the environment's admin token. Raises `AdapterError` for a missing agent."""
+        """Build settings. Raises `AdapterError` for a missing agent."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
@@ -65,7 +61,7 @@ class EpisodeSettings:
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
 
     def require_trusted(self, instead: str) -> None:
-        """Raise `AdapterError` if the agent is a program whose result is not trusted."""
+        """Raise `AdapterError` for a program whose result is not trusted."""
         if isinstance(self.find_agent(), Path) and not self.trust_agent_result:
             raise AdapterError(
                 "agent: the model can write a program's result, so it states no reward;"
@@ -73,7 +69,7 @@ class EpisodeSettings:
             )
 
     def find_agent(self) -> Path | AgentFunction:
-        """Return the script or function. Raises `AdapterError` if missing."""
+        """Return the script or function. Raises `AdapterError`."""
         if not isinstance(self.agent, str):
             return self.agent
         if "." not in self.agent or is_script(self.agent):
@@ -102,12 +98,12 @@ class Episodes:
 
         Args:
             prompt: Start of the conversation.
-            metadata: Row of the data set. A function gets all of it, a program only the items in its `agent` object.
+            metadata: Row of the data set. A program gets only the items in its `agent` object.
             sampling_params: SGLang's parameters.
             most_tokens: Limit of the session's sequence, prompt included.
-            selection: Which samples; None takes the agent profile's choice, for trainers that accept several.
+            selection: Choice of samples; None takes the agent profile's.
 
-        Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open` does.
+        Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open`.
         """
         sampling = session_sampling(sampling_params)
         manager, agent = await self._sessions.open()
@@ -138,16 +134,14 @@ class Episodes:
         await self._sessions.close()
 
 
+# Plug-ins of one loop with equal settings share a manager and a connection.
 _open: dict[tuple[asyncio.AbstractEventLoop, EpisodeSettings], Episodes] = {}
 
 
 def episodes_of(
     settings: EpisodeSettings, register_end: Callable[[Callable[[], Awaitable[None]]], None] | None = None
 ) -> Episodes:
-    """Return the running loop's episodes for these settings.
-
-    `register_end` gets the cleanup function, for trainers that call such functions when their loop ends.
-    """
+    """Return the loop's episodes. `register_end` gets their cleanup function."""
     for place in [place for place in _open if place[0].is_closed()]:
         del _open[place]
     place = (asyncio.get_running_loop(), settings)
@@ -159,7 +153,7 @@ def episodes_of(
 
 
 async def close_episodes() -> None:
-    """Close everything opened in the running loop, for programs that outlive their trainer. Idempotent."""
+    """Close the running loop's episodes. Idempotent."""
     loop = asyncio.get_running_loop()
     for place in [place for place in _open if place[0] is loop]:
         await _open.pop(place).close()

@@ -29,20 +29,20 @@ NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 """Session's name and converter, by SGLang's name."""
 
 ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
-"""Parameters of SGLang's text output. A session keeps all tokens and decodes them itself."""
+"""Parameters of SGLang's text output, which sessions decode themselves."""
 
 FILTERS: Mapping[str, Callable[[Any], bool]] = {
     "top_p": lambda value: value < 1,
     "top_k": lambda value: value > 0,
     "min_p": lambda value: value > 0,
 }
-"""Parameters that filter tokens, and the values that do."""
+"""Parameters that filter tokens, and when."""
 
 FILTERED = "the loss takes ratios to rollout logprobs, and they are those of the unfiltered distribution"
 
 
 def is_filter(name: str, value: Any) -> bool:
-    """Return True if the parameter filters tokens; None means unset."""
+    """Return True if the parameter filters tokens."""
     return value is not None and FILTERS[name](value)
 
 
@@ -54,7 +54,7 @@ def require_unfiltered(params: Mapping[str, Any], owner: str) -> None:
 
 
 def session_sampling(params: Mapping[str, Any]) -> Json:
-    """Convert to a session's `sampling`. Raises `AdapterError` for an unknown parameter."""
+    """Convert to a session's `sampling`. Raises `AdapterError`."""
     sampling: Json = {}
     for name, value in params.items():
         if value is None or name in ABOUT_TEXT:

@@ -1,7 +1,6 @@
-"""A `SessionManager` in a trainer's loop, opened by the first rollout.
+"""A `SessionManager` in a trainer's loop.
 
-Trainers create plug-ins before any loop runs. So connection, manager and agent environment are made once, in the first
-rollout's loop, and retried after a failure. They work in that loop only.
+Trainers create plug-ins before any loop runs. So everything opens with the first rollout, and works in its loop only.
 """
 
 import asyncio
@@ -36,12 +35,12 @@ class OpenSessions(NamedTuple, Generic[_Function]):
 
 
 class TrainerSessions(Generic[_Function]):
-    """One session server and one agent.
+    """One session server, of this version, and one agent.
 
     Args:
-        server: Session server; must run this version of the harness.
-        find_agent: Returns the agent's script, profile or function; called on opening.
-        env: Added to a program's environment, over its profile's variables.
+        server: Session server.
+        find_agent: Returns the agent's script, profile or function.
+        env: Overrides a program's environment.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class TrainerSessions(Generic[_Function]):
     async def open(self) -> OpenSessions[_Function]:
         """Return the manager and its agent, opened once and retried after a failure.
 
-        Raises `SessionServerError` if the server does not answer, `AgentError` for a broken program, `AdapterError` for
-        a missing agent or a server of another version.
+        Raises `SessionServerError` for a silent server, `AgentError` for a broken program, `AdapterError` for a missing
+        agent or another version.
         """
         if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
             self._opening = asyncio.create_task(self._open(), name="adapter: open")
@@ -94,7 +93,7 @@ class TrainerSessions(Generic[_Function]):
 
 @asynccontextmanager
 async def rollout_directory(keep: Path | None, name: str) -> AsyncIterator[Path]:
-    """Yield a directory for one rollout, below `keep` or deleted afterwards."""
+    """Yield a directory for one rollout, below `keep` or temporary."""
     if keep is not None:
         yield keep / name
         return

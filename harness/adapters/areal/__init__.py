@@ -16,7 +16,7 @@ __all__ = ["SessionWorkflow", "close"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `SessionWorkflow`, importing AReaL on first use to register it."""
+    """Return `SessionWorkflow`, importing AReaL to register it."""
     if name != "SessionWorkflow":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from harness.adapters.areal.workflow import register_workflow

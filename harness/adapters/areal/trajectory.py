@@ -1,8 +1,4 @@
-"""AReaL trajectory columns and generation settings. Pure.
-
-Each column is as long as the sequence, with a value at its own token: AReaL shifts them itself. A token that no policy
-sampled has mask 0, logprob 0 and version -1.
-"""
+"""AReaL trajectory columns and generation settings. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,15 +18,17 @@ _ALL_TOKENS = 10**8
 
 
 def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
-    """Return the columns of one trajectory, shape [tokens]; [] for the reward and the repeat guard's signal.
+    """Return columns of shape [tokens]; [] for reward and the repeat guard's signal.
 
-    `version` is AReaL's count when the episode began, used where the engines' labels are no numbers.
+    AReaL's `version` replaces labels that are no numbers.
     """
     prompt = len(sample.tokens) - sample.response_length
 
     def whole(column: npt.NDArray[Any], value: float, dtype: type[np.generic]) -> npt.NDArray[Any]:
         return np.concatenate([np.full(prompt, value, dtype), column.astype(dtype)])
 
+    # Each column has a value at its own token: AReaL shifts them. A token that no policy sampled has mask 0, logprob 0
+    # and version -1.
     versions = count_versions(sample, version)
     return {
         "input_ids": np.array(sample.tokens, dtype=np.int32),
@@ -48,8 +46,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
 def sglang_params(gconfig: Any) -> Json:
     """Convert `GenerationHyperparameters` to SGLang's names.
 
-    Raises `AdapterError` for a parameter that sessions do not support, or that filters tokens: AReaL's loss takes
-    ratios to the rollout's logprobs.
+    Raises `AdapterError` for an unsupported parameter, or one that filters tokens.
     """
     # `n_samples` is ignored: AReaL calls once for each.
     for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:

@@ -1,4 +1,4 @@
-"""AReaL's workflow: run a rollout on a session server and return a trajectory."""
+"""AReaL's workflow over a session server."""
 
 import inspect
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ class SessionWorkflow:
     """A workflow for AReaL.
 
     Args:
-        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its admin token.
-        agent: An async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, its dotted path, a bundled
-            program's name, or a script's path.
+        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its token.
+        agent: An async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, its dotted path, a
+            bundled program's name, or a script's path.
         gconfig: AReaL's `GenerationHyperparameters`; None lets the agent choose.
-        options: `agent_env`, `deadline_s`, `matching`, `workdir`, `trust_agent_result`, as in `EpisodeSettings.read`.
+        options: See `EpisodeSettings.read`.
 
-    Raises `AdapterError` for a missing agent, unsupported generation settings, and a program whose result is not
-    trusted unless `score` is overridden.
+    Raises `AdapterError` for a missing agent, unsupported settings, and an untrusted program unless `score` is
+    overridden.
     """
 
     def __init__(self, session_server: str, agent: AgentFunction | str, gconfig: Any = None, **options: Any) -> None:
@@ -45,10 +45,9 @@ class SessionWorkflow:
         self._most_tokens: int | None = None if gconfig is None else gconfig.max_tokens
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run an episode. Return tensors of shape [1, tokens], or None, a rejection, if the rollout was cut short.
+        """Run an episode. Return tensors of shape [1, tokens], or None, a rejection, if it was cut short.
 
-        AReaL rejects the episode if this raises: `AdapterError` for data without `messages`, errors of `score`, and
-        `SessionServerError` or `AgentError`.
+        AReaL also rejects if this raises `AdapterError`, `SessionServerError` or `AgentError`.
         """
         import torch
         from areal import workflow_context
@@ -70,10 +69,7 @@ class SessionWorkflow:
         return {name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()}
 
     async def score(self, rollout: Rollout, data: Mapping[str, Any]) -> float | None:  # noqa: ARG002  # for overriders
-        """Return the reward that the agent stated; None rejects. Override for agents that state none.
-
-        Raises `AdapterError` if the agent ended by itself without one.
-        """
+        """Return the stated reward, None to reject. Override for agents that state none."""
         return stated_reward(rollout)
 
 

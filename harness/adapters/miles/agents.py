@@ -1,8 +1,4 @@
-"""The agent of a run, a function by miles' contract or a program of ours, and its task.
-
-By that contract `base_url` ends in the session's id, without `/v1`, and a function gets all of a sample's metadata. A
-program, which acts for the model, gets only `program_metadata`.
-"""
+"""The agent of a run, a function by miles' contract or a program of ours."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,7 +17,7 @@ MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 
 
 def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent:
-    """Return the script or function in the options. Raises `AdapterError` naming the option."""
+    """Return the script or function. Raises `AdapterError` naming the option."""
     if settings.agent is not None:
         return find_script(settings.agent, "--harness-agent")
     return find_function(settings.agent_function_path, "--custom-agent-function-path", load)
@@ -30,7 +26,7 @@ def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent
 def make_task(
     settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
-    """Make the task of a miles sample. Raises `AdapterError` for unsupported sampling parameters or metadata."""
+    """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
     sampling = session_sampling(sampling_params)
     place = {"index": sample.index, "group_index": sample.group_index}
     session: Json = {"sampling": sampling}
@@ -57,6 +53,7 @@ def _call_as_miles(agent: MilesAgent, settings: MilesSettings, sample: Any, samp
     # miles has no session keys, so the key travels in the metadata.
     bound = {} if settings.max_seq_len is None else {"max_seq_len": settings.max_seq_len}
 
+    # By miles' contract `base_url` ends in the session's id, without `/v1`, and a function gets all metadata.
     async def run(*, base_url: str, api_key: str, **_ours: Any) -> dict[str, Any] | None:
         place = {"session_server_id": urlsplit(base_url).netloc, "session_api_key": api_key}
         return await agent(

@@ -1,4 +1,4 @@
-"""Training columns: miles' own, plus the proximal policy's, one list per sample and as long as its response."""
+"""Training columns: miles' own, plus the proximal policy's, as long as each response."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,7 @@ COLUMNS = ("behavior_versions", "proximal_versions", "proximal_log_probs")
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
-    """Return miles' training data plus `COLUMNS`, for `--custom-convert-samples-to-train-data-path`.
-
-    Raises `AdapterError` for unsupported options and foreign samples.
-    """
+    """Return miles' training data plus `COLUMNS`. Raises `AdapterError` for unsupported options and foreign samples."""
     from miles.ray.rollout.train_data_conversion import convert_samples_to_train_data
     from miles.utils.misc import load_function
 
@@ -25,7 +22,7 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
 
 def proximal_columns(samples: Sequence[Any]) -> Json:
-    """Return `COLUMNS`. Raises `AdapterError` for a sample that `Generate` has not made, or whose length changed."""
+    """Return `COLUMNS`. Raises `AdapterError` for foreign or resized samples."""
     columns: Json = {name: [] for name in COLUMNS}
     for sample in samples:
         for name in COLUMNS:

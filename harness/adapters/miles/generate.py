@@ -1,7 +1,6 @@
-"""miles' generate function: run a rollout on a session server and return miles samples.
+"""miles' generate function over a session server.
 
-A failed rollout becomes an ABORTED sample. Only unsupported settings raise (`AdapterError`), since every sample would
-be wrong.
+A failed rollout becomes an ABORTED sample. Only unsupported settings raise.
 """
 
 import asyncio
@@ -38,10 +37,7 @@ class Generate:
     add_arguments = staticmethod(add_arguments)
 
     async def __call__(self, request: Any) -> Any:
-        """Convert a `GenerateFnInput` to a `GenerateFnOutput`: a list of samples, or one if required.
-
-        Raises `AdapterError` for unsupported settings.
-        """
+        """Convert a `GenerateFnInput` to a `GenerateFnOutput`. Raises `AdapterError` for unsupported settings."""
         from miles.rollout.base_types import GenerateFnOutput
         from miles.utils.misc import load_function
 
@@ -57,11 +53,11 @@ async def run_sample(
 
     Args:
         state: The framework's `GenerateState`: `args`, `tokenizer`, `aborted`.
-        sample: One of the framework's.
+        sample: The framework's sample.
         sampling_params: SGLang's parameters.
         load: Resolves a path as the framework does.
-        scoring: Path of the scoring function; called once for samples that share a reward.
-        is_one: True for an evaluation, which takes one sample.
+        scoring: Path of the scoring function.
+        is_one: True for an evaluation.
 
     Raises `AdapterError` for unsupported settings.
     """
@@ -79,15 +75,12 @@ async def run_sample(
 
 
 async def open_rollouts(state: Any, load: LoadFunction) -> None:
-    """Prepare rollouts of `state`, once.
-
-    Raises `SessionServerError`, `AgentError` or `AdapterError` if no rollout could run.
-    """
+    """Prepare rollouts, once. Raises `SessionServerError`, `AgentError` or `AdapterError`."""
     await _rollouts_of(state, load).open()
 
 
 async def abort(args: Any) -> None:
-    """End every rollout of the run with these `args`; agent modules export this for miles.
+    """End every rollout of a run; agent modules export this for miles.
 
     `Generate` notices miles' own abort 50 ms later.
     """
@@ -95,7 +88,7 @@ async def abort(args: Any) -> None:
 
 
 async def close(args: Any) -> None:
-    """End every rollout of the run with these `args`, and close what they use. Idempotent."""
+    """End every rollout of a run, and close what they use. Idempotent."""
     for rollouts in _rollouts_with(args):
         await rollouts.close()
     for state in [state for state in _of_state if state.args is args]:

@@ -1,7 +1,6 @@
-"""miles' rollout function, with the setup checked before any rollout runs.
+"""miles' rollout function, with the setup checked first.
 
-miles gives its arguments to a generate function only with the first sample. A setup error there costs every sample, and
-a step that filters them makes groups forever.
+miles gives arguments to a generate function only with the first sample, where an error costs every sample.
 """
 
 from typing import Any
@@ -15,10 +14,7 @@ GENERATE = "harness.adapters.miles.Generate"
 
 
 class RolloutFn:
-    """miles' `InferenceRolloutFn` for `--rollout-function-path`.
-
-    Its constructor raises `AdapterError`, naming the option, for settings that `Generate` refuses.
-    """
+    """miles' `InferenceRolloutFn`. Raises `AdapterError` for settings that `Generate` refuses."""
 
     def __init__(self, given: Any) -> None:
         args = given.args
@@ -34,10 +30,10 @@ class RolloutFn:
         self._miles = InferenceRolloutFn(given)
 
     async def __call__(self, given: Any) -> Any:
-        """Run miles' rollout function on this `RolloutFnInput`.
+        """Run miles' rollout function.
 
-        The first call raises if no rollout could run: `SessionServerError` if the server does not answer, `AgentError`
-        for a broken program, `AdapterError` for a server of another version. Later such failures cost single samples.
+        The first call raises if no rollout could run: `SessionServerError` for a silent server, `AgentError` for a
+        broken program, `AdapterError` for another version. Later failures cost single samples.
         """
         await open_rollouts(self._miles.state, self._load)
         return await self._miles(given)

@@ -1,10 +1,4 @@
-"""Rollouts of one miles `GenerateState`, in miles' own loop.
-
-To end a step, miles sets `state.aborted`, aborts every engine request, and waits. A cut turn would look like one of a
-weight update and continue. So while rollouts run the state is polled; on an abort their sessions drain for good, their
-requests end and their agents stop. No gate moves, so other runs on the server go on. A rollout that waits for its
-session is cancelled.
-"""
+"""Rollouts of one miles `GenerateState`, in miles' own loop."""
 
 import asyncio
 from typing import Any
@@ -24,7 +18,7 @@ LOOK_S = 0.05
 
 
 class MilesRollouts:
-    """Rollouts of the running loop. Raises `AdapterError` for unsupported arguments."""
+    """Rollouts of the running loop. Raises `AdapterError`."""
 
     def __init__(self, args: Any, load: LoadFunction) -> None:
         self.args = args
@@ -41,12 +35,12 @@ class MilesRollouts:
         self._wants_end = asyncio.Event()
 
     async def open(self) -> ProgramAgent | MilesAgent:
-        """Return the agent, ready to run; raises as `TrainerSessions.open` does."""
+        """Return the agent; raises as `TrainerSessions.open`."""
         self._manager, agent = await self._sessions.open()
         return agent
 
     async def run(self, task: AgentTask, state: Any) -> Rollout | None:
-        """Run `task`. Return None if an abort came before its session, or it could not be ended."""
+        """Run `task`. Return None if it was aborted before its session, or could not be ended."""
         assert self._manager is not None
         if state.aborted or self._wants_end.is_set():
             return None
@@ -68,16 +62,19 @@ class MilesRollouts:
         return running.result() if running.done() and not running.cancelled() else None
 
     async def end(self) -> None:
-        """End every rollout, start none meanwhile, and return when all have ended."""
+        """End every rollout, and start none meanwhile."""
         if self._watch is not None and not self._watch.done():
             self._wants_end.set()
             await asyncio.wait({self._watch})
 
     async def close(self) -> None:
-        """End every rollout and close what they use. Idempotent."""
+        """End every rollout and close everything. Idempotent."""
         await self.end()
         await self._sessions.close()
 
+    # To end a step, miles sets `state.aborted` and aborts every engine request. A cut turn would look like one of a
+    # weight update and continue. So the state is polled; on an abort, sessions drain, requests end and agents stop. No
+    # gate moves, so other runs on the server go on.
     async def _end_when_aborted(self, state: Any) -> None:
         while not state.aborted and not await within(LOOK_S, self._wants_end.wait()):
             pass

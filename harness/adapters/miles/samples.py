@@ -1,6 +1,6 @@
-"""Convert a rollout to miles samples, of the type of the incoming sample. Pure.
+"""Conversion of a rollout to miles samples. Pure.
 
-No column is ever None, even in a failed sample: miles infers a batch's columns from its first sample.
+No column is ever None: miles infers a batch's columns from its first sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ FIELDS = frozenset(
 """Fields of miles' `Sample` that this module uses."""
 
 STAMPS = "harness"
-"""Metadata key of the session's facts: turns, end, outcome, staleness."""
+"""Metadata key of the session's facts."""
 
 Decode = Callable[[list[int]], str]
 """Function that decodes token ids with miles' tokenizer."""
@@ -47,8 +47,7 @@ def aborted_sample(origin: Any, reason: str) -> Any:
 def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> list[Any]:
     """Return the samples of `rollout`, at least one.
 
-    A trusted agent's result sets metadata and reward; else it goes under `AGENT_RESULT`. Several samples share a
-    `rollout_id`, by which miles weighs them as one rollout.
+    A trusted result sets metadata and reward; else it goes under `AGENT_RESULT`.
     """
     if not rollout.samples:
         sample = aborted_sample(origin, rollout.outcome.detail)
@@ -57,6 +56,7 @@ def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: b
     samples = [_sample_of(origin, ours, rollout, decode, trusts_agent=trusts_agent) for ours in rollout.samples]
     if len(samples) > 1:
         for sample in samples:
+            # By this id miles weighs samples as one rollout.
             sample.rollout_id = origin.index if origin.rollout_id is None else origin.rollout_id
     return samples
 

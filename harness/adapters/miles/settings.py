@@ -1,7 +1,4 @@
-"""Options of the adapter, and unsupported options of miles. Pure.
-
-Unsupported options raise: ignoring one would train a whole run to a worthless end.
-"""
+"""Options of the adapter, and unsupported options of miles, which raise. Pure."""
 
 import argparse
 import os
@@ -45,15 +42,15 @@ class MilesSettings:
     matching: tuple[str, ...] | None
     """None: from the agent's profile."""
     selection: str | None
-    """`Selection`, or a path on the server; None: from the agent's profile."""
+    """`Selection`, or a server's path; None: from the profile."""
     workdir: Path | None
     """Folder that keeps rollout directories; None deletes them."""
     trusts_agent: bool
-    """True if the agent's result sets reward and metadata; always for a function."""
+    """True if the agent's result sets reward and metadata."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; miles calls this while it builds its parser."""
+    """Declare the options in miles' parser."""
     add = parser.add_argument
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
@@ -68,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_settings(args: Any) -> MilesSettings:
-    """Read the settings, with defaults for undeclared options. Raises `AdapterError` naming the option."""
+    """Read the settings. Raises `AdapterError` naming the option."""
     server = getattr(args, "harness_session_server", None)
     if not server:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
@@ -96,7 +93,7 @@ def read_settings(args: Any) -> MilesSettings:
 
 
 def read_variables(assignments: Sequence[str]) -> dict[str, str]:
-    """Parse `NAME=VALUE` items. Raises `AdapterError`, without values in its message."""
+    """Parse `NAME=VALUE` items. Raises `AdapterError`, without values."""
     variables: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = str(assignment).partition("=")
@@ -178,7 +175,7 @@ NO_LISTS = (
         "slime counts samples, not rollouts",
     ),
 )
-"""Options that require one sample per rollout, and so refuse a `--harness-selection` of several."""
+"""Options that require one sample per rollout."""
 
 
 def require_kept(args: Any) -> None:
@@ -189,10 +186,7 @@ def require_kept(args: Any) -> None:
 
 
 def _find_selection(args: Any) -> str | None:
-    """Return the given selection, `one` if the framework takes no lists, or None for the agent profile's.
-
-    Raises `AdapterError` for an unknown or unsupported selection.
-    """
+    """Return the given selection, `one` if the framework takes no lists, or None. Raises `AdapterError`."""
     # miles passes lists to `--custom-rm-path`, and most such functions expect single samples.
     stated = getattr(args, "harness_selection", None)
     refusal = next((each for each in NO_LISTS if each.is_set(args)), None)
@@ -212,5 +206,4 @@ def _find_selection(args: Any) -> str | None:
 
 @cache
 def _warn_deprecated(stated: str, instead: str) -> None:
-    """Log once that a name is deprecated."""
     _log.warning(SELECTION_DEPRECATED, stated=stated, instead=str(instead))

@@ -1,7 +1,6 @@
-"""One node: a session server and the agents of its sessions. Knows nothing of Ray.
+"""One node: a session server and its agents. Knows nothing of Ray.
 
-Agents use the server of their node, so turns cross the network to the engine only, and a lost node loses only its own
-sessions.
+Turns cross the network to the engine only, and a lost node loses only its own sessions.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 
 ABORT_S = 600.0
-"""Seconds until a node ends an abort whose controller is lost; longer than an abort takes."""
+"""Seconds until a node ends a lost controller's abort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,11 @@ class NodeSetup:
     """Settings common to all nodes."""
 
     engine: str
-    """As for `harness serve --engine`; with `scripted` each node has its own."""
+    """As for `harness serve --engine`; a scripted one is per node."""
     tokenizer: str
-    """Folder of the model's tokenizer, at this path on every node."""
+    """Folder of the model's tokenizer, on every node."""
     admin_token: str = field(repr=False)
-    """Admin token of every node; a later controller needs the same."""
+    """Admin token of every node, also for later controllers."""
     store: str = "memory"
     """`memory`, or a file on the node's disk."""
     script: str | None = None
@@ -59,10 +58,9 @@ class RolloutNode:
         self._aborts: dict[str, AgentHooks] = {}
 
     async def start(self, setup: NodeSetup, host: str) -> SessionServerAddress:
-        """Serve sessions at `host` on a free port. Return the address, also if already serving.
+        """Serve sessions at `host` on a free port, once. Return the address.
 
-        Controllers share one start, which goes on if one of them is lost. Raises `AdapterError` for a setup other than
-        the first, and any error of starting.
+        Controllers share one start, which survives them. Raises `AdapterError` for another setup.
         """
         others = [each.name for each in fields(setup) if getattr(setup, each.name) != getattr(self._setup, each.name)]
         if others:
@@ -73,14 +71,14 @@ class RolloutNode:
         return (await asyncio.shield(self._starting)).address
 
     async def run(self, task: AgentTask) -> tuple[Rollout, tuple[Sample, ...]]:
-        """Run `task`. Return the rollout without samples, and its samples."""
+        """Run `task`. Return the rollout, and its samples apart."""
         rollout = await self._require_manager().run(task)
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:
-        """Run this step of `SessionManager.abort_hooks`, like the next three methods. `abort` is an id.
+        """Do this step of `SessionManager.abort_hooks`; so do the next three methods.
 
-        The abort ends after `ABORT_S` at the latest, in case its controller is lost.
+        The abort ends after `ABORT_S` at the latest.
         """
         self._aborts[abort] = hooks = self._require_manager().abort_hooks()
         asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
@@ -93,7 +91,7 @@ class RolloutNode:
         await ask()
 
     async def stop_agents(self, seconds: float) -> list[str]:
-        """Kill agents that still run. Return the sessions of survivors."""
+        """Kill agents. Return the sessions of survivors."""
         return await self._require_manager().stop_agents(seconds)
 
     async def clear(self, abort: str) -> None:

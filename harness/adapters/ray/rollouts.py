@@ -1,8 +1,7 @@
 """Controller of a Ray cluster: an actor on every node, and rollouts spread over them.
 
-Actors are detached and named by node: they and their rollouts outlive their controller, and the next one of its name
-finds them. A lost controller's holds expire. A lost node gets no more rollouts, and each of its own ends with an
-outcome. Samples stay on their node until fetched.
+Detached actors and their rollouts outlive their controller, and the next one of its name finds them. A lost node gets
+no more rollouts. Samples stay on their node until fetched.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from harness.sessions.record import empty_record
 RAY_NODE_LOST = "ray_node_lost"
 RAY_RESULT_LOST = "ray_result_lost"
 STOP_S = 60.0
-"""Time for a node to end by itself before it is killed."""
+"""Time for a node to end before it is killed."""
 ROLLOUTS_AT_ONCE = 10_000
 """Maximum concurrent calls of an actor."""
 
@@ -38,7 +37,7 @@ class NodeRollout(NamedTuple):
     rollout: Rollout
     """Without `samples`."""
     samples: Any
-    """`ray.ObjectRef` of a tuple of `Sample`; None if the node was lost."""
+    """`ray.ObjectRef` of a tuple of `Sample`, or None."""
 
 
 class _Node:
@@ -53,11 +52,11 @@ class _Node:
 
 
 class RayRollouts:
-    """Async context manager, to be entered after `ray.init`; its exit stops the nodes.
+    """Async context manager, entered after `ray.init`; its exit stops the nodes.
 
     Args:
         setup: Settings of every node.
-        name: Name of the controller, which takes over the actors of an earlier one. Only one may run.
+        name: Name of the controller, which takes over actors of an earlier one. Only one may run.
         start_s: Seconds until every node must serve.
         cpus: CPUs that Ray reserves per node.
 
@@ -107,11 +106,11 @@ class RayRollouts:
 
     @property
     def session_servers(self) -> Sequence[SessionServerAddress]:
-        """Servers of the live nodes, for `abort_rollout`, `paused_rollout` and `WeightUpdater`."""
+        """Servers of the live nodes."""
         return [node.address for node in self._alive() if node.address is not None]
 
     def abort_hooks(self) -> Sequence[AgentHooks]:
-        """Return the hooks of each live node's agents, for `abort_rollout`."""
+        """Return the hooks of each live node's agents."""
         abort = secrets.token_hex(8)  # a node may have several aborts at once
         return [
             AgentHooks(
@@ -125,10 +124,7 @@ class RayRollouts:
         ]
 
     async def run(self, task: AgentTask) -> NodeRollout:
-        """Run `task` on the node with the fewest rollouts, where its agent and paths must exist.
-
-        Raises `AdapterError` if every node is lost.
-        """
+        """Run `task` on the least loaded node, where its agent must exist. Raises `AdapterError` without nodes."""
         import ray
         from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 

@@ -20,10 +20,9 @@ __all__ = ["abort", "check_no_aborted", "close", "convert", "generate"]
 
 
 async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:
-    """Return a list of samples, or one in an evaluation or if required.
+    """Return a list of samples, or one if required.
 
-    Raises `AdapterError` for unsupported settings, and as `open_rollouts` does at first: with a filter, slime would
-    make groups forever.
+    Raises `AdapterError` for unsupported settings, and first as `open_rollouts`: else slime would make groups forever.
     """
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import load_function

@@ -1,9 +1,4 @@
-"""Training columns: slime's own, plus the proximal policy's.
-
-slime makes its columns in a method of the calling actor, so that method is called on a stand-in with the attributes in
-`READ`. With several samples per rollout it would treat the batch as one group. Then rewards are normalized here, one
-per rollout, as miles does.
-"""
+"""Training columns: slime's own, plus the proximal policy's."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -20,13 +15,12 @@ READ = frozenset(
 )
 """Attributes that `METHOD` and its callees read."""
 CENTERED, SCALED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"), ("grpo", "gspo", "cispo")
-"""Advantage estimators for which slime centers rewards by group, and scales them."""
+"""Advantage estimators for which slime centers and scales rewards."""
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
-    """Return slime's training data plus proximal columns, for `--custom-convert-samples-to-train-data-path`.
-
-    Raises `AdapterError` for foreign samples and another slime interface.
+    """Return slime's training data plus proximal columns. Raises `AdapterError` for foreign samples or another
+    interface.
     """
     from slime.ray.rollout import RolloutManager
     from slime.utils.misc import load_function
@@ -35,6 +29,8 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
     manager_class = RolloutManager if metadata is None else metadata.modified_class
     if not hasattr(manager_class, METHOD):
         raise AdapterError(f"RolloutManager has no {METHOD}; expected the interface of slime 624b824a")
+    # slime makes its columns in a method of the calling actor, so that is called on a stand-in with the attributes in
+    # `READ`. It would treat several samples per rollout as one group, so rewards are then normalized here.
     manager = object.__new__(manager_class)
     manager.args = args
     manager.custom_convert_samples_to_train_data_func = None
@@ -49,7 +45,7 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 def normalize_by_rollout(args: Any, samples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the rewards, raw and relative to their groups, counting each rollout once.
 
-    Raises `AdapterError` if samples of a rollout differ in reward.
+    Raises `AdapterError` if samples of a rollout differ.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTERED or not args.rewards_normalization:

@@ -1,7 +1,4 @@
-"""verl's agent loop: run a rollout on a session server and return an `AgentLoopOutput`.
-
-verl creates a loop per sample, so it keeps no state.
-"""
+"""verl's agent loop over a session server. verl creates one per sample, so it keeps no state."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,24 +22,24 @@ VERL_REWARD_MISSING = "verl_reward_missing"
 _log = get_logger(__name__)
 
 _NOT_OURS = frozenset({"logprobs", "repetition_penalty"})
-"""Parameters of verl unknown to sessions: every token has its logprob, and none is penalized."""
+"""Parameters of verl unknown to sessions."""
 
 
 class SessionAgentLoop:
-    """An agent loop for verl, the `_target_` of an item in the `agent_loop_config_path` file.
+    """An agent loop for verl, the `_target_` in the `agent_loop_config_path` file.
 
     Args:
-        trainer_config: verl's configuration; holds the rollout's lengths.
-        tokenizer: Its end-of-sequence id fills a rollout without tokens.
-        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its admin token.
-        agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, a bundled
-            program's name, or a script's path.
-        is_scored_by_agent: True if the agent states the reward, False if verl scores.
+        trainer_config: verl's configuration, with the rollout's lengths.
+        tokenizer: Source of the filler id.
+        session_server: URL of the session server; `HARNESS_ADMIN_TOKEN` holds its token.
+        agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, a
+            bundled program's name, or a script's path.
+        is_scored_by_agent: False if verl scores.
         agent_env: Added to a program's environment.
         deadline_s: Time limit of an agent.
-        matching: History differences to ignore; None: from the agent's profile.
+        matching: History differences to ignore; None: from the profile.
         workdir: Folder that keeps rollout directories.
-        trust_agent_result: True if a program may state the reward, although the model can write its result.
+        trust_agent_result: True if a program may state the reward.
 
     Raises `AdapterError` for a missing agent and unsupported settings.
     """
@@ -92,11 +89,10 @@ class SessionAgentLoop:
             self._settings.require_trusted("set is_scored_by_agent=False")
 
     async def run(self, sampling_params: Mapping[str, Any], **fields: Any) -> Any:
-        """Return an `AgentLoopOutput` for a data set row, masked if the rollout was cut short.
+        """Return an `AgentLoopOutput`, masked if the rollout was cut short or its program stated no reward.
 
-        Returns a list for several samples to verl's queue, known by `session_id` in its rows. A program without a
-        reward gives a masked output with reward 0. Raises `AdapterError` for unsupported settings or a function without
-        a reward, `SessionServerError` and `AgentError` if no rollout could run.
+        verl's queue, known by `session_id` in its rows, gets a list of several. Raises `AdapterError` for unsupported
+        settings or a function without a reward, `SessionServerError` and `AgentError`.
         """
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 

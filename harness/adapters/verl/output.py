@@ -1,6 +1,6 @@
-"""Convert a rollout to fields of verl's `AgentLoopOutput`. Pure.
+"""Conversion of a rollout to verl's `AgentLoopOutput`. Pure.
 
-verl needs tokens for every rollout; those of one that was cut short are masked.
+verl needs tokens for every rollout; those cut short are masked.
 """
 
 from dataclasses import replace
@@ -37,12 +37,12 @@ class Room(NamedTuple):
 
 
 def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
-    """Return `rollout` with the samples that fit; its ledger counts the rest as `too_long`.
+    """Return `rollout` with the samples that fit; the ledger counts the rest as `too_long`.
 
-    A longer response is cut at its end, as in verl's own loops. A sample with a longer prompt is dropped, since its
-    response depends on all of it; the last one stays, masked, if there is no other. Without `is_trained` every token is
-    masked.
+    Without `is_trained` all tokens are masked.
     """
+    # A longer response is cut at its end, as by verl. A sample with a longer prompt is dropped, since its response
+    # depends on it; the last one stays, masked.
     delivery = SampleDelivery(rollout.samples)
     fitting = [cut_response(each, room.response) for each in rollout.samples if _prompt_length(each) <= room.prompt]
     taken = [delivery.take(each) if is_trained else _mask(each) for each in fitting]
@@ -67,7 +67,7 @@ def output_fields(
         sample: One of its samples, or None.
         room: A longer prompt is cut at its beginning.
         filler_id: Token of prompt and response without a sample.
-        global_steps: Current step, from 1. Version `global_steps - 1` replaces labels that are no numbers.
+        global_steps: Current step, from 1; its version replaces labels that are no numbers.
     """
     version = max(0, (global_steps or 0) - 1)
     columns = _filler(filler_id) if sample is None else _columns(sample, room, version)

@@ -1,7 +1,7 @@
-"""Connections to one session server: one request at a time, with a deadline and typed errors.
+"""Connections to one session server, with deadlines and typed errors.
 
-Requests are never repeated here; callers know whether a retry is safe. Each kind of request has its own connections: a
-shut gate holds hundreds of creations, while a late renewal loses a hold and a deletion has seconds.
+Requests are never repeated here. Each kind has its own connections: a shut gate holds hundreds of creations, while a
+late renewal loses a hold.
 """
 
 import asyncio
@@ -31,19 +31,16 @@ NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Room(NamedTuple):
-    """Requests of one kind, which share connections."""
-
     name: str
     connections: int
-    """Maximum; 0 is unlimited."""
+    """0 is unlimited."""
     waits: bool = False
-    """True if the server may hold its answer, so only the request's deadline ends it."""
+    """True if the server may hold its answer."""
 
 
 HELD = Room("held", 0, waits=True)
 """Creations, ends and sweeps."""
 BRIEF = Room("brief", 64)
-"""Small answers, one or two per rollout."""
 LARGE = Room("large", 64)
 GATE = Room("gate", 0)
 """Verbs of the gate."""
@@ -72,7 +69,7 @@ def server_url(text: str) -> str:
 class Connections:
     """Connections to the server at `address`; safe for concurrent use.
 
-    `silence_s` limits connecting, and a server's silence where it need not wait.
+    `silence_s` limits a server that need not wait.
     """
 
     def __init__(self, address: SessionServerAddress, *, silence_s: float) -> None:
@@ -83,7 +80,6 @@ class Connections:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Close every connection; later requests fail."""
         self._is_closed = True
         rooms, self._rooms = self._rooms, {}
         for room in rooms.values():
@@ -92,9 +88,9 @@ class Connections:
     async def ask(
         self, room: Room, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
     ) -> bytes:
-        """Send one request and return the content of a successful answer. Raises `SessionServerError`.
+        """Send one request and return its content. Raises `SessionServerError`.
 
-        `timeout_s` includes the wait for a connection; None if the caller bounds it.
+        `timeout_s` includes connecting; None if the caller bounds it.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self._silence_s, sock_read=None if room.waits else self._silence_s

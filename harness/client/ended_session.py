@@ -1,6 +1,6 @@
 """A session's record, read after its agent has ended.
 
-An agent may leave model calls in flight, and their tokens belong to the record (I4). So the session is ended first.
+Model calls still in flight belong to the record (I4), so the session is ended first.
 """
 
 from typing import NamedTuple
@@ -12,17 +12,15 @@ from harness.types import Json, Sample
 
 
 class SessionRecord(NamedTuple):
-    """A session as recorded."""
-
     session: Json
     facts: SessionFacts
     samples: tuple[Sample, ...] = ()
     lost: str | None = None
-    """Reason why it could not be read."""
+    """Reason for no record."""
 
 
 async def read_record(client: SessionServerClient, session_id: str, *, end_s: float) -> SessionRecord:
-    """End a session, and read its record within `end_s` plus the client's own limit."""
+    """End a session and read its record."""
     try:
         await client.end(session_id, within_s=end_s)
         facts, session, samples = await client.collect(session_id)

@@ -1,8 +1,7 @@
 """A session server's gate: drain, pause, renew, resume, report.
 
-All verbs are idempotent and retried a few times only, within the caller's deadline. A client with a holder places a
-hold that expires unless `renew_holds` runs, so a killed controller keeps no gate shut. Without one it uses the
-anonymous hold.
+All verbs are idempotent and retried a few times. A named hold expires unless `renew_holds` runs, so a killed controller
+keeps no gate shut.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from harness.types import Json
 from server_patch.background import running
 
 HOLD_TTL_S = 60.0
-"""Seconds that a gate stays shut after its controller dies."""
+"""Time that a gate outlasts its controller."""
 HOLD_NOT_RENEWED = "gate_hold_not_renewed"
 
 _log = get_logger(__name__)
@@ -36,7 +35,7 @@ _FIRST_PAUSE_S = 0.1
 class GateClient:
     """The gate of the server at `url`. Every verb raises `SessionServerError`.
 
-    `holder` names the hold, empty for the anonymous one; it lasts `ttl_s` without renewal.
+    An empty `holder` is the anonymous hold.
     """
 
     def __init__(self, url: str, connections: Connections, holder: str, ttl_s: float) -> None:
@@ -45,7 +44,7 @@ class GateClient:
         self.is_held = False
         """True while the hold is placed."""
         self.may_be_held = False
-        """True if the hold is or may be placed, its answer lost; it is then renewed."""
+        """True if the hold is or may be placed."""
         self.is_lost = False
         """True if the hold ended before its release."""
         self._lasts_until = 0.0  # monotonic seconds, from before the verb that placed or renewed it last
@@ -54,7 +53,7 @@ class GateClient:
 
     @property
     def has_run_out(self) -> bool:
-        """True if the hold was lost, or expired since the server last answered."""
+        """True if the hold was lost, or may have expired."""
         return self.is_lost or (self.may_be_held and time.monotonic() > self._lasts_until)
 
     def under(self, holder: str, ttl_s: float) -> "GateClient":
@@ -62,15 +61,15 @@ class GateClient:
         return GateClient(self.url, self._connections, holder, ttl_s)
 
     async def drain(self, *, deadline_s: float) -> GateReport:
-        """End every open session for good; answered when all are marked durably."""
+        """End every open session for good; answered when durable."""
         return await self._place("drain", deadline_s)
 
     async def pause(self, *, deadline_s: float, engines: bool = False) -> GateReport:
-        """Hold new work. `engines` also claims the engines, for one holder at a time (`engines_held`)."""
+        """Hold new work. One holder at a time may claim the `engines` (`engines_held`)."""
         return await self._place("pause", deadline_s, engines=engines)
 
     async def renew(self, *, deadline_s: float) -> GateReport:
-        """Extend the hold by `ttl_s`. It is lost if the server has none."""
+        """Extend the hold by `ttl_s`."""
         lasts_until = time.monotonic() + self.ttl_s
         try:
             report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
@@ -107,7 +106,6 @@ class GateClient:
         return report
 
     async def report(self, *, deadline_s: float) -> GateReport:
-        """Read the gate."""
         return await self._ask("GET", "gate", deadline_s)
 
     async def _ask(self, method: str, verb: str, deadline_s: float, body: Json | None = None) -> GateReport:
@@ -133,9 +131,9 @@ def new_holder(work: str) -> str:
 
 @asynccontextmanager
 async def renew_holds(gates: Sequence[GateClient]) -> AsyncIterator[None]:
-    """Renew the holds on `gates` while the block runs. Release them afterwards.
+    """Renew the holds on `gates` while the block runs.
 
-    A block that keeps the event loop from running loses its holds; `resume` then raises.
+    A block that stalls the event loop loses them; `resume` then raises.
     """
     async with AsyncExitStack() as stack:
         for gate in gates:

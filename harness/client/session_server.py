@@ -1,11 +1,11 @@
-"""Client of one session server: sessions, gate, weight updates.
+"""Client of one session server.
 
     async with SessionServerClient(SessionServerAddress(url, admin_token)) as server:
         session = await server.create({})
         gate = await server.gate().report(deadline_s=10)
 
-Every verb has a deadline and raises `SessionServerError`. Creating is not idempotent, so it is retried only after a 503
-or without contact. Other verbs are retried after transport and gateway failures, sweeps never.
+Creating is not idempotent, so it is retried only after a 503 or without contact. Other verbs are retried after
+transport and gateway failures, sweeps never.
 """
 
 import asyncio
@@ -45,8 +45,6 @@ _DOUBLING = wait_exponential(0.1, max=5.0)  # seconds of pauses
 
 
 class SessionHandle(msgspec.Struct, frozen=True):
-    """Answer of `POST /sessions`."""
-
     session_id: str
     base_url: str
     """URL ending in `/sessions/<id>`; OpenAI clients append `/v1`."""
@@ -54,8 +52,6 @@ class SessionHandle(msgspec.Struct, frozen=True):
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """State of a session."""
-
     phase: str
     turns: dict[TurnStatus, int] = msgspec.field(default_factory=dict)
     """Recorded turns by status."""
@@ -64,13 +60,11 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class ServerDescription(msgspec.Struct, frozen=True):
-    """A server's description of itself."""
-
     harness: str
     start: str
     """Id that changes with every start."""
     serves: dict[str, Any]
-    """Names of engine and model; digests of weights, tokenizer, template and repeat guard."""
+    """Names of engine and model, digests of the rest."""
     engines: list[str]
     """Sampling programs and versions."""
     tokenizer: str = ""
@@ -78,12 +72,9 @@ class ServerDescription(msgspec.Struct, frozen=True):
 
 
 class SessionSummary(msgspec.Struct, frozen=True):
-    """A session in a list."""
-
     session_id: str
     phase: str
     turns: int
-    """Recorded turns."""
     turns_in_flight: int
     state: str = ""
     """`SessionState`; empty from an old server."""
@@ -94,8 +85,6 @@ class SessionSummary(msgspec.Struct, frozen=True):
 
 
 class SessionTotals(msgspec.Struct, frozen=True):
-    """Totals of a server."""
-
     states: dict[str, int] = {}
     """Sessions by state."""
     turns: int = 0
@@ -105,13 +94,11 @@ class SessionTotals(msgspec.Struct, frozen=True):
 
 
 class SampledBy(msgspec.Struct, frozen=True):
-    """An engine behind a session server."""
-
     name: str
     """URL; empty for a single engine."""
     weight_version: str
     fence: str
-    """Reason why it serves no session, or empty."""
+    """Reason why it serves no session."""
     in_flight: int
     sessions: int
     """Sessions last served there."""
@@ -120,8 +107,6 @@ class SampledBy(msgspec.Struct, frozen=True):
 
 
 class SessionList(msgspec.Struct, frozen=True):
-    """Sessions, with the totals of all."""
-
     sessions: list[SessionSummary]
     totals: SessionTotals = SessionTotals()
     workers: list[SampledBy] = []
@@ -130,16 +115,12 @@ class SessionList(msgspec.Struct, frozen=True):
 
 
 class HoldTimes(msgspec.Struct, frozen=True):
-    """Present and past holds on the gate."""
-
     now: float
     """Server's clock, Unix seconds; the next `since`."""
     holds: list[HoldTime]
 
 
 class TurnTime(msgspec.Struct, frozen=True, array_like=True):
-    """Time of a turn."""
-
     index: int
     began_at: float
     """Admission, Unix seconds of the server."""
@@ -150,8 +131,6 @@ class TurnTime(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TurnTimes(msgspec.Struct, frozen=True):
-    """Times of turns, by session."""
-
     now: float
     times: dict[str, list[TurnTime]]
     left_off: list[str] = []
@@ -161,8 +140,6 @@ class TurnTimes(msgspec.Struct, frozen=True):
 
 
 class RoutedWorker(NamedTuple):
-    """A worker in a router's list."""
-
     url: str
     engine: str | None
     """Engine kind; None until it has answered."""
@@ -170,8 +147,6 @@ class RoutedWorker(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A rollout's data, read at one moment."""
-
     facts: SessionFacts
     session: Json
     """Record, without token columns."""
@@ -183,18 +158,18 @@ class Deadlines:
     """Time limits, retries included."""
 
     create_s: float = 120.0
-    """For creation, even at a paused gate; one request may use all of it."""
+    """Long enough for a paused gate."""
     attempt_s: float = 30.0
-    """For one request of the other steps."""
+    """Time for one request of the other steps."""
     read_s: float = 60.0
     end_s: float = 10.0
-    """For turns in flight to end before reading."""
+    """Time for turns in flight to end."""
     delete_s: float = 5.0
-    """Short, since it delays cancellation. A session that is not deleted stays on the server."""
+    """Time to delete; short, since it delays cancellation."""
 
 
 class SessionServerClient:
-    """Client of the server at `address`; safe for concurrent use."""
+    """Client, safe for concurrent use."""
 
     def __init__(self, address: SessionServerAddress | str, *, deadlines: Deadlines | None = None) -> None:
         self.address = SessionServerAddress(address) if isinstance(address, str) else address
@@ -210,7 +185,6 @@ class SessionServerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._connections.close()
 
     # Sessions
@@ -223,15 +197,13 @@ class SessionServerClient:
         return decode(content, SessionHandle)
 
     async def sessions(self) -> list[SessionSummary]:
-        """List every session."""
         return (await self.list_all(deadline_s=self.deadlines.read_s)).sessions
 
     async def list_all(self, *, deadline_s: float) -> SessionList:
-        """List every session, with totals and problems."""
         return decode(await self._call(BRIEF, "GET", "/sessions", deadline_s=deadline_s), SessionList)
 
     async def busiest(self, limit: int, *, deadline_s: float) -> SessionList:
-        """List `limit` sessions: those in an engine first, then waiting ones."""
+        """List `limit` sessions, those in an engine first."""
         return decode(await self._call(BRIEF, "GET", f"/sessions?limit={limit}", deadline_s=deadline_s), SessionList)
 
     async def look(self, session_ids: Sequence[str], *, deadline_s: float) -> list[SessionSummary]:
@@ -247,25 +219,20 @@ class SessionServerClient:
         return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     async def times(self, since: Mapping[str, int], *, deadline_s: float) -> TurnTimes:
-        """Read the turn times of up to 100 sessions from the given index on, and of earlier turns that resumed.
-
-        Omits deleted and evicted sessions.
-        """
+        """Read turn times of up to 100 sessions in memory from these indexes on, and of resumed turns."""
         query = "&".join(f"from={quote(session_id, safe='')}:{turn}" for session_id, turn in since.items())
         content = await self._call(BRIEF, "GET", f"/sessions/times?{query}", deadline_s=deadline_s)
         return decode(content, TurnTimes)
 
     async def record(self, session_id: str, since: int = 0) -> Json:
-        """Read the record with token columns; phase `unknown` if missing. Turns before `since` hold only what may
-        change.
-        """
+        """Read the record; phase `unknown` if missing. Turns before `since` hold only what may change."""
         path = f"/sessions/{session_id}" + (f"?since={since}" if since else "")
         return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
 
     async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
-        """Read facts, record and samples of one moment, empty if the session is missing.
+        """Read facts, record and samples of one moment, empty if missing.
 
-        Applies `turn_rewards`. Raises `ScenarioError` for a missing or untrained turn.
+        Raises `ScenarioError` for a bad turn in `turn_rewards`.
         """
         path = f"/sessions/{session_id}/samples?format=safetensors"
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
@@ -277,7 +244,7 @@ class SessionServerClient:
         return Collected(answer.facts, answer.session, reward_turns(samples, answer.session, turn_rewards or {}))
 
     async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
-        """Close the session to turns and end those in flight. Return its state then, or after `within_s`."""
+        """Close the session to turns and end those in flight. Return its state."""
         path, deadline_s = f"/sessions/{session_id}/end", self.deadlines.read_s + within_s
         content = await self._call(HELD, "POST", path, {"within_s": within_s}, deadline_s=deadline_s)
         return decode(content, SessionFacts)
@@ -289,39 +256,37 @@ class SessionServerClient:
         await self._call(BRIEF, "DELETE", f"/sessions/{session_id}{query}", deadline_s=self.deadlines.delete_s)
 
     async def drain(self, session_id: str) -> SessionFacts:
-        """Drain this session only, for good. Return its state."""
+        """Drain this session for good. Return its state."""
         path = f"/sessions/{session_id}/drain"
         return decode(await self._call(BRIEF, "POST", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     # The server
 
     async def describe(self, *, deadline_s: float) -> ServerDescription:
-        """Read the server's description."""
         return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
 
     # The gate and the weights
 
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
-        """Return the gate under this holder; see `GateClient`."""
         return GateClient(self.address.url, self._connections, holder, ttl_s)
 
     async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> HoldTimes:
-        """Read the holds on the gate from `since` on."""
+        """Read the holds from `since` on."""
         content = await self._call(BRIEF, "GET", f"/sessions/holds?since={since}", deadline_s=deadline_s)
         return decode(content, HoldTimes)
 
     async def sweep(self, request: SweepRequest) -> SweepReport:
-        """Score what waits for the live version, within the request's budget. The caller bounds it."""
+        """Score tokens that wait for the live version. The caller bounds it."""
         return decode(await self._post_once("/sessions/sweep", request), SweepReport)
 
     async def expect(self, version: int) -> LiveWeights:
-        """Have the server read its workers' versions and fence others than `version`. The caller bounds it."""
+        """Have the server fence workers without `version`. The caller bounds it."""
         return decode(await self._post_once("/sessions/weights", ExpectedWeights(version)), LiveWeights)
 
     # The router that the server may be
 
     async def list_routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
-        """List the workers of a `harness router`; other servers answer 404."""
+        """List a `harness router`'s workers; others answer 404."""
         answer = decode(await self._call(BRIEF, "GET", "/router", deadline_s=deadline_s), _RouterAnswer)
         serving = {worker.name for worker in answer.sessions.workers if not worker.fence}
         return [RoutedWorker(each.url, each.engine, each.url in serving) for each in answer.workers]

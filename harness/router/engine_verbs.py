@@ -1,7 +1,7 @@
-"""SGLang's control verbs for an engine of this process, at the URL of its sessions.
+"""SGLang's control verbs for an engine of this process.
 
-A trainer drives the engine of `harness serve --engine local` as it drives servers behind the router, and sessions take
-part (`trainer_verbs`). The verbs need the admin token.
+A trainer drives the engine of `harness serve --engine local` as it drives servers behind the router. The verbs need the
+admin token.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,7 @@ def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
 
 
 class EngineVerbs:
-    """Application that sends control verbs to the engine, the rest to sessions."""
+    """Application for both."""
 
     def __init__(
         self, sessions: ASGIApp, native: NativeServer, trainer: TrainerVerbs, settings: ServerSettings
@@ -58,7 +58,6 @@ class EngineVerbs:
             await self._sessions(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        """Return the engine's answer, or an error."""
         verb = request.url.path
         answers: list[Response] = []
 

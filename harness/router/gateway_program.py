@@ -1,7 +1,6 @@
 """Gateway programs, each in its own environment, built on first use and cached.
 
-Gateways pin dependencies and are rarely used, so no install includes them. A folder's name holds its requirements'
-digest; it is built under a lock and renamed when complete.
+A folder's name holds its requirements' digest; it is built under a lock and renamed when complete.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ class GatewayProgram(NamedTuple):
 def gateway_program(name: str, say: Say) -> GatewayProgram:
     """Return the gateway `name`, installing it if missing. Blocks.
 
-    Raises `ScenarioError` for an unknown name, `LaneError` or `ModelError` if installation fails.
+    Raises `ScenarioError` for an unknown name, `LaneError` or `ModelError`.
     """
     try:
         kind = GatewayKind(name)

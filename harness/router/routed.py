@@ -65,15 +65,14 @@ class RouterSettings:
     engine_key: str = field(default="", repr=False)
     """Default key of workers; empty reads the environment."""
     gateway_arguments: tuple[str, ...] = ()
-    """Extra arguments of a gateway started here."""
     gateway_log: Path | None = None
     """Output of the gateway; None discards it at the end."""
     worker_limit: int | None = 256
     """Session requests in flight per worker."""
     queue_timeout_s: float = 600.0
-    """Wait of a session request for a worker."""
+    """Time that a session request waits for a worker."""
     start_timeout_s: float = 600.0
-    """Wait for a first worker."""
+    """Time to wait for a first worker."""
     interval_s: float = 1.0
     """Seconds between polls of the workers."""
 
@@ -150,10 +149,10 @@ async def open_routed(
     admin_token: str | None = None,
     is_guarded: bool = False,
 ) -> AsyncIterator[Routed]:
-    """Open the gateway and its worker list while the block runs. The caller enters the pool.
+    """Open the gateway and its worker list. The caller enters the pool.
 
-    Workers with another tokenizer do not join. `is_guarded` promises that no client gets in before the pool's workers
-    have proven the repeat guard. Raises `LaneError` if no gateway answers in time.
+    Workers with another tokenizer do not join. `is_guarded` promises that clients wait until the pool's workers have
+    proven the repeat guard. Raises `LaneError` without a gateway.
     """
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
@@ -202,7 +201,7 @@ async def route_forever(
     *,
     started: Callable[[RunningServer, Gateway], None],
 ) -> None:
-    """Run router and session server until SIGINT or SIGTERM. Call `started` once they answer."""
+    """Run both until SIGINT or SIGTERM. Call `started` once they answer."""
     tokenizer = chat_tokenizer.tokenizer
     is_guarded = choose_guard(settings.repeat_guard, os.environ) is not None
     opening = open_routed(
@@ -225,8 +224,6 @@ async def route_forever(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Keys of the workers."""
-
     by_origin: Mapping[str, str] = field(repr=False)
     default: str = field(repr=False)
 

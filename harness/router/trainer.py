@@ -1,12 +1,10 @@
-"""Translate a trainer's SGLang verbs to the sessions' gate: a table and a few states, no I/O.
-
-The trainer knows engines, not sessions, so its verbs imply a hold on the gate.
+"""A trainer's SGLang verbs as holds on the sessions' gate. No I/O.
 
     verb                                     gate before    gate after
     /pause_generation                        shut, swept    shut until /continue_generation
     /update_weight_version, and
     /update_weights_* with a weight_version  shut, swept    open, unless workers were paused
-    /update_weights_* without one            shut, swept    shut for a while: more parts and the label may follow
+    /update_weights_* without one            shut, swept    shut for a while: more may follow
     /abort_request with abort_all            shut           shut for a while: see below
     /continue_generation                     as it was      open
     any other                                as it was      as it was

@@ -1,8 +1,7 @@
-"""Carry out the trainer's control verbs at the workers without losing the sessions' work.
+"""Trainers' control verbs, carried out without losing the sessions' work.
 
-`trainer` decides what a verb means; here the hold is placed, pending tokens are scored, workers are called, and the
-gate opens. Verbs run one at a time; an `abort_all` meanwhile belongs to the current one. While another holder has the
-engines a verb is refused (`engines_held`).
+`trainer` decides what a verb means. Verbs run one at a time; an `abort_all` meanwhile belongs to the current one. While
+another holder has the engines a verb is refused (`engines_held`).
 """
 
 import asyncio
@@ -27,7 +26,6 @@ HOLD_TTL_S = 900.0
 FOLLOW_S = 5.0
 """Wait for the verb that makes an `abort_all` or a part of weights an update."""
 SWEEP_S = 30.0
-"""Time for scoring."""
 
 ABORT_ENDED_SESSIONS = "abort_all_ended_sessions"
 """Event: nothing followed an `abort_all`; holds the number of ended sessions."""
@@ -93,7 +91,7 @@ class TrainerVerbs:
             self._gatekeeper.look_again()  # there may be something that is due
 
     async def follow(self) -> None:
-        """Act whenever no verb follows in time, forever."""
+        """Act when no verb follows in time."""
         while True:
             await self._gatekeeper.until(lambda: self._trainer.due is not None)
             await within(min(max(0.0, self._left_s), _LONGEST_LOOK_S), self._gatekeeper.until(self._is_over))

@@ -1,0 +1,4 @@
+"""Log, metrics and spans. May use `sessions` and below.
+
+Start with `metrics.py`.
+"""

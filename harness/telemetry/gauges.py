@@ -1,4 +1,4 @@
-"""Serve figures as Prometheus gauges on a local port. `train/loss` becomes `harness_train_loss`."""
+"""Figures as Prometheus gauges on a local port. `train/loss` becomes `harness_train_loss`."""
 
 import re
 from collections.abc import Mapping

@@ -82,7 +82,7 @@ def _color(text: object, code: int) -> str:
 
 
 class _Lines(logging.Handler):
-    """Write lines without blocking: an unread pipe or a full disk delays no turn.
+    """Handler that never blocks: an unread pipe or a full disk delays no turn.
 
     The event loop writes a line per turn. A reader that makes no room for a moment loses lines until it does.
     """

@@ -145,7 +145,7 @@ class ServerMetrics:
         self._heavy_bytes.inc(size_bytes)
 
     def heavy_work_ended(self, size_bytes: int) -> None:
-        """Uncount it; thread-safe."""
+        """Count the end of a large request; thread-safe."""
         self._heavy.dec()
         self._heavy_bytes.dec(size_bytes)
 

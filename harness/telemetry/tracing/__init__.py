@@ -1,0 +1,4 @@
+"""OpenTelemetry spans of sessions.
+
+Start with `tracer.py`, which offers them to `sender.py`.
+"""

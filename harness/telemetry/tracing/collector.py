@@ -43,11 +43,11 @@ class Verdict(StrEnum):
     """Result of a POST for its spans."""
 
     TAKEN = "taken"
-    """Taken, except `Answer.rejected`."""
+    """The collector has them, all but `Answer.rejected`."""
     AGAIN = "again"
-    """To be sent again."""
+    """The collector may take them later."""
     REFUSED = "refused"
-    """Never to be taken."""
+    """The collector will never take them."""
 
 
 class Answer(NamedTuple):
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
     verdict: Verdict
     trouble: str = ""
-    """Failure in fixed words; empty on success."""
+    """Failure, in the same words each time; empty on success."""
     detail: str = ""
     """Detail for the log."""
     rejected: int = 0
@@ -89,7 +89,7 @@ def traces_url(endpoint: str) -> str:
 
 
 def read_headers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Parse the collector's headers, `name=value,...`, percent-encoded. Raises `ScenarioError`, without their content."""
+    """Parse the collector's headers, `name=value,...`, percent-encoded. Raises `ScenarioError`, without content."""
     variable = next((name for name in HEADERS_VARIABLES if environ.get(name)), None)
     headers: dict[str, str] = {}
     for pair in environ[variable].split(",") if variable else ():

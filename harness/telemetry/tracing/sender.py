@@ -38,13 +38,13 @@ class DropReason(StrEnum):
     """Reason why spans were not sent."""
 
     QUEUE_FULL = "queue_full"
-    """The queue was full."""
+    """They came faster than the collector took them."""
     REFUSED = "refused"
     """The collector refused them for good."""
     GIVEN_UP = "given_up"
-    """It failed for `SendingPace.give_up_s`."""
+    """The collector failed to take them for `SendingPace.give_up_s`."""
     STOPPED = "stopped"
-    """The server stopped first."""
+    """The server stopped before the collector took them."""
     INVALID = "invalid"
     """They have an invalid time."""
 
@@ -55,18 +55,18 @@ class SendingPace(NamedTuple):
     queue_length: int = 16_384
     batch_length: int = 512
     every_s: float = 1.0
-    """Wait for a batch to fill."""
+    """Longest wait of a batch's first span for the others."""
     first_pause_s: float = 1.0
     """Pause before the first retry; doubles each time."""
     longest_pause_s: float = 30.0
     give_up_s: float = 300.0
-    """Retry time of a batch."""
+    """Time from a batch's first try until it is dropped."""
     stop_s: float = 3.0
     """Time for the rest when the server stops."""
 
 
 class SpanSender:
-    """Sends offered spans to `collector` while the block of `sending` runs."""
+    """Sender of offered spans to `collector`, while the block of `sending` runs."""
 
     def __init__(self, collector: Collector, metrics: ServerMetrics, pace: SendingPace | None = None) -> None:
         self._collector = collector

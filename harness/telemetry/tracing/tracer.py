@@ -1,4 +1,4 @@
-"""Offers the spans of a server's sessions to a sender as the record gains them.
+"""Offer the spans of a server's sessions to a sender as the record gains them.
 
 A turn is offered with each outcome, under the same ids. A session that takes over offers its turns as its own. A
 session is offered when closed or when its server stops, and again by a later server if it has grown.
@@ -15,12 +15,12 @@ from harness.types import Turn
 
 
 class SessionTracer:
-    """Reports the sessions of one server to `sender`."""
+    """Reporter of one server's sessions to `sender`."""
 
     def __init__(self, sender: SpanSender) -> None:
         self.sender = sender
         self._going_on: set[str] = set()
-        """Sessions with turns offered since they were."""
+        """Sessions with turns offered since the session itself was."""
         self._closed: WeakSet[Session] = WeakSet()
 
     def tell_turn(self, session: Session, turn: Turn) -> None:

@@ -1,0 +1,4 @@
+"""Commands that check and complete an installation.
+
+Start with `doctor.py`.
+"""

@@ -1,0 +1,4 @@
+"""Commands that operate a running server. They use the client.
+
+Start with `ctl.py`.
+"""

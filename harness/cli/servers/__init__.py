@@ -1,0 +1,4 @@
+"""Commands that serve sessions until Ctrl+C: serve and router.
+
+Start with `serve.py`.
+"""

@@ -1,7 +1,7 @@
-"""Test support: make a real engine generate scripted token ids, per request. Never part of a production server.
+"""Test support: make a real engine generate scripted token ids. Never part of a production server.
 
-The ids in `force_ids` replace the model's output, one per step. Then the model goes on, so a script normally ends with
-an end-of-turn id. Logprobs of forced tokens come from the model's own distribution.
+The ids in `force_ids` replace the output, one per step. Then the model goes on, so a script normally ends with an
+end-of-turn id. Logprobs stay the model's own.
 
     vLLM     `sampling_params.extra_args`, on OpenAI routes `vllm_xargs`
     SGLang   `sampling_params.custom_params`, on OpenAI routes `custom_params`

@@ -9,7 +9,7 @@ from server_patch.force_tokens.script import PARAMETER
 
 
 class ForceTokens(CustomLogitProcessor):  # type: ignore[misc]  # SGLang is not where this is checked
-    """Allow one id only while a row's script lasts."""
+    """Processor that allows one id only while a row's script lasts."""
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
         """Change `logits` [rows, vocabulary] in place; `custom_param_list` has one entry per row."""

@@ -13,7 +13,7 @@ from server_patch.force_tokens.script import read_script
 
 
 class ForceTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM is not where this is checked
-    """Allow one id only while a row's script lasts."""
+    """Processor that allows one id only while a row's script lasts."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -30,7 +30,6 @@ class ForceTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM is not where t
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow requests that arrive, leave or change rows."""
         process_dict_updates(self._scripts, batch_update, _state)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ _NOWHERE = -1
 
 
 class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Force the end-of-sequence token in rows that repeat themselves.
+    """Processor that forces the end-of-sequence token in rows that repeat themselves.
 
     Args:
         config: Rules; a disabled configuration does nothing.

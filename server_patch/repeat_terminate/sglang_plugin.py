@@ -76,7 +76,6 @@ class FinishHook:
 
 
 def marked(original: Any, reason: Any) -> dict[str, Any]:
-    """Add the guard's marks to a finish reason."""
     told: dict[str, Any] = original(reason)
     return told | getattr(reason, MARK, {})
 

@@ -13,15 +13,12 @@ from server_patch.repeat_terminate.signals import is_probe, prefix_length
 
 @dataclass
 class Guard:
-    """State that all watches of a server share."""
-
     config: RepeatTerminateConfig
     digest: str
     object_key_ids: Sequence[int] | None = None
     """Ids of the object key, once the tokenizer is loaded."""
 
     def watch(self, prompt_ids: Sequence[int] | None, arguments: object) -> "Watch":
-        """Start watching a request."""
         prompt = prompt_ids or ()
         length = prefix_length(arguments, len(prompt))
         return Watch(self, prompt[len(prompt) - length :], is_probe=is_probe(arguments))

@@ -37,7 +37,7 @@ Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
 """Function that has every worker carry out a verb."""
 
 Attend = Callable[[Order, Tell], Awaitable[Sequence[VerbResult]]]
-"""Wraps `Tell` with work before and after."""
+"""Function that wraps `Tell` with work before and after."""
 
 KeyOf = Callable[[str], str]
 """API key of an origin (`http://host:port`), or ""."""
@@ -113,7 +113,6 @@ class RouterFront:
 
     @asynccontextmanager
     async def following(self, interval_s: float = 1.0) -> AsyncIterator[None]:
-        """Follow the gateway's list of workers while the block runs."""
         await self.workers.look()
         async with running(self.workers.follow(interval_s)):
             yield

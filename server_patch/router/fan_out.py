@@ -59,7 +59,6 @@ async def fan_out(
 
 
 def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
-    """Return the results as JSON, in SGLang's form."""
     failed = [result.url for result in results if not result.succeeded]
     done = f"{len(results) - len(failed)} of {len(results)} workers carried out {order.verb}"
     return {
@@ -73,7 +72,6 @@ def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
 
 
 def status_of(results: Sequence[VerbResult]) -> int:
-    """Return 200 if all succeeded, 207 some, 502 none, 503 without workers."""
     if not results:
         return 503
     successes = sum(result.succeeded for result in results)
@@ -93,7 +91,6 @@ class _Errand:
     body: Any = None
 
     async def carry_out(self, todo: Plan) -> None:
-        """Make the calls, up to the first failure."""
         if not todo.while_paused:
             await self._make(todo)
             return

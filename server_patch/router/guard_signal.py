@@ -5,7 +5,7 @@
     these and /generate, with `x-harness-wrapped: 1`
         `{"response": ..., "harness": {...}}`; a batch has a list of signals
 
-Only a router whose engines have proven the guard adds it, so 0 means watched and not ended. Streams pass untouched.
+Only routers with a proven guard add it, so 0 means watched and not ended. Streams pass untouched.
 """
 
 import json
@@ -54,7 +54,6 @@ def wrapped_bytes(content: bytes) -> bytes:
 
 
 def is_triggered(answer: Any) -> bool:
-    """Return True if the guard ended a sequence."""
     if not isinstance(answer, dict):
         return False
     if isinstance(choices := answer.get("choices"), list):

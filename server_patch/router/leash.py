@@ -19,8 +19,6 @@ LEASH = 0
 
 
 class Log:
-    """Log at `path`, which becomes `path.1` at `most_bytes`."""
-
     def __init__(self, path: str, most_bytes: int) -> None:
         self._path = Path(path)
         self._most_bytes = most_bytes

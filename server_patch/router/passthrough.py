@@ -18,7 +18,7 @@ log = logging.getLogger(f"harness.{__name__}")
 Header = tuple[bytes, bytes]
 
 Amend = Callable[[Scope], Callable[[bytes], bytes] | None]
-"""Returns the function that amends a whole JSON answer, or None."""
+"""Function that returns how to amend a whole JSON answer, or None."""
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -32,7 +32,7 @@ _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class Passthrough:
-    """Forward HTTP requests to `url`; `http` must not decompress."""
+    """Forwarder of HTTP requests to `url`; `http` must not decompress."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, amend: Amend) -> None:
         self._http = http

@@ -56,7 +56,6 @@ class WorkerList:
         return self._workers
 
     async def follow(self, interval_s: float) -> None:
-        """Look every `interval_s` until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             await self.look()

@@ -1,7 +1,7 @@
 """Let vLLM processes sleep while they wait: a plugin of the group `vllm.general_plugins`.
 
-Readers of the shared memory between engine and worker spin for a second after each message, so always while sampling.
-On two cores that starves the worker they wait for.
+Readers of shared memory spin for a second after each message, so always while sampling. On two cores that starves the
+worker they wait for.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ _PLUGINS = {
 
 
 class _Patching(Loader):
-    """Load a module, then let the plugin patch it."""
+    """Loader that lets the plugin patch a module."""
 
     def __init__(self, loader: Loader, plugin: str) -> None:
         self._loader = loader
@@ -36,7 +36,7 @@ class _Patching(Loader):
 
 
 class _BesideSchedulers(MetaPathFinder):
-    """Give engine schedulers a patching loader."""
+    """Finder that gives engine schedulers a patching loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

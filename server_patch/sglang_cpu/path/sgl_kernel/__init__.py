@@ -49,7 +49,6 @@ _SPECULATIVE = frozenset(
 
 
 def __getattr__(name: str) -> object:
-    """Return stubs, which raise when called."""
     if name not in _SPECULATIVE:
         raise AttributeError(f"the CPU stand-in for sgl_kernel has no {name}")
 

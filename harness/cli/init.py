@@ -40,7 +40,7 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
         files = sorted(path for path in source.iterdir() if path.is_file() and path.name != SCENARIO_FILE)
         for file in files:
             shutil.copyfile(file, directory / file.name)
-        # Last, because it makes the folder a scenario. It takes the folder's name, by which a suite finds it.
+        # Last, because it makes the folder a scenario. It takes the folder's name, by which a suite identifies it.
         text = (source / SCENARIO_FILE).read_text(encoding="utf-8")
         name = directory.resolve().name
         if re.fullmatch("[a-z0-9][a-z0-9_-]*", name):

@@ -39,7 +39,7 @@ def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
 
 
 class EngineVerbs:
-    """Application for both."""
+    """Application of verbs and sessions."""
 
     def __init__(
         self, sessions: ASGIApp, native: NativeServer, trainer: TrainerVerbs, settings: ServerSettings

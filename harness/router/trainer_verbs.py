@@ -126,7 +126,7 @@ class TrainerVerbs:
         return [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
 
     def _recall(self) -> Trainer:
-        # Without a hold it has expired, and the server continued the engines. One of an earlier server names its work.
+        # No hold: it expired, and the server continued the engines. One left by an earlier server names its work.
         if self._hold is None:
             return Trainer()
         if self._trainer.is_shut:

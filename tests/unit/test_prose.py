@@ -1,22 +1,15 @@
 """The prose of the code, and its amount, have budgets that may only fall."""
 
-import re
-import subprocess
-import sys
-
-from tests.checkout import ROOT
-from tests.prose import SOURCES, measure
+from tests.prose import measure
 
 BUDGETS = {
-    "docstring words per 1,000 lines": 1816,
-    "docstrings that begin with What, Of, How ...": 769,
-    "functions that do not begin with a verb": 1393,
-    "banned words": 490,
+    "docstring words per 1,000 lines": 1000,
+    "docstrings that begin with What, Of, How ...": 0,
+    "functions that do not begin with a verb": 0,
+    "banned words": 0,
     "class names used twice": 33,
-    "lines": 67_400,
+    "lines": 64_750,
 }
-D401 = 1260
-"""First lines that ruff does not take for imperative."""
 
 
 def test_no_figure_is_above_its_budget() -> None:
@@ -24,10 +17,3 @@ def test_no_figure_is_above_its_budget() -> None:
     found = measure().figures()
     assert {name: figure for name, figure in found.items() if figure > BUDGETS[name]} == {}
     assert found.keys() == BUDGETS.keys()
-
-
-def test_no_more_first_lines_than_before_are_not_imperative() -> None:
-    """Counted by ruff, whose rule is off for the rest of the checks."""
-    command = [sys.executable, "-m", "ruff", "check", "--select", "D401", "--output-format", "concise", *SOURCES]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert len(re.findall(r" D401 ", said)) <= D401

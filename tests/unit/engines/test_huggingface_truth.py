@@ -20,7 +20,7 @@ from harness.types import (
     TokenIds,
     as_ids,
 )
-from tests.local_model import LOCAL_ENGINE_GROUP
+from tests.local_model import KV_BYTES, LOCAL_ENGINE_GROUP, Asking
 
 pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]
 
@@ -167,21 +167,20 @@ async def test_top_logprobs_are_the_best_of_the_distribution(ask, plain, prompt:
     np.testing.assert_allclose(result.top_logprobs.logprobs, expected, atol=1e-4)
 
 
-async def test_the_end_of_a_turn_stops(ask, tokenizer: Tokenizer, prompt: Prompt) -> None:
-    """The id stays in the output and is named."""
-    result = await ask.generate(prompt("What is the capital of France?"), SamplingParams(40, temperature=0))
-
-    assert tokenizer.decode(result.output_ids.tolist()) == "The capital of France is Paris.<|im_end|>"
-    assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP, 2)
-
-
-async def test_stop_ids_and_stop_strings_stop(ask, tokenizer: Tokenizer, prompt: Prompt) -> None:
-    """The tokens of the match stay in the output."""
+async def test_ends_of_turns_stop_ids_and_stop_strings_stop(
+    whole_model_dir: Path, tokenizer: Tokenizer, prompt: Prompt
+) -> None:
+    """The tokens of the match stay in the output, and it is named; with the whole model, which knows an answer."""
     ids = prompt("What is the capital of France?")
     france = tokenizer.encode(" France")[0]
-    by_id = await ask.generate(ids, SamplingParams(40, temperature=0, stop_token_ids=(france,)))
-    by_text = await ask.generate(ids, SamplingParams(40, temperature=0, stop=("of Fra", "zzz")))
+    async with HuggingFaceTokenProvider(whole_model_dir, kv_cache_bytes=KV_BYTES) as whole:
+        ask = Asking(whole)
+        by_itself = await ask.generate(ids, SamplingParams(40, temperature=0))
+        by_id = await ask.generate(ids, SamplingParams(40, temperature=0, stop_token_ids=(france,)))
+        by_text = await ask.generate(ids, SamplingParams(40, temperature=0, stop=("of Fra", "zzz")))
 
+    assert tokenizer.decode(by_itself.output_ids.tolist()) == "The capital of France is Paris.<|im_end|>"
+    assert (by_itself.finish_reason, by_itself.matched_stop) == (FinishReason.STOP, 2)
     assert (by_id.finish_reason, by_id.matched_stop, by_id.output_ids[-1]) == (FinishReason.STOP, france, france)
     assert (by_text.finish_reason, by_text.matched_stop) == (FinishReason.STOP, "of Fra")
     assert tokenizer.decode(by_text.output_ids.tolist()) == "The capital of France"

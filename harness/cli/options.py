@@ -96,6 +96,15 @@ _Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
 
 _Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
 
+_PublicUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARNESS_PUBLIC_URL",
+        help="Address under which agents reach the server, if a proxy stands before it.",
+        show_default=False,
+    ),
+]
+
 _Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
 
 _PauseTimeout = Annotated[
@@ -285,6 +294,7 @@ class ServerOptions:
     template_variable: _TemplateVariables = None
     host: _Host = "127.0.0.1"
     port: _Port = 8000
+    public_url: _PublicUrl = None
     store: _Store = "memory"
     pause_timeout: _PauseTimeout = 600.0
     drain_grace: _DrainGrace = 20.0
@@ -321,6 +331,7 @@ class ServerOptions:
         settings = ServerSettings(
             host=self.host,
             port=self.port,
+            public_url=self.public_url,
             admin_token=None if self.no_auth else self.admin_token or new_admin_token(),
             open_paths=self.open_paths,
             pause_timeout_s=self.pause_timeout,

@@ -112,6 +112,8 @@ class ServerSettings:
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
                 " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
             )
+        if self.public_url is not None and not self.public_url.startswith(("http://", "https://")):
+            raise ScenarioError(f"public_url: expected an address that begins with http(s)://, got {self.public_url!r}")
         if self.otlp_endpoint is not None:
             traces_url(self.otlp_endpoint)
         NoiseRules(self.noise)

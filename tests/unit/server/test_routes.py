@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from harness.cli.options import ServerOptions
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import (
     EngineConnectionLost,
@@ -54,6 +55,14 @@ async def test_a_public_url_is_what_agents_are_told():
         session = await client.create()
 
     assert session.base_url == f"https://gateway/h/sessions/{session.session_id}"
+
+
+def test_a_public_url_is_an_address():
+    """Agents could not use another one; `harness serve --public-url` ends with this line."""
+    with pytest.raises(ScenarioError, match=r"public_url: expected an address that begins with http\(s\)://, got 'x'"):
+        ServerOptions(public_url="x").settings()
+
+    assert ServerOptions(public_url="https://gateway").settings().public_url == "https://gateway"
 
 
 async def test_sessions_are_listed():

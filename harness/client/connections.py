@@ -30,7 +30,7 @@ NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions raised when a response cannot be decoded."""
 
 
-class Room(NamedTuple):
+class ConnectionRoom(NamedTuple):
     name: str
     connections: int
     """0 is unlimited."""
@@ -38,11 +38,11 @@ class Room(NamedTuple):
     """True if the server may hold its answer."""
 
 
-HELD = Room("held", 0, waits=True)
+HELD = ConnectionRoom("held", 0, waits=True)
 """Creations, ends and sweeps."""
-BRIEF = Room("brief", 64)
-LARGE = Room("large", 64)
-GATE = Room("gate", 0)
+BRIEF = ConnectionRoom("brief", 64)
+LARGE = ConnectionRoom("large", 64)
+GATE = ConnectionRoom("gate", 0)
 """Verbs of the gate."""
 
 
@@ -76,7 +76,7 @@ class Connections:
         self._url = address.url.rstrip("/")
         self._headers = {"authorization": f"Bearer {address.admin_token}"} if address.admin_token else {}
         self._silence_s = silence_s
-        self._rooms: dict[Room, aiohttp.ClientSession] = {}
+        self._rooms: dict[ConnectionRoom, aiohttp.ClientSession] = {}
         self._is_closed = False
 
     async def close(self) -> None:
@@ -86,7 +86,7 @@ class Connections:
             await room.close()
 
     async def ask(
-        self, room: Room, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
+        self, room: ConnectionRoom, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
     ) -> bytes:
         """Send one request and return its content. Raises `SessionServerError`.
 
@@ -118,7 +118,7 @@ class Connections:
             raise _error_of(method, path, response, answer)
         return answer
 
-    def _room(self, room: Room) -> aiohttp.ClientSession:
+    def _room(self, room: ConnectionRoom) -> aiohttp.ClientSession:
         if self._is_closed:
             raise SessionServerError(f"the client of {self._url} has been closed", code="closed", was_refused=True)
         if room not in self._rooms:

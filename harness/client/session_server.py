@@ -24,8 +24,8 @@ from harness.client.connections import (
     HELD,
     LARGE,
     NOT_DECODABLE,
+    ConnectionRoom,
     Connections,
-    Room,
     SessionServerAddress,
     decode,
 )
@@ -114,7 +114,7 @@ class SessionList(msgspec.Struct, frozen=True):
     """Silent shards of a front."""
 
 
-class HoldTimes(msgspec.Struct, frozen=True):
+class ReportedHolds(msgspec.Struct, frozen=True):
     now: float
     """Server's clock, Unix seconds; the next `since`."""
     holds: list[HoldTime]
@@ -270,10 +270,10 @@ class SessionServerClient:
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
         return GateClient(self.address.url, self._connections, holder, ttl_s)
 
-    async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> HoldTimes:
+    async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> ReportedHolds:
         """Read the holds from `since` on."""
         content = await self._call(BRIEF, "GET", f"/sessions/holds?since={since}", deadline_s=deadline_s)
-        return decode(content, HoldTimes)
+        return decode(content, ReportedHolds)
 
     async def sweep(self, request: SweepRequest) -> SweepReport:
         """Score tokens that wait for the live version. The caller bounds it."""
@@ -296,7 +296,7 @@ class SessionServerClient:
 
     async def _call(
         self,
-        room: Room,
+        room: ConnectionRoom,
         method: str,
         path: str,
         body: Json | None = None,
@@ -341,7 +341,7 @@ def _may_create(error: BaseException) -> bool:
     return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
 
 
-class _Listed(msgspec.Struct):
+class _SessionList(msgspec.Struct):
     url: str
     engine: str | None
 
@@ -356,7 +356,7 @@ class _Pool(msgspec.Struct):
 
 
 class _RouterAnswer(msgspec.Struct):
-    workers: list[_Listed]
+    workers: list[_SessionList]
     sessions: _Pool
 
 

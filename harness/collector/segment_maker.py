@@ -179,7 +179,7 @@ class _TriedSample(NamedTuple):
     segment: Segment | None  # without stale tokens; None if nothing is left to train
 
 
-class _Tokens(NamedTuple):
+class _TokenCounts(NamedTuple):
     trained: int = 0
     masked: int = 0
     appended: int = 0
@@ -189,12 +189,12 @@ class _Tokens(NamedTuple):
         return self.trained + self.masked
 
 
-def _count(segment: Segment | None, is_own: npt.NDArray[np.bool_]) -> _Tokens:
+def _count(segment: Segment | None, is_own: npt.NDArray[np.bool_]) -> _TokenCounts:
     if segment is None:
-        return _Tokens()
+        return _TokenCounts()
     is_sampled, is_trained = segment.behavior_versions != NOT_SAMPLED, segment.loss_mask == 1
     own = is_sampled & np.resize(is_own, len(segment))  # the part beyond the sample was appended
-    return _Tokens(
+    return _TokenCounts(
         trained=int((own & is_trained).sum()),
         masked=int((own & ~is_trained).sum()),
         appended=int((is_trained & ~is_sampled).sum()),

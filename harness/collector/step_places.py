@@ -55,7 +55,7 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Group:
+class _PlacedGroup:
     index: GroupIndex
     places: list[_Place]
     verdict: str | None = None  # None: not judged; "": kept; else the reason for the drop
@@ -73,8 +73,8 @@ class StepPlaces:
         self._slice = rules.budget.slice_of(rules.rank, rules.world_size)
         self._inherited = len(inherited)
         self._keeps = False
-        self._groups = [_Group(each.index, self._new_places(each)) for each in inherited]
-        self._settled: list[tuple[_Group, SettledRollout]] = []
+        self._groups = [_PlacedGroup(each.index, self._new_places(each)) for each in inherited]
+        self._settled: list[tuple[_PlacedGroup, SettledRollout]] = []
 
     @property
     def wanted(self) -> int:
@@ -87,7 +87,7 @@ class StepPlaces:
             new = attempt.group - self._inherited
             spare = self._rules.budget.groups + (new - self.wanted) * self._rules.world_size + self._rules.rank
             name = GroupIndex(self._step, self._slice[new] if new < self.wanted else spare)
-            self._groups.append(_Group(name, self._new_places(CarriedGroup(name))))
+            self._groups.append(_PlacedGroup(name, self._new_places(CarriedGroup(name))))
         place = self._place(attempt)
         index = RolloutIndex(self._groups[attempt.group].index, attempt.member, place.next_attempt)
         ended, place.filled = place.filled, None
@@ -200,11 +200,11 @@ class StepPlaces:
         self._settled.append((self._groups[attempt.group], settled))
 
 
-def _holds_rollouts(group: _Group) -> bool:
+def _holds_rollouts(group: _PlacedGroup) -> bool:
     return any(place.filled or place.cut_short for place in group.places)
 
 
-def _carry(group: _Group) -> CarriedGroup:
+def _carry(group: _PlacedGroup) -> CarriedGroup:
     return CarriedGroup(
         group.index,
         ended={member: place.filled for member, place in enumerate(group.places) if place.filled is not None},

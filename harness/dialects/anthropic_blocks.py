@@ -33,7 +33,7 @@ class WireMessage(msgspec.Struct):
     content: msgspec.Raw
 
 
-class _Text(msgspec.Struct, tag="text"):
+class _TextBlock(msgspec.Struct, tag="text"):
     text: str
 
 
@@ -58,14 +58,14 @@ class _ToolReference(msgspec.Struct, tag="tool_reference"):
 
 class _ToolResult(msgspec.Struct, tag="tool_result"):
     tool_use_id: str
-    content: str | list[_Text | _ToolReference] | None = None
+    content: str | list[_TextBlock | _ToolReference] | None = None
     is_error: bool | None = False
 
 
-_Block = _Text | _Thinking | _RedactedThinking | _ToolUse | _ToolResult
+_Block = _TextBlock | _Thinking | _RedactedThinking | _ToolUse | _ToolResult
 
 _content_decoder = msgspec.json.Decoder(str | list[_Block] | None)
-_system_decoder = msgspec.json.Decoder(str | list[_Text] | None)
+_system_decoder = msgspec.json.Decoder(str | list[_TextBlock] | None)
 _input_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -134,7 +134,7 @@ class BlockReader:
         seals: set[str] = set()
         for block in blocks:
             match block:
-                case _Text(text):
+                case _TextBlock(text):
                     texts.append(text)
                 case _Thinking(thinking, signature):
                     reasoning.append(thinking or self.record.unseal(signature, seals, place))
@@ -159,10 +159,10 @@ class BlockReader:
 
     def _read_user(self, blocks: Sequence[_Block], place: str) -> Sequence[Message]:
         messages: list[Message] = []
-        texts: list[_Text] = []
+        texts: list[_TextBlock] = []
         for block in blocks:
             match block:
-                case _Text():
+                case _TextBlock():
                     texts.append(block)
                 case _ToolResult():
                     if texts:
@@ -200,7 +200,7 @@ class BlockReader:
 
 def _read_blocks(content: msgspec.Raw, place: str) -> Sequence[_Block]:
     blocks = _decode(_content_decoder, content, place, "text, thinking, redacted_thinking, tool_use or tool_result")
-    return [_Text(blocks)] if isinstance(blocks, str) else blocks or ()
+    return [_TextBlock(blocks)] if isinstance(blocks, str) else blocks or ()
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str, kinds: str) -> _T:
@@ -216,10 +216,10 @@ def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str,
         ) from error
 
 
-def _join(content: str | Sequence[_Text | _ToolReference]) -> str:
+def _join(content: str | Sequence[_TextBlock | _ToolReference]) -> str:
     if isinstance(content, str):
         return content
-    parts = (part.text if isinstance(part, _Text) else f"Tool available: {part.tool_name}" for part in content)
+    parts = (part.text if isinstance(part, _TextBlock) else f"Tool available: {part.tool_name}" for part in content)
     return _BETWEEN_BLOCKS.join(parts)
 
 

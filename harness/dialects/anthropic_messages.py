@@ -74,9 +74,9 @@ class AnthropicMessages:
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }
 
-    def stream(self, head: AnswerHead) -> "_Stream":
+    def stream(self, head: AnswerHead) -> "_MessagesStream":
         """See `Dialect`."""
-        return _Stream(self, head)
+        return _MessagesStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """Return the error envelope, with our own code beside the dialect's type."""
@@ -112,7 +112,7 @@ def _thinking(reasoning: str, response_id: str) -> Json:
     return {"type": "thinking", "thinking": reasoning, "signature": seal(response_id)}
 
 
-class _Stream:
+class _MessagesStream:
     """Writer of the events of one message."""
 
     def __init__(self, dialect: AnthropicMessages, head: AnswerHead) -> None:

@@ -40,7 +40,7 @@ from harness.types import Json, Message, SamplingWishes
 NAME = "anthropic_messages"
 
 
-class _Tool(msgspec.Struct):
+class _MessagesTool(msgspec.Struct):
     name: str = ""
     type: str | None = None
     description: str | None = None
@@ -55,17 +55,17 @@ class _ToolChoice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Format(msgspec.Struct):
+class _OutputFormat(msgspec.Struct):
     type: Literal["json_schema"]
     schema: msgspec.Raw
 
 
 class _OutputConfig(msgspec.Struct):
-    format: _Format | None = None
+    format: _OutputFormat | None = None
     effort: str | None = None
 
 
-class _WireRequest(msgspec.Struct):
+class _MessagesBody(msgspec.Struct):
     messages: list[WireMessage]
     model: str = ""
     max_tokens: int | None = None
@@ -78,7 +78,7 @@ class _WireRequest(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     output_config: _OutputConfig | None = None
-    output_format: _Format | None = None
+    output_format: _OutputFormat | None = None
     # Ignored, and noted
     thinking: msgspec.Raw = NULL
     context_management: msgspec.Raw = NULL
@@ -89,7 +89,7 @@ class _WireRequest(msgspec.Struct):
     container: str | dict[str, msgspec.Raw] | None = None
 
 
-class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+class _ExactMessages(_MessagesBody, forbid_unknown_fields=True):
     pass
 
 
@@ -105,9 +105,9 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
     "tool": ToolMode.REQUIRED,
 }
 
-_decoder = msgspec.json.Decoder(_WireRequest)
-_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
-_tool_decoder = msgspec.json.Decoder(_Tool)
+_decoder = msgspec.json.Decoder(_MessagesBody)
+_exact_decoder: msgspec.json.Decoder[_MessagesBody] = msgspec.json.Decoder(_ExactMessages)
+_tool_decoder = msgspec.json.Decoder(_MessagesTool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -126,7 +126,7 @@ def parse_request(
     if recall.tools is None or len(recall.tools) < len(raws):  # the notes of every turn name those that are left out
         offer = _read_tools(raws, limits)
     else:
-        offer = _Offer(recall.tools, {}, ())
+        offer = _OfferedTools(recall.tools, {}, ())
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
     reader = BlockReader(RecordedText(call, limits, recall.characters))
@@ -175,7 +175,7 @@ def parse_request(
     return request
 
 
-class _Offer(NamedTuple):
+class _OfferedTools(NamedTuple):
     tools: Sequence[Json]
     deferred: Mapping[str, Json]
     """Tools offered once a result refers to them, by name."""
@@ -183,7 +183,7 @@ class _Offer(NamedTuple):
     """Tools that only the vendor can run."""
 
 
-def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
+def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _OfferedTools:
     limits.require("tools", len(raws), "tools")
     limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
     tools: list[Json] = []
@@ -206,7 +206,7 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
             deferred[tool.name] = formed
         else:
             tools.append(formed)
-    return _Offer(tools, deferred, left_out)
+    return _OfferedTools(tools, deferred, left_out)
 
 
 def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | None:
@@ -219,7 +219,7 @@ def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | 
     return choice.name
 
 
-def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
+def _read_schema(wire: _MessagesBody, limits: RequestLimits) -> str | None:
     wanted = (wire.output_config and wire.output_config.format) or wire.output_format
     if wanted is None:
         return None
@@ -234,7 +234,7 @@ def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
     return msgspec.json.encode(schema).decode()
 
 
-def _refuse_unsupported(wire: _WireRequest) -> None:
+def _refuse_unsupported(wire: _MessagesBody) -> None:
     for name in ("mcp_servers", "container"):
         if getattr(wire, name):
             raise MalformedRequest(
@@ -247,7 +247,7 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
     check_bounds("top_k", wire.top_k, 0, 2**31 - 1)
 
 
-def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
+def _find_ignored(wire: _MessagesBody, unknown: Sequence[str]) -> Json:
     ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
     if wire.output_config is not None and wire.output_config.effort is not None:
         ignored["output_config.effort"] = wire.output_config.effort[:LONGEST_NOTE]
@@ -256,7 +256,7 @@ def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
     return ignored
 
 
-def _notes(call: WireCall, ignored: Json, offer: _Offer, reader: BlockReader) -> Json:
+def _notes(call: WireCall, ignored: Json, offer: _OfferedTools, reader: BlockReader) -> Json:
     headers = {name: call.headers[name][:LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
     notes = note_ignored(ignored | headers)
     if reader.aliases:

@@ -19,7 +19,7 @@ BILLING_HEADER = r"x-anthropic-billing-header:[^\n]*\n?"
 _LONGEST_NOTE = 500  # characters
 
 
-class Quiet(NamedTuple):
+class CleanRequest(NamedTuple):
     """A request without noise."""
 
     request: ModelRequest
@@ -40,18 +40,18 @@ class NoiseRules:
         if self._pattern is not None and self._pattern.match("") is not None:
             raise ScenarioError(f"noise: expected patterns that match some text, one of {texts} matches the empty one")
 
-    def take_out(self, request: ModelRequest) -> Quiet:
+    def take_out(self, request: ModelRequest) -> CleanRequest:
         """Remove noise from `request`. Reads the first message only if it was not known before."""
         if self._pattern is None:
-            return Quiet(request, "")
+            return CleanRequest(request, "")
         if request.recall.known:
-            return Quiet(replace(request, messages=_QuietHead(request.messages, self)), "")
+            return CleanRequest(replace(request, messages=_QuietHead(request.messages, self)), "")
         head = request.messages[0]
         end = self._end(head)
         if not end:
-            return Quiet(request, "")
+            return CleanRequest(request, "")
         messages = (self.clean(head), *request.messages[1:])
-        return Quiet(replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)])
+        return CleanRequest(replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)])
 
     def clean(self, head: Message) -> Message:
         """Return the first message without noise."""

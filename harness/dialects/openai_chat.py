@@ -71,9 +71,9 @@ class OpenAIChat:
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }
 
-    def stream(self, head: AnswerHead) -> "_Stream":
+    def stream(self, head: AnswerHead) -> "_ChatStream":
         """See `Dialect`."""
-        return _Stream(self, head)
+        return _ChatStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """Return the error object that OpenAI clients parse. It has no field for the request id."""
@@ -90,7 +90,7 @@ class OpenAIChat:
         return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
 
 
-class _Stream:
+class _ChatStream:
     has_told_id = False  # it is in every chunk, and nothing goes on from it
 
     def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:

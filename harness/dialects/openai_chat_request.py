@@ -36,7 +36,7 @@ class _TextPart(msgspec.Struct):
     text: str
 
 
-class _Function(msgspec.Struct):
+class _ChatFunction(msgspec.Struct):
     name: str
     arguments: str | None = None
 
@@ -47,7 +47,7 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct, kw_only=True):
     id: str = ""
     type: Literal["function"] = "function"
-    function: _Function
+    function: _ChatFunction
 
 
 class _Detail(msgspec.Struct):
@@ -103,7 +103,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
 
 
-class _WireRequest(msgspec.Struct):
+class _ChatBody(msgspec.Struct):
     # Messages and tools stay raw: a decoder holds the interpreter until it is done, and a body over the limits is
     # refused before its pieces are decoded.
     messages: list[msgspec.Raw]
@@ -142,7 +142,7 @@ class _WireRequest(msgspec.Struct):
     prompt_cache_key: msgspec.Raw = NULL
 
 
-class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+class _ExactChat(_ChatBody, forbid_unknown_fields=True):
     pass
 
 
@@ -157,8 +157,8 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
-_decoder = msgspec.json.Decoder(_WireRequest)
-_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
+_decoder = msgspec.json.Decoder(_ChatBody)
+_exact_decoder: msgspec.json.Decoder[_ChatBody] = msgspec.json.Decoder(_ExactChat)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -216,7 +216,7 @@ def parse_request(
     return request
 
 
-def _refuse_unsupported(wire: _WireRequest) -> None:
+def _refuse_unsupported(wire: _ChatBody) -> None:
     if not wire.messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     if wire.n not in (None, 1):
@@ -243,7 +243,7 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         check_bounds(name, getattr(wire, name), low, high)
 
 
-def _read_variables(wire: _WireRequest, limits: RequestLimits) -> Json:
+def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:
     """Return the chat template variables; `reasoning_effort` is one of them."""
     variables = dict(wire.chat_template_kwargs or {})
     limits.require("schema_bytes", len(msgspec.json.encode(variables)), "chat_template_kwargs")
@@ -317,7 +317,7 @@ def _size_bytes(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
 
 
-def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
+def _read_tool_name(wire: _ChatBody, tools: Sequence[Json]) -> str | None:
     if wire.tool_choice == "required" and not tools:
         raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
     if not isinstance(wire.tool_choice, _NamedTool):
@@ -327,7 +327,7 @@ def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
     return name
 
 
-def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
+def _read_schema(wire: _ChatBody, limits: RequestLimits) -> str | None:
     wanted = wire.response_format
     if wanted is None or wanted.type == "text":
         return None

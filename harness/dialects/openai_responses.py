@@ -62,12 +62,12 @@ class OpenAIResponses:
             "usage": usage,
         }
 
-    def stream(self, head: AnswerHead) -> "_Stream":
+    def stream(self, head: AnswerHead) -> "_ResponsesStream":
         """See `Dialect`."""
-        return _Stream(self, head)
+        return _ResponsesStream(self, head)
 
 
-class _Stream:
+class _ResponsesStream:
     """Writer of one response's numbered events.
 
     Items begin while their text is sampled and end when everything is recorded.

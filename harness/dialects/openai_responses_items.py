@@ -28,7 +28,7 @@ from harness.types import Json, Message, Turn
 _Role = Literal["user", "assistant", "system", "developer"]
 
 
-class _Head(msgspec.Struct):
+class _ItemHead(msgspec.Struct):
     type: str | None = None
     role: str | None = None
     call_id: str | None = None
@@ -46,7 +46,7 @@ class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
 
 
-class _Reasoning(msgspec.Struct):
+class _ReasoningItem(msgspec.Struct):
     summary: list[_Part] | None = None
     content: list[_Part] | None = None
     encrypted_content: str | None = None
@@ -83,9 +83,9 @@ _ITEM_ID = re.compile(r"(rs|msg|fc|ctc|lsh)_([0-9a-f]+)(?:_(0|[1-9][0-9]{0,5}))?
 _ITEM_TYPES = {"rs": "reasoning", "msg": "message", **dict(zip(("fc", "ctc", "lsh"), _CALLS, strict=True))}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
-_head_decoder = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(_ItemHead)
 _message_decoder = msgspec.json.Decoder(_Message)
-_reasoning_decoder = msgspec.json.Decoder(_Reasoning)
+_reasoning_decoder = msgspec.json.Decoder(_ReasoningItem)
 _result_decoder = msgspec.json.Decoder(_Result)
 _call_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
     "function_call": msgspec.json.Decoder(_FunctionCall),

@@ -37,19 +37,19 @@ CALL_FORMS = "call_forms"
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class _NamedTool(msgspec.Struct):
+class _ForcedTool(msgspec.Struct):
     type: str
     name: str = ""
     namespace: str | None = None
 
 
-class _Format(msgspec.Struct):
+class _TextFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"] = "text"
     schema: msgspec.Raw = NULL
 
 
 class _Text(msgspec.Struct):
-    format: _Format | None = None
+    format: _TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -58,13 +58,13 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _WireRequest(msgspec.Struct):
+class _ResponsesBody(msgspec.Struct):
     input: str | list[msgspec.Raw] | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[msgspec.Raw] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ForcedTool | None = None
     stream: bool | None = False
     temperature: float | None = None
     top_p: float | None = None
@@ -96,7 +96,7 @@ class _WireRequest(msgspec.Struct):
     modalities: list[str] | None = None
 
 
-class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+class _ExactResponses(_ResponsesBody, forbid_unknown_fields=True):
     pass
 
 
@@ -111,8 +111,8 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
-_decoder = msgspec.json.Decoder(_WireRequest)
-_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
+_decoder = msgspec.json.Decoder(_ResponsesBody)
+_exact_decoder: msgspec.json.Decoder[_ResponsesBody] = msgspec.json.Decoder(_ExactResponses)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -176,7 +176,7 @@ def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _refuse_unsupported(wire: _WireRequest) -> None:
+def _refuse_unsupported(wire: _ResponsesBody) -> None:
     refusals = (
         ("background", wire.background, "expected false: an answer is given to the request that asks for it"),
         ("conversation", _is_given(wire.conversation), "expected none; send the items, or previous_response_id"),
@@ -204,7 +204,7 @@ def _is_given(raw: msgspec.Raw) -> bool:
     return bytes(raw) not in (b"null", b"{}")
 
 
-def _read_before(wire: _WireRequest, call: WireCall) -> list[Message]:
+def _read_before(wire: _ResponsesBody, call: WireCall) -> list[Message]:
     """Return the instructions and the history up to the previous response."""
     before: list[Message] = []
     if wire.instructions:
@@ -220,9 +220,9 @@ def _read_before(wire: _WireRequest, call: WireCall) -> list[Message]:
     return before
 
 
-def _read_choice(wire: _WireRequest, tools: ToolList) -> tuple[ToolMode, str | None]:
+def _read_choice(wire: _ResponsesBody, tools: ToolList) -> tuple[ToolMode, str | None]:
     choice = wire.tool_choice
-    if not isinstance(choice, _NamedTool):
+    if not isinstance(choice, _ForcedTool):
         if choice == "required" and not tools.names:
             raise MalformedRequest("tool_choice: 'required' needs tools that can be offered", param="tool_choice")
         return ToolMode(choice or "auto"), None
@@ -235,7 +235,7 @@ def _read_choice(wire: _WireRequest, tools: ToolList) -> tuple[ToolMode, str | N
     return ToolMode.REQUIRED, name
 
 
-def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> str | None:
+def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -> str | None:
     wanted = None if wire.text is None else wire.text.format
     if wanted is None or wanted.type == "text":
         return None
@@ -253,7 +253,7 @@ def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> 
     return msgspec.json.encode(schema).decode()
 
 
-def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
+def _find_ignored(wire: _ResponsesBody, unknown: Sequence[str]) -> Json:
     inner = {
         "reasoning.effort": None if wire.reasoning is None else wire.reasoning.effort,
         "text.verbosity": None if wire.text is None else wire.text.verbosity,
@@ -262,7 +262,7 @@ def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
     return ignored | {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
 
 
-def _notes(wire: _WireRequest, ignored: Json, tools: ToolList) -> Json:
+def _notes(wire: _ResponsesBody, ignored: Json, tools: ToolList) -> Json:
     notes = {
         INSTRUCTIONS: bool(wire.instructions),
         CALL_FORMS: tools.forms,

@@ -50,7 +50,7 @@ class CallForm(NamedTuple):
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
 
 
-class _Head(msgspec.Struct):
+class _ToolHead(msgspec.Struct):
     type: str
     name: str = ""
     tools: list[msgspec.Raw] = msgspec.field(default_factory=list)
@@ -64,7 +64,7 @@ class _Function(msgspec.Struct, omit_defaults=True):
     strict: bool | None = None
 
 
-class _Format(msgspec.Struct):
+class _ToolFormat(msgspec.Struct):
     type: str = "text"
     syntax: str = ""
     definition: str = ""
@@ -72,10 +72,10 @@ class _Format(msgspec.Struct):
 
 class _Custom(msgspec.Struct):
     description: str | None = None
-    format: _Format = msgspec.field(default_factory=_Format)
+    format: _ToolFormat = msgspec.field(default_factory=_ToolFormat)
 
 
-_head_decoder = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(_ToolHead)
 _function_decoder = msgspec.json.Decoder(_Function)
 _custom_decoder = msgspec.json.Decoder(_Custom)
 

@@ -23,7 +23,7 @@ from harness.server.serving import Around
 from harness.server.settings import ServerSettings
 from server_patch.background import running
 from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import VERBS, Order
+from server_patch.router.verbs import VERBS, VerbOrder
 
 
 def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
@@ -77,7 +77,7 @@ class EngineVerbs:
         try:
             require_admin(request.headers, self._settings.admin_token)
             body = await read_body(request, self._settings.limits)
-            await self._trainer.carry_out(Order(verb, request.method, request.url.query, body), tell)
+            await self._trainer.carry_out(VerbOrder(verb, request.method, request.url.query, body), tell)
         except HarnessError as error:
             return error_response(error, to_agent=False)
         return answers[-1]

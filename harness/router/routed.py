@@ -46,7 +46,7 @@ from harness.tokens.tokenizer import Tokenizer
 from server_patch.background import running
 from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
 from server_patch.router.app import open_http
-from server_patch.router.verbs import Order, VerbError
+from server_patch.router.verbs import VerbError, VerbOrder
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
@@ -278,7 +278,7 @@ def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | No
     ]
 
 
-def _heed(pool: DiscoveredPool, order: Order) -> None:
+def _heed(pool: DiscoveredPool, order: VerbOrder) -> None:
     # Workers that join during a pause must not serve.
     if order.verb == "/continue_generation":
         pool.workers.expect_pause(None)

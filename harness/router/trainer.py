@@ -19,7 +19,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from harness.errors import MalformedRequest
-from server_patch.router.verbs import Order, VerbError
+from server_patch.router.verbs import VerbError, VerbOrder
 
 
 class Intent(StrEnum):
@@ -62,7 +62,7 @@ _BY_VERB: Mapping[str, Intent] = MappingProxyType(
 )
 
 
-def intent_of(order: Order) -> Intent | None:
+def intent_of(order: VerbOrder) -> Intent | None:
     """Return the intent, or None if sessions are unaffected or workers will refuse. Raises `MalformedRequest`."""
     try:
         fields = order.fields

@@ -19,7 +19,7 @@ from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.weights.weight_update import SweepRequest
 from server_patch.router.app import Tell
 from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import Order
+from server_patch.router.verbs import VerbOrder
 
 HOLD_TTL_S = 900.0
 """Seconds from a paused trainer's last verb until the gate opens."""
@@ -48,7 +48,7 @@ class TrainerVerbs:
         self._trainer = self._recall()
         self._one_at_a_time = asyncio.Lock()  # a verb that ends must not open the gate under the next one
 
-    async def carry_out(self, order: Order, tell: Tell) -> Sequence[VerbResult]:
+    async def carry_out(self, order: VerbOrder, tell: Tell) -> Sequence[VerbResult]:
         """Carry out `order` at each worker.
 
         Before any worker is called, raises `EnginesHeld` or, if the hold cannot be stored, `StoreError`.

@@ -233,13 +233,13 @@ class _Candidate(NamedTuple):
     signature: _Signature | None = None
 
 
-class _Place(NamedTuple):
+class _PromptPlace(NamedTuple):
     number: int
     signature: _Signature
     text: str
 
 
-def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_Place]) -> dict[int, int]:
+def _find_uses(candidates: Sequence[_Candidate], places: Iterable[_PromptPlace]) -> dict[int, int]:
     """Map calls to the first later place that repeats their text."""
     by_window: defaultdict[_Window, list[int]] = defaultdict(list)
     sizes: list[int] = []
@@ -286,7 +286,7 @@ class _Seen:
 
 def _place_contexts(contexts: Sequence[_Context], main: _Context) -> list[_Line]:
     results = (
-        _Place(turn.index, context.signature, str(message.get("content") or ""))
+        _PromptPlace(turn.index, context.signature, str(message.get("content") or ""))
         for context in contexts
         for turn in context.turns
         for message in turn.messages_delta
@@ -393,7 +393,7 @@ def _find_summaries(leaves: Sequence[tuple[_Line, Turn]], contexts: Sequence[_Co
     return _find_uses(candidates, _prompts(contexts))
 
 
-def _prompts(contexts: Sequence[_Context]) -> Iterator[_Place]:
+def _prompts(contexts: Sequence[_Context]) -> Iterator[_PromptPlace]:
     """Yield texts that an agent wrote into root prompts."""
     seen: set[tuple[_Signature, str]] = set()
     for context in contexts:
@@ -401,7 +401,7 @@ def _prompts(contexts: Sequence[_Context]) -> Iterator[_Place]:
             text = str(message.get("content") or "")
             if message["role"] not in ("assistant", "tool") and (context.signature, text) not in seen:
                 seen.add((context.signature, text))
-                yield _Place(context.root.index, context.signature, text)
+                yield _PromptPlace(context.root.index, context.signature, text)
 
 
 def _kind(line: _Line, turn: Turn, main: _Context) -> tuple[object, ...]:

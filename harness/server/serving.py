@@ -27,7 +27,7 @@ from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import Collector, read_headers, traces_url
+from harness.telemetry.tracing.collector import SpanCollector, read_headers, traces_url
 from harness.telemetry.tracing.sender import SpanSender
 from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -185,7 +185,7 @@ async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIte
     if settings.otlp_endpoint is None:
         yield None
         return
-    sender = SpanSender(Collector(traces_url(settings.otlp_endpoint), read_headers(os.environ)), metrics)
+    sender = SpanSender(SpanCollector(traces_url(settings.otlp_endpoint), read_headers(os.environ)), metrics)
     async with sender.sending():
         yield SessionTracer(sender)
 

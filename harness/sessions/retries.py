@@ -19,7 +19,7 @@ _KEYED = "keyed"
 _UNKEYED = "xxh3"
 
 
-class Standing(StrEnum):
+class RetryStanding(StrEnum):
     """State of the last turn with the same body."""
 
     UNKNOWN = "unknown"
@@ -43,28 +43,28 @@ class Treatment(StrEnum):
     REPLAY = "replay"
 
 
-TREATMENTS: Mapping[tuple[Standing, bool], Treatment] = {
+TREATMENTS: Mapping[tuple[RetryStanding, bool], Treatment] = {
     # (standing, the client marks a retry)
-    (Standing.UNKNOWN, False): Treatment.SAMPLE,
-    (Standing.UNKNOWN, True): Treatment.SAMPLE,
-    (Standing.AWAITED, False): Treatment.SAMPLE,
-    (Standing.AWAITED, True): Treatment.JOIN,
-    (Standing.ABANDONED, False): Treatment.JOIN,
-    (Standing.ABANDONED, True): Treatment.JOIN,
-    (Standing.BROKEN_OFF, False): Treatment.CONTINUE,
-    (Standing.BROKEN_OFF, True): Treatment.CONTINUE,
-    (Standing.UNDELIVERED, False): Treatment.REPLAY,
-    (Standing.UNDELIVERED, True): Treatment.REPLAY,
-    (Standing.DELIVERED, False): Treatment.SAMPLE,
-    (Standing.DELIVERED, True): Treatment.REPLAY,
+    (RetryStanding.UNKNOWN, False): Treatment.SAMPLE,
+    (RetryStanding.UNKNOWN, True): Treatment.SAMPLE,
+    (RetryStanding.AWAITED, False): Treatment.SAMPLE,
+    (RetryStanding.AWAITED, True): Treatment.JOIN,
+    (RetryStanding.ABANDONED, False): Treatment.JOIN,
+    (RetryStanding.ABANDONED, True): Treatment.JOIN,
+    (RetryStanding.BROKEN_OFF, False): Treatment.CONTINUE,
+    (RetryStanding.BROKEN_OFF, True): Treatment.CONTINUE,
+    (RetryStanding.UNDELIVERED, False): Treatment.REPLAY,
+    (RetryStanding.UNDELIVERED, True): Treatment.REPLAY,
+    (RetryStanding.DELIVERED, False): Treatment.SAMPLE,
+    (RetryStanding.DELIVERED, True): Treatment.REPLAY,
 }
 
 
-def standing(turn: Turn) -> Standing:
+def standing(turn: Turn) -> RetryStanding:
     """Return the standing of a recorded turn."""
     if turn.status is TurnStatus.FAILED or turn.is_suspended:
-        return Standing.BROKEN_OFF
-    return Standing.DELIVERED if turn.delivered else Standing.UNDELIVERED
+        return RetryStanding.BROKEN_OFF
+    return RetryStanding.DELIVERED if turn.delivered else RetryStanding.UNDELIVERED
 
 
 class CallParts(NamedTuple):

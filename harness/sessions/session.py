@@ -20,7 +20,7 @@ from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools, find_overlooked
 from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
-from harness.sessions.retries import TREATMENTS, Standing, Treatment, digest_kind, standing
+from harness.sessions.retries import TREATMENTS, RetryStanding, Treatment, digest_kind, standing
 from harness.sessions.script import Step, next_step
 from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
@@ -369,9 +369,9 @@ class Session:
     def _treatment(self, digest: str, says_retry: bool) -> tuple[Treatment, int]:
         index = self._latest_with_body.get(digest, -1)
         if index < 0:
-            found = Standing.UNKNOWN
+            found = RetryStanding.UNKNOWN
         elif index in self._in_flight:
-            found = Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
+            found = RetryStanding.ABANDONED if index in self._abandoned else RetryStanding.AWAITED
         else:
             found = standing(self._tree.turn(index))
         return TREATMENTS[found, says_retry], index

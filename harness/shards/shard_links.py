@@ -13,7 +13,7 @@ from harness.shards.placement import choose_shard
 _T = TypeVar("_T")
 
 
-class Asked(NamedTuple, Generic[_T]):
+class ShardAnswers(NamedTuple, Generic[_T]):
     answers: dict[int, _T]
     """Results by shard number."""
     problems: tuple[str, ...]
@@ -53,7 +53,7 @@ class ShardLinks:
         number = choose_shard([load for load in loads if load is not None])
         return None if number is None else self._links[number]
 
-    async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> Asked[_T]:
+    async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
         """Call `call` for each link, for at most `seconds`."""
 
         async def ask(link: ShardLink) -> _T | str:
@@ -72,4 +72,6 @@ class ShardLinks:
             for number, answer in said.items()
             if isinstance(answer, str)
         )
-        return Asked({number: answer for number, answer in said.items() if not isinstance(answer, str)}, problems)
+        return ShardAnswers(
+            {number: answer for number, answer in said.items() if not isinstance(answer, str)}, problems
+        )

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.types import Json
 from harness.viewer.damage import say_missing
-from harness.viewer.divergence import Divergence, find_divergence
+from harness.viewer.divergence import FirstDifference, find_divergence
 from harness.viewer.look import look_at, look_into, open_tokenizer
 from harness.viewer.run_view import RunView, SessionLine
 
@@ -47,7 +47,7 @@ class SessionPair:
     second: SessionLine
     compared: bool
     """True if both had their tokens; if not, `divergence` says nothing."""
-    divergence: Divergence | None = None
+    divergence: FirstDifference | None = None
 
 
 @dataclass(frozen=True, slots=True)

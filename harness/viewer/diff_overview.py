@@ -11,7 +11,7 @@ from rich.text import Text
 from harness.sessions.ledger import Ledger
 from harness.telemetry.printable import printable
 from harness.viewer.diff import CONFIDENCE, RunDiff, SessionPair
-from harness.viewer.divergence import Divergence, Part
+from harness.viewer.divergence import FirstDifference, Part
 from harness.viewer.run_view import SHORT_ID, SessionLine
 from harness.viewer.terminal import ledger_words, missing_sentences
 
@@ -89,7 +89,7 @@ def _name(line: SessionLine) -> str:
     return known if line.number is None else f"{line.number} ({known})"
 
 
-def _where(found: Divergence) -> str:
+def _where(found: FirstDifference) -> str:
     match found.part:
         case Part.TURNS:
             return f"turn {found.turn}, which one of them does not have"

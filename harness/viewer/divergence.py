@@ -26,7 +26,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class FirstDifference:
     """The first difference of two sessions. Pairs are (first, second)."""
 
     turn: int
@@ -41,20 +41,20 @@ class Divergence:
 
 def find_divergence(
     first: SessionView, second: SessionView, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
-) -> Divergence | None:
+) -> FirstDifference | None:
     """Return the first difference, or None.
 
     Raises `RunError` if the record lacks the tokens of a turn.
     """
     for one, other in zip(first.turns, second.turns, strict=False):
         if one.parent != other.parent:
-            return Divergence(one.index, Part.PARENT)
+            return FirstDifference(one.index, Part.PARENT)
         for part in (Part.PROMPT, Part.OUTPUT):
             ids = _ids(one, part), _ids(other, part)
             if ids[0] != ids[1]:
                 return _token(one.index, part, ids, tokenizers)
     if len(first.turns) != len(second.turns):
-        return Divergence(min(len(first.turns), len(second.turns)), Part.TURNS)
+        return FirstDifference(min(len(first.turns), len(second.turns)), Part.TURNS)
     return None
 
 
@@ -68,7 +68,7 @@ def _ids(turn: TurnView, part: Part) -> list[int]:
 
 def _token(
     turn: int, part: Part, ids: tuple[list[int], list[int]], tokenizers: tuple[Tokenizer | None, Tokenizer | None]
-) -> Divergence:
+) -> FirstDifference:
     shorter = min(map(len, ids))
     at = next((place for place, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1]), shorter)
     one, other = (each[at] if at < len(each) else None for each in ids)
@@ -76,4 +76,4 @@ def _token(
         None if tokenizer is None else tokenizer.decode(each[max(0, at - _BEFORE) : at + _BEHIND])
         for each, tokenizer in zip(ids, tokenizers, strict=True)
     ]
-    return Divergence(turn, part, at, (one, other), (texts[0], texts[1]))
+    return FirstDifference(turn, part, at, (one, other), (texts[0], texts[1]))

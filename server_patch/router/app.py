@@ -25,7 +25,7 @@ from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, st
 from server_patch.router.gateway import Gateway
 from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
-from server_patch.router.verbs import VERBS, Order
+from server_patch.router.verbs import VERBS, VerbOrder
 from server_patch.router.workers import WorkerList
 
 _CONNECT_S = 10.0
@@ -36,7 +36,7 @@ _READ_BUFFER_BYTES = 1 << 20
 Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
 """Function that has every worker carry out a verb."""
 
-Attend = Callable[[Order, Tell], Awaitable[Sequence[VerbResult]]]
+Attend = Callable[[VerbOrder, Tell], Awaitable[Sequence[VerbResult]]]
 """Function that wraps `Tell` with work before and after."""
 
 KeyOf = Callable[[str], str]
@@ -47,7 +47,7 @@ def _no_key(_origin: str) -> str:
     return ""
 
 
-async def _tell_at_once(_order: Order, tell: Tell) -> Sequence[VerbResult]:
+async def _tell_at_once(_order: VerbOrder, tell: Tell) -> Sequence[VerbResult]:
     return await tell()
 
 
@@ -94,7 +94,7 @@ class RouterFront:
         *,
         to_workers: aiohttp.ClientSession | None = None,
         also: Sequence[str] = (),
-        heard: Callable[[Order], None] | None = None,
+        heard: Callable[[VerbOrder], None] | None = None,
         describe: Callable[[], dict[str, Any]] = dict,
         is_guarded: Callable[[], bool] = bool,
     ) -> None:
@@ -133,7 +133,7 @@ class RouterFront:
 
     async def _fan_out(self, request: Request) -> Response:
         body = await request.body()
-        order = Order(request.url.path, request.method, request.url.query, body)
+        order = VerbOrder(request.url.path, request.method, request.url.query, body)
 
         async def tell() -> Sequence[VerbResult]:
             await self.workers.look()  # include a worker added a moment ago

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from server_patch.router.verbs import VERBS, Call, Engine, Order, Plan, VerbError, plan
+from server_patch.router.verbs import VERBS, Call, Engine, Plan, VerbError, VerbOrder, plan
 from server_patch.router.workers import Worker
 
 _MISSING = frozenset({403, 404, 405})
@@ -47,7 +47,7 @@ class Updates:
 async def fan_out(
     http: aiohttp.ClientSession,
     workers: Sequence[Worker],
-    order: Order,
+    order: VerbOrder,
     *,
     updates: Updates | None = None,
     deadline_s: float | None = None,
@@ -58,7 +58,7 @@ async def fan_out(
     return await asyncio.gather(*(_tell(http, worker, order, known, seconds) for worker in workers))
 
 
-def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
+def report(order: VerbOrder, results: Sequence[VerbResult]) -> dict[str, Any]:
     failed = [result.url for result in results if not result.succeeded]
     done = f"{len(results) - len(failed)} of {len(results)} workers carried out {order.verb}"
     return {
@@ -132,7 +132,7 @@ class _Errand:
 
 
 async def _tell(
-    http: aiohttp.ClientSession, worker: Worker, order: Order, updates: Updates, deadline_s: float
+    http: aiohttp.ClientSession, worker: Worker, order: VerbOrder, updates: Updates, deadline_s: float
 ) -> VerbResult:
     errand = _Errand(http, worker.url, updates)
     if order.verb in _PAUSING:

@@ -27,7 +27,7 @@ class VerbError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class VerbOrder:
     """A control verb as a client sent it."""
 
     verb: str
@@ -75,7 +75,7 @@ class Verb:
     on_vllm: Callable[[Body], Plan]
 
 
-def plan(order: Order, engine: Engine) -> Plan:
+def plan(order: VerbOrder, engine: Engine) -> Plan:
     """Plan the calls of `order`. Raises `VerbError`."""
     if engine is Engine.SGLANG:
         target = f"{order.verb}?{order.query}" if order.query else order.verb

@@ -29,7 +29,7 @@ class Level(StrEnum):
     """Hardly anything works."""
 
 
-class Finding(NamedTuple):
+class InstallationFinding(NamedTuple):
     """Result of one check."""
 
     check: str
@@ -73,23 +73,23 @@ class Scratch:
                 shutil.rmtree(gone, ignore_errors=True)
 
 
-Probe = Callable[[Scratch], list[Finding]]
+Probe = Callable[[Scratch], list[InstallationFinding]]
 """Function that checks something and returns its findings."""
 
 
-def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
+def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[InstallationFinding]:
     """Return the findings of all `probes`, in order, within `deadline_s`.
 
     A probe that is late or raises becomes a finding. Scratch folders are removed even after an interrupt.
     """
     scratch = Scratch()
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[InstallationFinding]] = {}
 
     def ask(name: str, probe: Probe) -> None:
         try:
             found[name] = probe(scratch)
         except Exception as error:  # noqa: BLE001  # any error is a finding
-            found[name] = [Finding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
+            found[name] = [InstallationFinding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
 
     try:
         until = time.monotonic() + deadline_s
@@ -101,4 +101,4 @@ def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
     finally:
         scratch.remove()
     late, step = f"no answer within {deadline_s:g} s", "a file server or a device hangs; mend it, and ask again"
-    return [each for name in probes for each in found.get(name, [Finding(name, Level.WARN, late, step)])]
+    return [each for name in probes for each in found.get(name, [InstallationFinding(name, Level.WARN, late, step)])]

@@ -41,7 +41,7 @@ _ANY_ID = 2**31 - 1
 _SPAN_ROUTE = "/inference/v1/generate"
 
 
-class Answer(StrEnum):
+class ProbeAnswer(StrEnum):
     """Verdict on a capability."""
 
     YES = "yes"
@@ -54,7 +54,7 @@ class Finding:
     """Verdict on one capability."""
 
     capability: str
-    answer: Answer
+    answer: ProbeAnswer
     evidence: str
     """Observation, or the reason for none."""
     is_needed: bool
@@ -76,7 +76,7 @@ class Diagnosis:
     @property
     def is_usable(self) -> bool:
         """True if nothing that sessions need is missing."""
-        return not any(finding.is_needed and finding.answer is Answer.NO for finding in self.findings)
+        return not any(finding.is_needed and finding.answer is ProbeAnswer.NO for finding in self.findings)
 
     def to_json(self) -> Json:
         """Return the output of `--json`."""
@@ -133,7 +133,7 @@ class _Vocabulary(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    answer: Answer
+    answer: ProbeAnswer
     evidence: str
 
 
@@ -200,14 +200,14 @@ def _vocabulary(server: ExaminedServer, tokenizer: Tokenizer | None) -> _Vocabul
     if isinstance(size, int):
         where = f"{size} ids, as {server.weights / 'config.json'} says"
         if tokenizer is not None and tokenizer.vocab_size > size:
-            return _Vocabulary(size, _Claim(Answer.NO, f"{where}, but the tokenizer has {tokenizer.vocab_size}"))
-        return _Vocabulary(size, _Claim(Answer.YES, where))
+            return _Vocabulary(size, _Claim(ProbeAnswer.NO, f"{where}, but the tokenizer has {tokenizer.vocab_size}"))
+        return _Vocabulary(size, _Claim(ProbeAnswer.YES, where))
     if tokenizer is not None:
         size = tokenizer.vocab_size
         return _Vocabulary(
-            size, _Claim(Answer.UNKNOWN, f"the weights cannot be read here; the tokenizer has {size} ids")
+            size, _Claim(ProbeAnswer.UNKNOWN, f"the weights cannot be read here; the tokenizer has {size} ids")
         )
-    return _Vocabulary(None, _Claim(Answer.UNKNOWN, "the weights cannot be read here; pass --model"))
+    return _Vocabulary(None, _Claim(ProbeAnswer.UNKNOWN, "the weights cannot be read here; pass --model"))
 
 
 class _Examination(NamedTuple):
@@ -220,7 +220,7 @@ class _Examination(NamedTuple):
     async def findings(self) -> tuple[Finding, ...]:
         found = [await _find("token endpoint", self._token_endpoint, is_needed=True)]
         # The rest needs tokens.
-        if found[0].answer is Answer.YES:
+        if found[0].answer is ProbeAnswer.YES:
             found += [
                 await _find("version spans", self._version_spans),
                 await _find("prompt logprobs", self._prompt_logprobs, is_needed=True),
@@ -237,39 +237,41 @@ class _Examination(NamedTuple):
             *found,
             await _find("pause", pause),
             await _find("weight updates", update),
-            Finding("context length", Answer.YES, context, is_needed=False),
+            Finding("context length", ProbeAnswer.YES, context, is_needed=False),
             Finding("vocabulary", *self.vocabulary.claim, is_needed=True),
             await _find("tokenizer", self._same_tokenizer, is_needed=True),
         )
 
     async def _token_endpoint(self) -> _Claim:
         if (await self.provider.health()).paused:
-            return _Claim(Answer.NO, "the engine is paused and generates nothing; resume it and ask again")
+            return _Claim(ProbeAnswer.NO, "the engine is paused and generates nothing; resume it and ask again")
         result = await self._sample()
         size = result.output_ids.size
-        return _Claim(Answer.YES, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
+        return _Claim(ProbeAnswer.YES, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
 
     async def _version_spans(self) -> _Claim:
         if self.server.generate_route == "/v1/completions":
-            return _Claim(Answer.NO, "/v1/completions reports none; start vLLM with --enable-scale-out")
+            return _Claim(ProbeAnswer.NO, "/v1/completions reports none; start vLLM with --enable-scale-out")
         spans = (await self._sample()).version_spans
-        return _Claim(Answer.YES, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
+        return _Claim(ProbeAnswer.YES, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
 
     async def _prompt_logprobs(self) -> _Claim:
         scores = await self.provider.score(_PROMPT, start=1)
-        return _Claim(Answer.YES, f"scoring {_PROMPT.size} tokens from the second on returned {scores.logprobs.size}")
+        return _Claim(
+            ProbeAnswer.YES, f"scoring {_PROMPT.size} tokens from the second on returned {scores.logprobs.size}"
+        )
 
     async def _logprob_scale(self) -> _Claim:
         if self.vocabulary.size is None:
-            return _Claim(Answer.UNKNOWN, "cannot be measured without the size of the vocabulary; pass --model")
+            return _Claim(ProbeAnswer.UNKNOWN, "cannot be measured without the size of the vocabulary; pass --model")
         try:
             measured = await measure_scale(self.provider)
         except EngineReplyInvalid as error:  # a reply that contradicts itself is found elsewhere
-            return _Claim(Answer.UNKNOWN, error.message)
+            return _Claim(ProbeAnswer.UNKNOWN, error.message)
         if measured is None:
-            return _Claim(Answer.UNKNOWN, CERTAIN)
-        answer = Answer.YES if measured.mean_difference <= TOLERANCE else Answer.NO
-        advice = "" if answer is Answer.YES else "; they are after temperature, see docs/engines.md"
+            return _Claim(ProbeAnswer.UNKNOWN, CERTAIN)
+        answer = ProbeAnswer.YES if measured.mean_difference <= TOLERANCE else ProbeAnswer.NO
+        advice = "" if answer is ProbeAnswer.YES else "; they are after temperature, see docs/engines.md"
         return _Claim(
             answer,
             f"{measured.tokens} tokens sampled at temperature 0.7 and then scored differ by"
@@ -290,30 +292,30 @@ class _Examination(NamedTuple):
         assert result is not None
         told = f"told to end after its first tokens, a request for {params.max_new_tokens} ended"
         told += f" with {result.finish_reason.value!r} after {result.output_ids.size}"
-        return _Claim(Answer.YES if result.finish_reason is FinishReason.ABORT else Answer.UNKNOWN, told)
+        return _Claim(ProbeAnswer.YES if result.finish_reason is FinishReason.ABORT else ProbeAnswer.UNKNOWN, told)
 
     async def _repeat_guard(self) -> _Claim:
         digest = await self.provider.active_guard()
         if digest is None:
-            return _Claim(Answer.NO, "a probe was generated as if nobody watched")
-        return _Claim(Answer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
+            return _Claim(ProbeAnswer.NO, "a probe was generated as if nobody watched")
+        return _Claim(ProbeAnswer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
 
     async def _find_route(self, path: str, what: str) -> _Claim:
         # A GET of a POST route has no effect.
         status = (await self.client.ask(HttpCall("GET", path, _ANSWER_S))).status
         if status in MISSING - {405}:
             advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
-            return _Claim(Answer.NO, f"there is no POST {path}{advice}")
-        return _Claim(Answer.YES, f"POST {path} exists, {what}; not tried")
+            return _Claim(ProbeAnswer.NO, f"there is no POST {path}{advice}")
+        return _Claim(ProbeAnswer.YES, f"POST {path} exists, {what}; not tried")
 
     async def _same_tokenizer(self) -> _Claim:
         if self.tokenizer is None:
-            return _Claim(Answer.UNKNOWN, "compared with nothing; pass --model")
+            return _Claim(ProbeAnswer.UNKNOWN, "compared with nothing; pass --model")
         difference = await find_difference(self.client, self.tokenizer)
         if difference is not None:
-            return _Claim(Answer.NO, f"{difference}, in --model")
+            return _Claim(ProbeAnswer.NO, f"{difference}, in --model")
         return _Claim(
-            Answer.YES, f"/tokenize gave the ids of --model for {len(texts_to_compare(self.tokenizer))} texts"
+            ProbeAnswer.YES, f"/tokenize gave the ids of --model for {len(texts_to_compare(self.tokenizer))} texts"
         )
 
     async def _sample(self) -> GenerationResult:
@@ -324,7 +326,7 @@ async def _find(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_n
     try:
         claim = await probe()
     except EngineUnavailable as error:
-        claim = _Claim(Answer.UNKNOWN, error.message)
+        claim = _Claim(ProbeAnswer.UNKNOWN, error.message)
     except EngineError as error:
-        claim = _Claim(Answer.NO, error.message)
+        claim = _Claim(ProbeAnswer.NO, error.message)
     return Finding(capability, *claim, is_needed=is_needed)

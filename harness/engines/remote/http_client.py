@@ -26,7 +26,7 @@ import msgspec
 
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.remote.event_stream import EventBuffer, LineTooLong
-from harness.engines.remote.http_connection import CannotConnect, Connection, Connections, StaleConnection
+from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections, StaleConnection
 from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
 from harness.errors import EngineConnectionLost, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import Json
@@ -64,7 +64,7 @@ class HttpCall:
 
 
 class EngineClient:
-    """Connections to one engine server.
+    """EngineConnections to one engine server.
 
     Args:
         url: See `EngineAddress`; may have a path prefix.
@@ -84,13 +84,13 @@ class EngineClient:
         """Identifies the lifetime of this client."""
         self.generations_sent = 0
         """Sampling requests that were sent."""
-        self._connections: Connections | None = None
+        self._connections: EngineConnections | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
         """Create the unbounded connection pool; needs the running loop."""
-        self._connections = Connections(self.url)
+        self._connections = EngineConnections(self.url)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ class EngineClient:
                     connections.end(connection)
 
     async def _read_events(
-        self, call: HttpCall, connection: Connection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
+        self, call: HttpCall, connection: EngineConnection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
     ) -> list[bytes]:
         data = await read()
         if not 200 <= connection.status < 300:
@@ -219,12 +219,12 @@ class EngineClient:
                 f" ({error}); check the version of the server"
             ) from error
 
-    def _require_open(self) -> Connections:
+    def _require_open(self) -> EngineConnections:
         if self._connections is None:
             raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
         return self._connections
 
-    async def _send(self, connections: Connections, call: HttpCall) -> Connection:
+    async def _send(self, connections: EngineConnections, call: HttpCall) -> EngineConnection:
         headers = {**self._headers, **call.headers}
         # A POST that changes something gets a new connection. A kept one may have been closed (uvicorn does so even
         # after an unhandled error), and then it is unknown whether the server read the call.

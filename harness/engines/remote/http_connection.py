@@ -39,8 +39,8 @@ class AnswerInvalid(OSError):
     """Raised if the answer is not HTTP or exceeds a limit."""
 
 
-class Connection(asyncio.Protocol):
-    """Connection and its current exchange."""
+class EngineConnection(asyncio.Protocol):
+    """EngineConnection and its current exchange."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -220,8 +220,8 @@ class Connection(asyncio.Protocol):
             self.is_whole, self._stays_open = True, self._parser.should_keep_alive()
 
 
-class Connections:
-    """Connections to one server, one per concurrent request.
+class EngineConnections:
+    """EngineConnections to one server, one per concurrent request.
 
     Args:
         url: `http://` or `https://host:port`; a path is ignored.
@@ -229,12 +229,12 @@ class Connections:
 
     def __init__(self, url: str) -> None:
         self._address = DialedAddress(url)
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._open: set[EngineConnection] = set()
+        self._idle: list[EngineConnection] = []
         """Most recently used last, and used first."""
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> Connection:
+    async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> EngineConnection:
         """Send a request, over an unused connection if `on_new`. Raises `CannotConnect`.
 
         Read the answer from the returned connection, then call `end`.
@@ -245,7 +245,7 @@ class Connections:
         connection.send(parts)
         return connection
 
-    def end(self, connection: Connection) -> None:
+    def end(self, connection: EngineConnection) -> None:
         """Keep the connection if it is reusable, else close it."""
         if connection.is_reusable and connection in self._open:
             self._keep(connection)
@@ -262,10 +262,10 @@ class Connections:
         if closing:
             await asyncio.wait([connection.closed for connection in closing], timeout=_CLOSE_S)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> EngineConnection:
         try:
             async with asyncio.timeout(CONNECT_S):
-                connection = await self._address.connect(Connection)
+                connection = await self._address.connect(EngineConnection)
         except TimeoutError as error:
             raise CannotConnect(f"no connection within {CONNECT_S:g} s; is the server running?") from error
         except (OSError, ValueError) as error:  # of a name or a port that is none, too
@@ -278,7 +278,7 @@ class Connections:
         self._open.add(connection)
         return connection
 
-    def _choose_kept(self) -> Connection | None:
+    def _choose_kept(self) -> EngineConnection | None:
         oldest = asyncio.get_running_loop().time() - _KEEP_ALIVE_S
         while self._idle:
             connection = self._idle.pop()
@@ -287,14 +287,14 @@ class Connections:
             self._drop(connection)
         return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: EngineConnection) -> None:
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = loop.call_later(_KEEP_ALIVE_S, self._drop_idle)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: EngineConnection) -> None:
         self._open.discard(connection)
         connection.abort()
 

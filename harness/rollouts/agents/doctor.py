@@ -21,7 +21,7 @@ _START_S = 60.0
 _NO_SESSION = SessionHandle("none", "http://127.0.0.1:9/sessions/none", "none")
 
 
-class Finding(NamedTuple):
+class AgentFinding(NamedTuple):
     """One checked property."""
 
     check: str
@@ -30,11 +30,11 @@ class Finding(NamedTuple):
     """With the next step if it is not well."""
 
 
-async def examine_agent(profile: AgentProfile) -> list[Finding]:
+async def examine_agent(profile: AgentProfile) -> list[AgentFinding]:
     """Return the findings in the order of fixing."""
     served = ", ".join(dialect.name for dialect in DIALECTS)
     findings = [
-        Finding(
+        AgentFinding(
             "dialect",
             profile.is_served,
             profile.spec.dialect if profile.is_served else f"{profile.spec.dialect} is not served; served: {served}",
@@ -42,12 +42,12 @@ async def examine_agent(profile: AgentProfile) -> list[Finding]:
     ]
     if not is_installed(profile):
         missing = f"there is no {environment_of(profile)}; run: harness agent install {profile.name}"
-        return [*findings, Finding("environment", False, missing)]
-    findings.append(Finding("environment", True, str(environment_of(profile))))
+        return [*findings, AgentFinding("environment", False, missing)]
+    findings.append(AgentFinding("environment", True, str(environment_of(profile))))
     return [*findings, await _examine_version(profile)]
 
 
-async def _examine_version(profile: AgentProfile) -> Finding:
+async def _examine_version(profile: AgentProfile) -> AgentFinding:
     inherited = {name: value for name, value in for_programs(os.environ).items() if name not in USER_FOLDERS}
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as home:
         told = client_variables(_NO_SESSION, "none")
@@ -58,11 +58,11 @@ async def _examine_version(profile: AgentProfile) -> Finding:
             command = resolve_command([expand(word, env) for word in words], env["PATH"])
             ended = await run(*command, deadline_s=_START_S, env=env)
         except (OSError, ValueError, HarnessError) as error:
-            return Finding("version", False, f"it does not start: {error}; {_again(profile)}")
+            return AgentFinding("version", False, f"it does not start: {error}; {_again(profile)}")
     said = (ended.output + ended.messages).strip()
     if ended.code or profile.version not in said:
-        return Finding("version", False, f"expected {profile.version}, it said {said[-200:]!r}; {_again(profile)}")
-    return Finding("version", True, profile.version)
+        return AgentFinding("version", False, f"expected {profile.version}, it said {said[-200:]!r}; {_again(profile)}")
+    return AgentFinding("version", True, profile.version)
 
 
 def _again(profile: AgentProfile) -> str:

@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.02
 
 
 @dataclass(slots=True)
-class _Kept:
+class _QueuedSample:
     number: int
     recorded: Sample | None = None
     """None before the record is written."""
@@ -32,12 +32,12 @@ class FinishedSamples:
         """Queued samples; a sweep may replace them one by one."""
         self._manager = manager
         self._log = log
-        self._kept: list[_Kept] = []
+        self._kept: list[_QueuedSample] = []
 
     def add(self, number: int, samples: Sequence[Sample]) -> None:
         """Queue a rollout's samples. Do not await between the manager's return and this call."""
         self.samples += samples
-        self._kept += [_Kept(number) for _ in samples]
+        self._kept += [_QueuedSample(number) for _ in samples]
 
     def record(self, number: int) -> tuple[Sample, ...]:
         """Return a rollout's samples for its record, and mark them recorded."""

@@ -5,11 +5,11 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class _Strict(BaseModel):
+class _StrictTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
-class LossSpec(_Strict):
+class LossSpec(_StrictTable):
     """Token loss and normalizer."""
 
     name: Literal["cross_entropy", "ppo", "grpo", "decoupled_ppo"] = "grpo"
@@ -24,7 +24,7 @@ class LossSpec(_Strict):
     """Cap on a token's proximal-to-behavior weight in `decoupled_ppo`."""
 
 
-class OptimizerSpec(_Strict):
+class OptimizerSpec(_StrictTable):
     """AdamW, one update per step."""
 
     learning_rate: float = Field(default=2e-4, gt=0)
@@ -35,7 +35,7 @@ class OptimizerSpec(_Strict):
     """Largest gradient norm."""
 
 
-class PackingSpec(_Strict):
+class PackingSpec(_StrictTable):
     """Packing of segments."""
 
     length: int = Field(default=4096, ge=2)
@@ -46,7 +46,7 @@ class PackingSpec(_Strict):
     """Handling of segments longer than a pack."""
 
 
-class BatchSpec(_Strict):
+class BatchSpec(_StrictTable):
     """Rollouts of a step, as a product."""
 
     per_device: int = Field(default=1, ge=1)
@@ -55,14 +55,14 @@ class BatchSpec(_Strict):
     """Batches per update."""
 
 
-class CheckpointSpec(_Strict):
+class CheckpointSpec(_StrictTable):
     """Model folders to keep; those for `--resume` always stay."""
 
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0 keeps only the last."""
 
 
-class TrainSpec(_Strict):
+class TrainSpec(_StrictTable):
     """Training settings."""
 
     rollouts_per_step: int = Field(default=0, ge=0)

@@ -39,7 +39,7 @@ _MOST_WORDS = 200  # characters of it in the log
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~")
 
 
-class Verdict(StrEnum):
+class DeliveryVerdict(StrEnum):
     """Result of a POST for its spans."""
 
     TAKEN = "taken"
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 class Answer(NamedTuple):
     """Result of a POST."""
 
-    verdict: Verdict
+    verdict: DeliveryVerdict
     trouble: str = ""
     """Failure, in the same words each time; empty on success."""
     detail: str = ""
@@ -123,24 +123,24 @@ def judge_answer(status: int, content: bytes, retry_after: str, now: float, keys
     """Interpret a collector's answer at Unix second `now`, redacting what `keys` finds."""
     text = content.decode("utf-8", "replace")
     if status in _AGAIN:
-        return Answer(Verdict.AGAIN, f"answered {status}", _words(text, keys), wait_s=_wait_s(retry_after, now))
+        return Answer(DeliveryVerdict.AGAIN, f"answered {status}", _words(text, keys), wait_s=_wait_s(retry_after, now))
     if not 200 <= status < 300:
-        return Answer(Verdict.REFUSED, f"answered {status}", _words(text, keys))
+        return Answer(DeliveryVerdict.REFUSED, f"answered {status}", _words(text, keys))
     try:
         said = msgspec.json.decode(content, type=_Response, strict=False) if content else _Response()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # A success without OTLP in it: perhaps another kind of server.
-        return Answer(Verdict.TAKEN, "answered with what is no OTLP", _words(text, keys))
+        return Answer(DeliveryVerdict.TAKEN, "answered with what is no OTLP", _words(text, keys))
     partial = said.partial_success or _PartialSuccess()
     if partial.rejected_spans > 0:
         rejected = "rejected some of the spans"
-        return Answer(Verdict.TAKEN, rejected, _words(partial.error_message, keys), partial.rejected_spans)
-    return Answer(Verdict.TAKEN)
+        return Answer(DeliveryVerdict.TAKEN, rejected, _words(partial.error_message, keys), partial.rejected_spans)
+    return Answer(DeliveryVerdict.TAKEN)
 
 
 @dataclass(slots=True)
-class Collector:
-    """Collector at `url` (`traces_url`); `timeout_s` limits each request."""
+class SpanCollector:
+    """SpanCollector at `url` (`traces_url`); `timeout_s` limits each request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -180,9 +180,11 @@ class Collector:
                 after = response.headers.get("retry-after", "")
                 return judge_answer(response.status, content, after, time.time(), self._keys)
         except TimeoutError:
-            return Answer(Verdict.AGAIN, "did not answer in time", f"within {self.timeout_s:g} s")
+            return Answer(DeliveryVerdict.AGAIN, "did not answer in time", f"within {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # the latter: an answer that is no HTTP
-            return Answer(Verdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}", self._keys))
+            return Answer(
+                DeliveryVerdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}", self._keys)
+            )
 
 
 def _tls_context() -> ssl.SSLContext:

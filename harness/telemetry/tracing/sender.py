@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_before
 from harness.machine.deadlines import last_result, within
 from harness.machine.log import get_logger
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import Answer, Collector, Verdict
+from harness.telemetry.tracing.collector import Answer, DeliveryVerdict, SpanCollector
 from harness.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
 from server_patch.background import running
 
@@ -34,7 +34,7 @@ _AT_ONCE = 16  # turns made into JSON in one go: half a millisecond
 log = get_logger(__name__)
 
 
-class DropReason(StrEnum):
+class SpanDropReason(StrEnum):
     """Reason why spans were not sent."""
 
     QUEUE_FULL = "queue_full"
@@ -68,7 +68,7 @@ class SendingPace(NamedTuple):
 class SpanSender:
     """Sender of offered spans to `collector`, while the block of `sending` runs."""
 
-    def __init__(self, collector: Collector, metrics: ServerMetrics, pace: SendingPace | None = None) -> None:
+    def __init__(self, collector: SpanCollector, metrics: ServerMetrics, pace: SendingPace | None = None) -> None:
         self._collector = collector
         self._metrics = metrics
         self._pace = pace or SendingPace()
@@ -92,7 +92,7 @@ class SpanSender:
         # Old turns come by the thousand and may fill only half of the queue.
         spans = traced.span_count
         if self._waiting + spans > (self._pace.queue_length if is_new else self._pace.queue_length // 2):
-            self._drop(DropReason.QUEUE_FULL, spans)
+            self._drop(SpanDropReason.QUEUE_FULL, spans)
             return
         self._queue.append(traced)
         self._waiting += spans
@@ -115,7 +115,7 @@ class SpanSender:
                                 await self._send_rest()
                 finally:
                     self._ending = None
-                    self._drop(DropReason.STOPPED, self._waiting + len(self._batch))
+                    self._drop(SpanDropReason.STOPPED, self._waiting + len(self._batch))
                     self._queue.clear()
 
     async def _send_for_ever(self) -> None:
@@ -130,7 +130,7 @@ class SpanSender:
             if not self._batch:
                 await self._take_batch()
             answer = await self._post()
-            if answer.verdict is Verdict.AGAIN:
+            if answer.verdict is DeliveryVerdict.AGAIN:
                 return
             self._settle(answer)
 
@@ -143,7 +143,7 @@ class SpanSender:
             try:
                 self._batch += list(map(msgspec.json.encode, traced.spans()))
             except (ValueError, OverflowError):  # the clock of its machine was never set
-                self._drop(DropReason.INVALID, traced.span_count)
+                self._drop(SpanDropReason.INVALID, traced.span_count)
             if taken % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         if not self._queue:
@@ -165,21 +165,21 @@ class SpanSender:
             return doubling(state) * random.uniform(0.5, 1.0)  # noqa: S311  # servers that lost it come back one by one
 
         answer: Answer = await AsyncRetrying(
-            retry=retry_if_result(lambda answer: answer.verdict is Verdict.AGAIN),
+            retry=retry_if_result(lambda answer: answer.verdict is DeliveryVerdict.AGAIN),
             wait=rest_s,
             stop=stop_before_delay(self._pace.give_up_s),
             retry_error_callback=last_result,
         )(self._post)
-        if answer.verdict is Verdict.AGAIN:
+        if answer.verdict is DeliveryVerdict.AGAIN:
             await asyncio.sleep(max(0.0, until - loop.time()))  # the next batch is not posted before its time either
-            self._drop(DropReason.GIVEN_UP, len(self._batch))
+            self._drop(SpanDropReason.GIVEN_UP, len(self._batch))
             self._batch = []
         else:
             self._settle(answer)
 
     async def _post(self) -> Answer:
         answer = await self._collector.post(write_request(self._batch))
-        if answer.verdict is not Verdict.TAKEN:
+        if answer.verdict is not DeliveryVerdict.TAKEN:
             self._metrics.span_post_failed()
         if answer.trouble != self._trouble:
             self._trouble = answer.trouble
@@ -191,11 +191,11 @@ class SpanSender:
 
     def _settle(self, answer: Answer) -> None:
         spans = len(self._batch)
-        rejected = spans if answer.verdict is Verdict.REFUSED else min(spans, answer.rejected)
-        self._drop(DropReason.REFUSED, rejected)
+        rejected = spans if answer.verdict is DeliveryVerdict.REFUSED else min(spans, answer.rejected)
+        self._drop(SpanDropReason.REFUSED, rejected)
         self._metrics.spans_sent(spans - rejected)
         self._batch = []
 
-    def _drop(self, reason: DropReason, spans: int) -> None:
+    def _drop(self, reason: SpanDropReason, spans: int) -> None:
         if spans:
             self._metrics.spans_dropped(str(reason), spans)

@@ -20,7 +20,7 @@ class Split(NamedTuple):
     rest: Sequence[Piece] = ()
 
 
-class _Place(Enum):
+class _MarkerPlace(Enum):
     BEFORE = auto()
     """White space only so far."""
     INSIDE = auto()
@@ -34,51 +34,51 @@ class _Place(Enum):
 class ReasoningSplit:
     def __init__(self, call_markers: Sequence[str], *, is_open: bool) -> None:
         self._call_markers = call_markers
-        self._place = _Place.INSIDE if is_open else _Place.BEFORE
+        self._place = _MarkerPlace.INSIDE if is_open else _MarkerPlace.BEFORE
         self._waiting: list[Piece] = []
         self._has_begun = False
 
     def push(self, piece: Piece) -> Split:
         """Return the part of the output that became final with `piece`."""
         match self._place:
-            case _Place.BEFORE:
+            case _MarkerPlace.BEFORE:
                 return self._push_before(piece)
-            case _Place.INSIDE | _Place.DRAFT:
+            case _MarkerPlace.INSIDE | _MarkerPlace.DRAFT:
                 return self._push_inside(piece)
-            case _Place.BEHIND:
+            case _MarkerPlace.BEHIND:
                 kept = piece if piece.is_marker else Piece(piece.text.lstrip("\n"))
-                self._place = _Place.REST if kept.text else _Place.BEHIND
+                self._place = _MarkerPlace.REST if kept.text else _MarkerPlace.BEHIND
                 return Split(rest=[kept] if kept.text else [])
-            case _Place.REST:
+            case _MarkerPlace.REST:
                 return Split(rest=[piece])
 
     def end(self) -> Split:
         """Return the rest."""
-        if self._place is _Place.INSIDE:  # only line breaks wait, which are dropped
+        if self._place is _MarkerPlace.INSIDE:  # only line breaks wait, which are dropped
             return Split()
-        if self._place is _Place.DRAFT and not self._waiting[0].is_marker:
+        if self._place is _MarkerPlace.DRAFT and not self._waiting[0].is_marker:
             self._waiting.pop(0)
         return Split(rest=self._take_waiting())
 
     def _push_before(self, piece: Piece) -> Split:
         if piece == _THINK:
-            self._waiting, self._place = [], _Place.INSIDE
+            self._waiting, self._place = [], _MarkerPlace.INSIDE
             return Split()
         self._waiting.append(piece)
         if not piece.is_marker and not piece.text.strip():
             return Split()
-        self._place = _Place.REST
+        self._place = _MarkerPlace.REST
         return Split(rest=self._take_waiting())
 
     def _push_inside(self, piece: Piece) -> Split:
         if piece == _THOUGHT:
-            self._place = _Place.BEHIND
+            self._place = _MarkerPlace.BEHIND
             return Split(self._give("".join(each.text for each in self._take_waiting()).rstrip("\n")))
         self._waiting.append(piece)
-        if self._place is _Place.DRAFT:
+        if self._place is _MarkerPlace.DRAFT:
             return Split()
         if piece.is_marker and piece.text in self._call_markers:
-            self._place = _Place.DRAFT
+            self._place = _MarkerPlace.DRAFT
             return Split()
         text = "".join(each.text for each in self._take_waiting())
         final = text.rstrip("\n")

@@ -64,7 +64,7 @@ class Harmony(CallSyntax):
         return parsed if parsed.malformed else ParsedOutput(content, parsed.tool_calls, reasoning=reasoning)
 
 
-class _Message(NamedTuple):
+class _HarmonyMessage(NamedTuple):
     channel: str
     recipient: str | None
     body: str
@@ -90,7 +90,7 @@ class _Reader:
         self._waiting: list[Piece] = []
         """Header of the message, or all text that waits for the end."""
         self._waits_for_end = False
-        self._open: _Message | None = None
+        self._open: _HarmonyMessage | None = None
         self._has_reasoning = self._has_content = False
         self._commentary: list[str] = []
 
@@ -128,7 +128,7 @@ class _Reader:
             has_one, self._has_content = self._has_content, True
         return "\n" if has_one else ""
 
-    def _say(self, message: _Message, text: str) -> Delta:
+    def _say(self, message: _HarmonyMessage, text: str) -> Delta:
         match message.channel:
             case "analysis":
                 return Delta(text)
@@ -142,7 +142,7 @@ class _Reader:
                 return Delta(content=content)
 
 
-def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:
+def _messages(pieces: Sequence[Piece]) -> Iterator[_HarmonyMessage | None]:
     header: list[str] = []
     body: list[str] | None = None
     for piece in pieces:
@@ -162,10 +162,10 @@ def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:
         yield None
 
 
-def _message(header: str, body: str, end: str | None) -> _Message | None:
+def _message(header: str, body: str, end: str | None) -> _HarmonyMessage | None:
     role, found, _ = header.removeprefix(_START).partition(_CHANNEL)
     channel = _CHANNEL_NAME.search(header)
     if not found or channel is None or _ROLE.fullmatch(role) is None:
         return None
     recipient = _RECIPIENT.search(header)
-    return _Message(channel.group(1), recipient.group(1) if recipient else None, body, end)
+    return _HarmonyMessage(channel.group(1), recipient.group(1) if recipient else None, body, end)

@@ -37,7 +37,7 @@ _OPEN = 8
 _TOO_OLD = "its pauses and the times of its turns: the server is of an earlier version, which does not say them"
 
 
-class Asked(NamedTuple):
+class BrowserState(NamedTuple):
     """A browser's state and request."""
 
     version: int
@@ -124,7 +124,7 @@ class LiveLook:
             problems += told.problems
         return problems
 
-    async def tell(self, asked: Asked) -> Json:
+    async def tell(self, asked: BrowserState) -> Json:
         """Return what the browser lacks, at most a second old; `problem` explains older data."""
         problem = await self._refresh()
         record = None

@@ -30,7 +30,7 @@ from harness.errors import RequestError
 from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.tokens.tokenizer import Tokenizer
-from harness.viewer.live.live_look import Asked, LiveLook
+from harness.viewer.live.live_look import BrowserState, LiveLook
 from harness.viewer.look import find_tokenizer
 from harness.viewer.look_at_server import tokenizer_of
 from harness.viewer.page.run_page import live_page
@@ -149,12 +149,12 @@ async def serve_live_until_told(
         await stop.wait()
 
 
-def _parse_asked(query: QueryParams) -> Asked | None:
+def _parse_asked(query: QueryParams) -> BrowserState | None:
     numbers = [query.get(name, "") for name in ("version", "texts", "record")]
     if not all(each.isascii() and each.isdigit() and len(each) <= _DIGITS for each in numbers):
         return None
     version, texts, record = map(int, numbers)
-    return Asked(version, texts, query.get("open", ""), record)
+    return BrowserState(version, texts, query.get("open", ""), record)
 
 
 def _refuse(error: RequestError) -> Response:

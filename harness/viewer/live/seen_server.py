@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import NamedTuple
 
-from harness.client.session_server import HoldTimes, SessionList, SessionSummary, TurnTime, TurnTimes
+from harness.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.types import Json
 from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, line_data
 from harness.viewer.run_view import Band, SessionLine, hold_band
@@ -157,7 +157,7 @@ class SeenServer:
                 seen.take_times(standing, told.times.get(session_id, ()), told.now, self.version)
                 self._touch(seen)
 
-    def take_holds(self, told: HoldTimes) -> None:
+    def take_holds(self, told: ReportedHolds) -> None:
         """Record hold times. Unfinished holds that are no longer reported have ended."""
         self.version, self.now = self.version + 1, told.now
         running = {(each.holder, each.began_at) for each in told.holds}

@@ -15,7 +15,7 @@ import pytest
 
 from harness.control.weight_workers import reach
 from harness.engines.base import PauseMode
-from harness.engines.examine.doctor import Answer, diagnose
+from harness.engines.examine.doctor import ProbeAnswer, diagnose
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import LaneError
 from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
@@ -104,7 +104,7 @@ async def test_the_variables_of_the_guard_activate_it(spec: LaneSpec, weights: P
     async with open_lane(replace(spec, env=GUARD.to_environ())) as lane:
         findings = (await diagnose(lane.url, tokenizer=Tokenizer.load(weights))).findings
 
-    assert [finding.capability for finding in findings if finding.answer is not Answer.YES] == []
+    assert [finding.capability for finding in findings if finding.answer is not ProbeAnswer.YES] == []
     [guard] = [finding for finding in findings if finding.capability == "repeat guard"]
     assert GUARD.digest()[:12] in guard.evidence
 

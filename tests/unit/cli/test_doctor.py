@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.installation.findings import Finding, Level, Scratch, ask_all
+from harness.cli.installation.findings import InstallationFinding, Level, Scratch, ask_all
 from harness.cli.installation.packages import EXTRAS
 from harness.cli.installation.probes import examine_proxy_of
 from tests.checkout import ROOT
@@ -19,17 +19,17 @@ def test_a_probe_that_hangs_or_breaks_is_a_finding(tmp_path: Path):
     """The others are told all the same, and its folder is gone."""
     never, made = threading.Event(), threading.Event()
 
-    def hang(scratch: Scratch) -> list[Finding]:
+    def hang(scratch: Scratch) -> list[InstallationFinding]:
         (scratch.make(tmp_path) / "file").touch()
         made.set()
         never.wait()
         return []
 
-    def wait_until_made(_: Scratch) -> list[Finding]:
+    def wait_until_made(_: Scratch) -> list[InstallationFinding]:
         made.wait()
-        return [Finding("fine", Level.OK, "as it should be")]
+        return [InstallationFinding("fine", Level.OK, "as it should be")]
 
-    def fall_over(_: Scratch) -> list[Finding]:
+    def fall_over(_: Scratch) -> list[InstallationFinding]:
         raise OSError("no such device")
 
     found = ask_all({"hung": hang, "fine": wait_until_made, "broken": fall_over}, deadline_s=1.0)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from harness.engines.base import PauseMode
-from harness.engines.examine.doctor import Answer, Diagnosis, Finding, diagnose
+from harness.engines.examine.doctor import Diagnosis, Finding, ProbeAnswer, diagnose
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineUnavailable
@@ -18,7 +18,7 @@ from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import scripted_engine, toy_tokenizer
 
-YES, NO, UNKNOWN = Answer
+YES, NO, UNKNOWN = ProbeAnswer
 STEADILY = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.002)
 
 
@@ -28,7 +28,7 @@ async def examined(fake: FakeServer, tokenizer: Tokenizer | None = None) -> Asyn
         yield await diagnose(url, tokenizer=tokenizer)
 
 
-def answers(diagnosis: Diagnosis) -> dict[str, Answer]:
+def answers(diagnosis: Diagnosis) -> dict[str, ProbeAnswer]:
     return {finding.capability: finding.answer for finding in diagnosis.findings}
 
 

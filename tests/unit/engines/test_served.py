@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, TokenProvider
-from harness.engines.examine.doctor import Answer, diagnose
+from harness.engines.examine.doctor import ProbeAnswer, diagnose
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
@@ -227,7 +227,7 @@ async def test_the_doctor_says_what_really_samples():
     answers = {finding.capability: finding.answer for finding in diagnosis.findings}
 
     assert (diagnosis.engine, diagnosis.protocol, diagnosis.is_usable) == ("scripted", "sglang", True)
-    assert {name for name, answer in answers.items() if answer is not Answer.YES} == {"repeat guard", "vocabulary"}
+    assert {name for name, answer in answers.items() if answer is not ProbeAnswer.YES} == {"repeat guard", "vocabulary"}
 
 
 async def test_a_port_that_is_taken_is_said():

@@ -15,14 +15,14 @@ from harness.engines.scripted import ScriptStep
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from server_patch.router.app import open_http
 from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, status_of
-from server_patch.router.verbs import VERBS, Engine, Order
+from server_patch.router.verbs import VERBS, Engine, VerbOrder
 from server_patch.router.workers import Worker, engine_of
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
 from tests.fake_engines.workers import fake_workers, serving_app
 from tests.session_servers.served import eventually
 
-PAUSE = Order("/pause_generation", "POST", "", b'{"mode": "abort"}')
-CONTINUE = Order("/continue_generation", "POST", "", b"{}")
+PAUSE = VerbOrder("/pause_generation", "POST", "", b'{"mode": "abort"}')
+CONTINUE = VerbOrder("/continue_generation", "POST", "", b"{}")
 SLOWLY = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.004)
 
 
@@ -32,10 +32,10 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-def update_to(version: str, path: Path = Path("/weights/b")) -> Order:
+def update_to(version: str, path: Path = Path("/weights/b")) -> VerbOrder:
     """The weights in `path`, as `version`."""
     body = json.dumps({"model_path": str(path), "weight_version": version}).encode()
-    return Order("/update_weights_from_disk", "POST", "", body)
+    return VerbOrder("/update_weights_from_disk", "POST", "", body)
 
 
 def workers_of(fakes: list[FakeServer]) -> list[Worker]:
@@ -72,7 +72,7 @@ async def test_every_verb_reaches_an_sglang_and_a_vllm_worker(http):
     }
     async with fake_workers("sglang", "vllm") as fakes:
         for verb in VERBS:
-            order = Order(verb, "POST", "", json.dumps(bodies.get(verb, {})).encode())
+            order = VerbOrder(verb, "POST", "", json.dumps(bodies.get(verb, {})).encode())
             obeyed = [True, verb not in ("/update_weights_from_distributed", "/update_weights_from_tensor")]
             assert successes(await fan_out(http, workers_of(fakes), order)) == obeyed, verb
 
@@ -116,7 +116,7 @@ async def test_a_refused_update_is_a_failure_of_that_worker(http):
     """With SGLang's own words; a vLLM worker stays paused, because its weights may be gone."""
     body = json.dumps({"model_path": str(UNFIT_WEIGHTS), "weight_version": "1"}).encode()
     async with fake_workers("sglang", "vllm") as fakes:
-        outcomes = await fan_out(http, workers_of(fakes), Order("/update_weights_from_disk", "POST", "", body))
+        outcomes = await fan_out(http, workers_of(fakes), VerbOrder("/update_weights_from_disk", "POST", "", body))
 
         assert successes(outcomes) == [False, False]
         assert outcomes[0].body["message"] == "shapes differ"
@@ -145,7 +145,7 @@ async def test_a_paused_vllm_worker_stays_paused_over_an_update(http):
     body = b'{"model_path": "/weights/b", "weight_version": "1"}'
     async with fake_workers("vllm") as fakes:
         await fan_out(http, workers_of(fakes), PAUSE)
-        await fan_out(http, workers_of(fakes), Order("/update_weights_from_disk", "POST", "", body))
+        await fan_out(http, workers_of(fakes), VerbOrder("/update_weights_from_disk", "POST", "", body))
 
         assert "/resume" not in fakes[0].paths
         assert fakes[0].engine.weight_version == "1"
@@ -200,7 +200,7 @@ async def test_an_abort_by_the_client_s_id_ends_the_request_on_vllm(http):
         ids, params = as_ids([40, 41, 42]), SamplingParams(max_new_tokens=400)
         running = asyncio.create_task(fakes[0].engine.generate(GenerationRequest(ids, params, request_id="mine")))
         await eventually(lambda: bool(fakes[0].engine.live))
-        await fan_out(http, workers_of(fakes), Order("/abort_request", "POST", "", b'{"rid": "mine"}'))
+        await fan_out(http, workers_of(fakes), VerbOrder("/abort_request", "POST", "", b'{"rid": "mine"}'))
 
         assert (await running).finish_reason == "abort"
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
 from harness.router.trainer import Intent, Then, Trainer, intent_of
-from server_patch.router.verbs import Order
+from server_patch.router.verbs import VerbOrder
 
 UNTIL = 10.0
 
 
-def order(verb: str, **fields: object) -> Order:
+def order(verb: str, **fields: object) -> VerbOrder:
     """A verb with a body."""
-    return Order(verb, "POST", "", json.dumps(fields).encode())
+    return VerbOrder(verb, "POST", "", json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def order(verb: str, **fields: object) -> Order:
         (order("/update_weights_from_distributed", names=[]), Intent.PART_OF_WEIGHTS),
         (order("/update_weights_from_distributed", weight_version="3"), Intent.NEW_WEIGHTS),
         (order("/update_weights_from_tensor", weight_version=None), Intent.PART_OF_WEIGHTS),
-        (Order("/pause_generation", "POST", "", b"[1]"), None),
-        (Order("/abort_request", "POST", "", b"{"), None),
-        (Order("/abort_request", "POST", "", b"[" * 100_000), None),
+        (VerbOrder("/pause_generation", "POST", "", b"[1]"), None),
+        (VerbOrder("/abort_request", "POST", "", b"{"), None),
+        (VerbOrder("/abort_request", "POST", "", b"[" * 100_000), None),
     ],
 )
-def test_a_verb_says_what_it_is_about(said: Order, meant: Intent | None):
+def test_a_verb_says_what_it_is_about(said: VerbOrder, meant: Intent | None):
     """Weights without a label may be followed by more of them, and what workers will refuse concerns nobody."""
     assert intent_of(said) is meant
 

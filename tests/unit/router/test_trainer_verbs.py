@@ -21,7 +21,7 @@ from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.store.connect import open_store
 from harness.types import Json, as_ids
 from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import Order
+from server_patch.router.verbs import VerbOrder
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer, Fault
 from tests.fake_engines.providers import toy_tokenizer
@@ -474,7 +474,7 @@ async def test_a_verb_that_breaks_off_leaves_no_worker_paused(verb: str):
             await asyncio.Event().wait()
             return ()
 
-        carrying_out = asyncio.create_task(verbs.carry_out(Order(verb, "POST", "", b"{}"), tell))
+        carrying_out = asyncio.create_task(verbs.carry_out(VerbOrder(verb, "POST", "", b"{}"), tell))
         await telling.wait()
         carrying_out.cancel()
         await asyncio.wait({carrying_out})
@@ -492,7 +492,7 @@ async def test_a_continue_that_no_worker_heard_is_made_good():
         async def tell() -> Sequence[VerbResult]:
             return ()
 
-        await TrainerVerbs(router.server).carry_out(Order("/continue_generation", "POST", "", b"{}"), tell)
+        await TrainerVerbs(router.server).carry_out(VerbOrder("/continue_generation", "POST", "", b"{}"), tell)
         await eventually(lambda: "/continue_generation" in worker.posted)
 
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from server_patch.router.verbs import VERBS, Call, Engine, Order, VerbError, plan
+from server_patch.router.verbs import VERBS, Call, Engine, VerbError, VerbOrder, plan
 
 
-def order(verb: str, body: object = None, query: str = "") -> Order:
+def order(verb: str, body: object = None, query: str = "") -> VerbOrder:
     """The verb as a client sends it."""
-    return Order(verb, "POST", query, b"" if body is None else json.dumps(body).encode())
+    return VerbOrder(verb, "POST", query, b"" if body is None else json.dumps(body).encode())
 
 
 def on_vllm(verb: str, body: object = None) -> list[tuple[str, dict]]:
@@ -20,7 +20,7 @@ def on_vllm(verb: str, body: object = None) -> list[tuple[str, dict]]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_sglang_gets_every_verb_byte_for_byte(verb: str) -> None:
     """Fields that this version does not know travel too."""
-    sent = Order(verb, "POST", "timeout=3&x=%20", b'{"unknown":  1}')
+    sent = VerbOrder(verb, "POST", "timeout=3&x=%20", b'{"unknown":  1}')
 
     assert plan(sent, Engine.SGLANG).calls == (Call("POST", f"{verb}?timeout=3&x=%20", b'{"unknown":  1}'),)
 

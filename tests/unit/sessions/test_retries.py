@@ -4,7 +4,7 @@ import pytest
 
 from harness.errors import ClientLeft, EngineUnavailable, SessionClosing
 from harness.sessions.continuation import Output
-from harness.sessions.retries import TREATMENTS, CallParts, Standing, Treatment, request_digest
+from harness.sessions.retries import TREATMENTS, CallParts, RetryStanding, Treatment, request_digest
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import break_off_turn
 from harness.tokens.sent_body import KEY_BYTES, SentBody
@@ -22,9 +22,9 @@ def turn_of(session: Session):
 
 def test_the_table_covers_every_standing():
     """Whether the client says that it retries matters in two rows only."""
-    assert set(TREATMENTS) == {(standing, says) for standing in Standing for says in (False, True)}
-    differ = {each for each in Standing if TREATMENTS[each, False] is not TREATMENTS[each, True]}
-    assert differ == {Standing.AWAITED, Standing.DELIVERED}
+    assert set(TREATMENTS) == {(standing, says) for standing in RetryStanding for says in (False, True)}
+    differ = {each for each in RetryStanding if TREATMENTS[each, False] is not TREATMENTS[each, True]}
+    assert differ == {RetryStanding.AWAITED, RetryStanding.DELIVERED}
 
 
 def test_a_body_that_was_never_seen_is_sampled():

@@ -19,13 +19,13 @@ from harness.errors import ScenarioError
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.tracing.collector import (
     Answer,
-    Collector,
-    Verdict,
+    DeliveryVerdict,
+    SpanCollector,
     judge_answer,
     read_headers,
     traces_url,
 )
-from harness.telemetry.tracing.sender import SPANS_NOT_TAKEN, SPANS_TAKEN, DropReason, SendingPace, SpanSender
+from harness.telemetry.tracing.sender import SPANS_NOT_TAKEN, SPANS_TAKEN, SendingPace, SpanDropReason, SpanSender
 from harness.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
 from tests.checkout import ROOT
 from tests.logged import capture_logs
@@ -57,7 +57,7 @@ def counted(metrics: ServerMetrics) -> dict[str, int]:
 def sender_to(url: str, pace: SendingPace = QUICK, timeout_s: float = 5.0) -> tuple[SpanSender, ServerMetrics]:
     """A sender, and the metrics that it counts in."""
     metrics = ServerMetrics()
-    return SpanSender(Collector(traces_url(url), timeout_s=timeout_s), metrics, pace), metrics
+    return SpanSender(SpanCollector(traces_url(url), timeout_s=timeout_s), metrics, pace), metrics
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -267,21 +267,21 @@ async def test_an_answer_without_end_is_read_no_further_than_it_is_needed():
             await response.write(b"{" * 10_000)
 
     async with collecting(talk) as collector:
-        collector_of = Collector(traces_url(collector.url), timeout_s=5.0)
+        collector_of = SpanCollector(traces_url(collector.url), timeout_s=5.0)
         async with collector_of.connect():
             answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
-    assert (answer.verdict, answer.trouble) == (Verdict.TAKEN, "answered with what is no OTLP")
+    assert (answer.verdict, answer.trouble) == (DeliveryVerdict.TAKEN, "answered with what is no OTLP")
     assert len(answer.detail) <= 200
 
 
 async def test_a_key_that_a_collector_says_again_is_in_no_log():
     """The words of others are shown, the key is not."""
     async with collecting(with_status(401, "no access for hunter2hunter2\x1b[2J")) as collector:
-        collector_of = Collector(traces_url(collector.url), {"authorization": "Bearer hunter2hunter2"})
+        collector_of = SpanCollector(traces_url(collector.url), {"authorization": "Bearer hunter2hunter2"})
         async with collector_of.connect():
             answer = await collector_of.post(b"{}")
         assert "hunter2" not in repr(collector_of)
-    assert answer == Answer(Verdict.REFUSED, "answered 401", "no access for ...\\x1b[2J")
+    assert answer == Answer(DeliveryVerdict.REFUSED, "answered 401", "no access for ...\\x1b[2J")
 
 
 @pytest.mark.parametrize("key", ["hunter2hunter2", "ab/cd+ef==", 'a"b\\c&d'])
@@ -290,7 +290,7 @@ async def test_a_key_is_in_no_log_however_it_is_written(key: str):
     written = [key, json.dumps(key)[1:-1], key.replace("/", "\\/"), html.escape(key), quote(key, safe="")]
     said = [f"{'x' * before}{each}" for before in (190, 199, 0) for each in written]
     async with collecting(in_turn(*(with_status(401, each) for each in said))) as collector:
-        collector_of = Collector(traces_url(collector.url), {"authorization": f"Bearer {key}"})
+        collector_of = SpanCollector(traces_url(collector.url), {"authorization": f"Bearer {key}"})
         async with collector_of.connect():
             answers = [await collector_of.post(b"{}") for _ in said]
     assert {each.detail.strip("x.") for each in answers} == {""}
@@ -300,7 +300,7 @@ async def test_a_tenant_that_is_a_number_does_not_change_what_an_answer_means():
     """Keys are looked for in the words alone."""
     text = '{"partialSuccess": {"rejectedSpans": 12, "errorMessage": "tenant 12 is full"}}'
     async with collecting(with_status(200, text)) as collector:
-        collector_of = Collector(traces_url(collector.url), {"x-tenant": "12"})
+        collector_of = SpanCollector(traces_url(collector.url), {"x-tenant": "12"})
         async with collector_of.connect():
             answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
     assert (answer.rejected, answer.detail) == (12, "tenant ... is full")
@@ -383,18 +383,18 @@ def test_every_span_is_sent_or_counted_as_dropped(steps: list[Any], answers: lis
 @pytest.mark.parametrize(
     ("status", "content", "after", "expected"),
     [
-        (200, b"", "", Answer(Verdict.TAKEN)),
-        (200, b"{}", "", Answer(Verdict.TAKEN)),
-        (202, b'{"partialSuccess": {}}', "", Answer(Verdict.TAKEN)),
-        (200, b'{"partialSuccess": null, "more": 1}', "", Answer(Verdict.TAKEN)),
-        (200, b"<html>", "", Answer(Verdict.TAKEN, "answered with what is no OTLP", "<html>")),
-        (200, b"[" * 9_999, "", Answer(Verdict.TAKEN, "answered with what is no OTLP", "[" * 200)),
-        (503, b"", " 7 ", Answer(Verdict.AGAIN, "answered 503", wait_s=7.0)),
-        (429, b"busy", "soon", Answer(Verdict.AGAIN, "answered 429", "busy")),
-        (503, b"", "-1", Answer(Verdict.AGAIN, "answered 503")),
-        (503, b"", "\N{SUPERSCRIPT TWO}", Answer(Verdict.AGAIN, "answered 503")),
-        (500, b"", "7", Answer(Verdict.REFUSED, "answered 500")),
-        (304, b"", "", Answer(Verdict.REFUSED, "answered 304")),
+        (200, b"", "", Answer(DeliveryVerdict.TAKEN)),
+        (200, b"{}", "", Answer(DeliveryVerdict.TAKEN)),
+        (202, b'{"partialSuccess": {}}', "", Answer(DeliveryVerdict.TAKEN)),
+        (200, b'{"partialSuccess": null, "more": 1}', "", Answer(DeliveryVerdict.TAKEN)),
+        (200, b"<html>", "", Answer(DeliveryVerdict.TAKEN, "answered with what is no OTLP", "<html>")),
+        (200, b"[" * 9_999, "", Answer(DeliveryVerdict.TAKEN, "answered with what is no OTLP", "[" * 200)),
+        (503, b"", " 7 ", Answer(DeliveryVerdict.AGAIN, "answered 503", wait_s=7.0)),
+        (429, b"busy", "soon", Answer(DeliveryVerdict.AGAIN, "answered 429", "busy")),
+        (503, b"", "-1", Answer(DeliveryVerdict.AGAIN, "answered 503")),
+        (503, b"", "\N{SUPERSCRIPT TWO}", Answer(DeliveryVerdict.AGAIN, "answered 503")),
+        (500, b"", "7", Answer(DeliveryVerdict.REFUSED, "answered 500")),
+        (304, b"", "", Answer(DeliveryVerdict.REFUSED, "answered 304")),
     ],
 )
 def test_answers(status: int, content: bytes, after: str, expected: Answer):
@@ -464,4 +464,4 @@ def test_traceparents(text: str, expected: str | None):
 def test_every_reason_is_in_the_table_of_the_docs():
     """The table is the one in force."""
     page = (ROOT / "docs" / "looking.md").read_text("utf-8").partition("### Spans while a server serves")[2]
-    assert set(re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)) == set(DropReason)
+    assert set(re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)) == set(SpanDropReason)

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import Collector, traces_url
+from harness.telemetry.tracing.collector import SpanCollector, traces_url
 from harness.telemetry.tracing.sender import SpanSender
 from harness.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
 from harness.telemetry.tracing.tracer import SessionTracer
@@ -26,7 +26,7 @@ from tests.thoroughness import examples
 async def collect(tell: Callable[[SessionTracer], None]) -> list[Span]:
     """The spans that a collector gets, in the order in which they come."""
     async with collecting() as collector:
-        sender = SpanSender(Collector(traces_url(collector.url)), ServerMetrics())
+        sender = SpanSender(SpanCollector(traces_url(collector.url)), ServerMetrics())
         async with sender.sending():
             tell(SessionTracer(sender))
     return collector.taken
@@ -117,7 +117,7 @@ async def test_a_turn_that_ends_after_its_session_was_closed_counts():
 
 def test_a_tracer_keeps_no_session_in_memory():
     """One that is closed is gone, whatever waits to be sent."""
-    tracer = SessionTracer(SpanSender(Collector("http://127.0.0.1:9/v1/traces"), ServerMetrics()))
+    tracer = SessionTracer(SpanSender(SpanCollector("http://127.0.0.1:9/v1/traces"), ServerMetrics()))
     session: Session | None = new_session()
     assert session is not None
     tracer.tell_turn(session, take_turn(session, [user("a")]))

@@ -14,12 +14,12 @@ from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.types import Json
-from harness.viewer.live.live_look import Asked, LiveLook
+from harness.viewer.live.live_look import BrowserState, LiveLook
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import Client, SetClock
 
-NOTHING = Asked(0, 0, "", 0)
+NOTHING = BrowserState(0, 0, "", 0)
 GATE: Json = {"state": "open", "epoch": 0, "held": 0, "sessions": 1, "turns_in_flight": 0}
 
 
@@ -30,7 +30,7 @@ class Scene(NamedTuple):
     asked: list[str]
     """What the server was asked since this was last cleared, without `/sessions`."""
 
-    async def tell(self, asked: Asked) -> Any:
+    async def tell(self, asked: BrowserState) -> Any:
         """What a browser is told at the next look, which alone is in `asked` then."""
         self.clock.now += 60
         self.asked.clear()
@@ -70,12 +70,12 @@ async def test_a_browser_is_told_changes_and_nothing_else():
     async with looking("One.", "Two.") as scene:
         session, idle = [await scene.client.create() for _ in range(2)]
         first = await scene.client.say(session, [user("Begin.")])
-        whole = await scene.tell(Asked(0, 0, session.session_id, 0))
-        has = Asked(whole["version"], len(whole["texts"]), session.session_id, whole["session"]["version"])
+        whole = await scene.tell(BrowserState(0, 0, session.session_id, 0))
+        has = BrowserState(whole["version"], len(whole["texts"]), session.session_id, whole["session"]["version"])
         still = await scene.tell(has)
         await scene.client.say(session, [user("Begin."), first, user("More.")])
         later = await scene.tell(has)
-        late = await scene.tell(Asked(0, 0, session.session_id, 0))
+        late = await scene.tell(BrowserState(0, 0, session.session_id, 0))
 
     assert [line["id"] for line in whole["sessions"]] == [session.session_id, idle.session_id]
     assert (still["sessions"], still["session"], still["texts"], still["facts"]) == ([], None, [], None)
@@ -92,7 +92,7 @@ async def test_a_look_costs_what_has_changed():
         one, other = [await scene.client.create() for _ in range(2)]
         for session in (one, other):
             await scene.client.say(session, [user("Begin.")])
-        has = Asked(0, 0, one.session_id, 0)
+        has = BrowserState(0, 0, one.session_id, 0)
         costs: list[list[str]] = []
         for changed in (None, None, other, one):
             if changed is not None:
@@ -133,11 +133,11 @@ async def test_of_the_sessions_that_browsers_have_open_the_last_are_kept():
         sessions = [await scene.client.create() for _ in range(10)]
         for session in sessions:
             await scene.client.say(session, [user("Begin.")])
-        told = [await scene.tell(Asked(0, 0, session.session_id, 0)) for session in sessions]
+        told = [await scene.tell(BrowserState(0, 0, session.session_id, 0)) for session in sessions]
         version = told[0]["session"]["version"]
-        again = await scene.tell(Asked(told[0]["version"], 0, sessions[0].session_id, version))
+        again = await scene.tell(BrowserState(told[0]["version"], 0, sessions[0].session_id, version))
         read_again = scene.asked[-1]
-        await scene.tell(Asked(0, 0, sessions[9].session_id, 0))
+        await scene.tell(BrowserState(0, 0, sessions[9].session_id, 0))
 
     assert read_again == f"/{sessions[0].session_id}"
     assert len(again["session"]["turns"]) == 1
@@ -203,7 +203,7 @@ async def test_a_record_that_cannot_be_shown_is_said():
         SessionServerClient(canned.url) as server,
     ):
         look = LiveLook(server, toy_tokenizer(), SetClock())
-        told: list[Any] = [await look.tell(Asked(0, 0, session_id, 0)) for _ in range(2)]
+        told: list[Any] = [await look.tell(BrowserState(0, 0, session_id, 0)) for _ in range(2)]
 
     for each in told:
         assert each["session"]["missing"].startswith("its turns: it is damaged")
@@ -227,7 +227,7 @@ async def test_an_id_that_is_used_again_is_read_anew():
         look, version, words = LiveLook(server, toy_tokenizer(), clock), 0, list[str]()
         for _ in range(2):
             clock.now += 60
-            told: Any = await look.tell(Asked(0, 0, session_id, version))
+            told: Any = await look.tell(BrowserState(0, 0, session_id, version))
             version = told["session"]["version"]
             words.append(told["session"]["turns"][0]["words"][-1][1])
 

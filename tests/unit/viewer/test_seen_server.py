@@ -1,6 +1,6 @@
 """A server as it has been seen: each browser is told what it does not have, whatever the others were told."""
 
-from harness.client.session_server import HoldTimes, SessionList, SessionSummary, TurnTime, TurnTimes
+from harness.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.sessions.gate import HoldKind
 from harness.sessions.hold_times import HoldTime
 from harness.types import Json
@@ -162,11 +162,11 @@ def test_a_turn_that_goes_on_again_is_seen_without_asking_for_those_behind_it():
 def test_a_band_that_its_server_forgot_has_ended():
     """A server without a file remembers nothing of before its start."""
     server = SeenServer()
-    server.take_holds(HoldTimes(50.0, [HoldTime("trainer", HoldKind.PAUSE, True, 40.0, None)]))
+    server.take_holds(ReportedHolds(50.0, [HoldTime("trainer", HoldKind.PAUSE, True, 40.0, None)]))
     before = server.version
-    server.take_holds(HoldTimes(60.0, [HoldTime("trainer", HoldKind.PAUSE, True, 40.0, None)]))
+    server.take_holds(ReportedHolds(60.0, [HoldTime("trainer", HoldKind.PAUSE, True, 40.0, None)]))
     same = server.since(before)["bands"]
-    server.take_holds(HoldTimes(70.0, []))
+    server.take_holds(ReportedHolds(70.0, []))
 
     assert same == []
     [band] = server.since(before)["bands"]

@@ -27,8 +27,8 @@ MUTANTS = (
     # Retries and the lifecycle
     Mutant(
         "harness/sessions/retries.py",
-        "(Standing.UNDELIVERED, False): Treatment.REPLAY",
-        "(Standing.UNDELIVERED, False): Treatment.SAMPLE",
+        "(RetryStanding.UNDELIVERED, False): Treatment.REPLAY",
+        "(RetryStanding.UNDELIVERED, False): Treatment.SAMPLE",
         "an answer that got lost on the way is sampled a second time",
         f"{SERVER}/test_retries.py::test_an_answer_that_nobody_read_is_replayed",
     ),
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "harness/server/generation.py",
-        "            self._unsolicited_aborts = 0  # it is seen only now what they were for\n",
+        "            self._unsolicited_aborts = 0  # the new version explains the earlier cuts\n",
         "            pass\n",
         "weights that are updated behind our back end turns",
         f"{SERVER}/test_others_updates.py::test_aborts_that_new_weights_explain_later_never_end_a_turn",

@@ -31,7 +31,7 @@ CURL = (
     """ -d '{"messages": [{"role": "user", "content": "hi"}]}'"""
 )
 MADE = {
-    "a script of the same Python": (f"{sys.executable} made_program.py", f"{PYTHON} {PROGRAMS}/made_program.py"),
+    "a script of the same Python": (f"'{sys.executable}' made_program.py", f"{PYTHON} {PROGRAMS}/made_program.py"),
     "Node": ("node made_program.mjs", f"{Path(shutil.which('node') or '').resolve()} {PROGRAMS}/made_program.mjs"),
     "curl": (CURL, str(Path(shutil.which("curl") or "").resolve())),
 }
@@ -84,7 +84,7 @@ async def test_a_program_of_the_model_is_another_one_below_the_agent(command: st
 @pytest.mark.parametrize(("by", "is_below"), [("nohup", True), ("setsid", False)])
 async def test_a_program_in_the_background_is_below_the_agent_as_long_as_it_is_in_its_session(by: str, is_below: bool):
     """Its parent has ended. One that begins a session of its own is below nobody."""
-    command = f"{sys.executable} made_program.py; touch $DONE"
+    command = f'"{sys.executable}" made_program.py; touch $DONE'
     waits = f"DONE=$(mktemp -u); export DONE; ({by} sh -c '{command}' &) >&2; until [ -e $DONE ]; do sleep 0.1; done"
     (agent, made, _), _ = await processes_of(*says(call(waits), "of the program", "done"))
 
@@ -120,7 +120,7 @@ async def test_an_agent_that_connects_for_each_call_is_one_process():
 async def test_no_argument_of_a_process_is_recorded():
     """Keys stand in them."""
     secret = "s3cret-in-an-argument"
-    command = f"{sys.executable} -c \"key = '{secret}'; import made_program\" {secret}"
+    command = f"'{sys.executable}' -c \"key = '{secret}'; import made_program\" {secret}"
     (_, made, _), record = await processes_of(*says(call(command), "of the program", "done"))
 
     assert made["program"].startswith(f"{PYTHON} -c ")

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from harness._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from harness import errors as errors
     from harness.adapters.ray.node import NodeSetup as NodeSetup
@@ -119,7 +121,6 @@ if TYPE_CHECKING:
     from harness.types import SamplingParams as SamplingParams
     from harness.types import Turn as Turn
 
-__version__ = "0.1.0"
 
 _HOMES: Mapping[str, str] = {
     # Rollouts

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Generic, NamedTuple, TypeVar
 
-from harness import __version__
+from harness._version import __version__
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.errors import AdapterError

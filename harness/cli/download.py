@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from harness.models import FetchPhase, FetchProgress
+from harness.models import FetchPhase, FetchProgress, resolve_model
 
 _WORDS = {
     FetchPhase.WAIT: "waiting for another process that fetches",
@@ -56,3 +57,9 @@ def open_download_progress(name: str) -> Iterator[FetchProgress]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         yield _Bar(bars, name)
+
+
+def fetch(model: str) -> Path:
+    """Return the folder of a catalogue name, folder or hub id, with a progress bar while it is fetched."""
+    with open_download_progress(model) as progress:
+        return resolve_model(model, progress=progress)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import model as models
 from harness.cli import options, output
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ def up(
     """
     import asyncio
 
+    from harness.cli.download import fetch
     from harness.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 
     if engine not in list(LaneEngine):
@@ -64,7 +64,7 @@ def up(
         if not name or not equals:
             raise typer.BadParameter(f"--env: expected NAME=VALUE, got {assignment!r}")
         variables[name] = value
-    folder = models.fetch(model)
+    folder = fetch(model)
     spec = LaneSpec(LaneEngine(engine), folder, port, Dtype(dtype), variables, tuple(arguments or ()))
     lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
     output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")

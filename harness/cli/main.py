@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from harness import __version__
+from harness._version import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
 from harness.cli.installation import completion, doctor
 from harness.cli.log_options import add_log_options

@@ -1,6 +1,5 @@
-"""`harness model`: weights, fetched by name; also for `--model` of other commands."""
+"""`harness model`: weights, fetched by name."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,12 +29,3 @@ def get(
         output.print_json({"model": name, "directory": str(folder)})
     else:
         output.print_text(str(folder))
-
-
-def fetch(model: str) -> Path:
-    """Return the folder of a catalogue name, folder or hub id, with a progress bar while it is fetched."""
-    from harness.cli.download import open_download_progress
-    from harness.models import resolve_model
-
-    with open_download_progress(model) as progress:
-        return resolve_model(model, progress=progress)

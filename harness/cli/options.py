@@ -61,7 +61,7 @@ def find_tokenizer(named: str | Path) -> Path:
     from harness.models.catalogue import CATALOGUE
 
     if str(named) in CATALOGUE:
-        from harness.cli.model import fetch
+        from harness.cli.download import fetch
 
         return fetch(str(named))
     return Path(named).expanduser()

@@ -18,8 +18,9 @@ from harness.tokens.tokenizer import Tokenizer
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 if TYPE_CHECKING:
-    from harness.engines.examine.doctor import ExaminedServer
     from harness.engines.remote.http_client import EngineClient
+    from harness.engines.remote.provider import RemoteProvider
+    from harness.engines.remote.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,21 @@ class PauseQuestion(NamedTuple):
     path: str
     read: Callable[[int, bytes], bool | None]
     """Maps status and content to the state; None if unknown."""
+
+
+class ExaminedServer(NamedTuple):
+    """The server's description of itself."""
+
+    engine: str
+    protocol: str
+    version: str
+    provider: "type[RemoteProvider]"
+    model: "ServedModel"
+    weights: Path
+    """Source of its weights, on its machine."""
+    generate_route: str
+    pause_route: str
+    weights_route: str
 
 
 class OpenServer(Protocol):

@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness import __version__
+from harness._version import __version__
 from harness.lanes.spec import LaneEngine
 
 DISTRIBUTION = "session-harness"

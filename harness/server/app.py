@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-import harness
+from harness._version import __version__
 from harness.engines.base import is_on_prompt_scale
 from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
@@ -116,7 +116,7 @@ class SessionServer(ServerApi):
         del request
         engine = self._turns.engine
         serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
-        said = {"harness": harness.__version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
+        said = {"harness": __version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
         said["tokenizer"] = str(self._turns.chat_tokenizer.tokenizer.folder or "")
         return json_response(said)
 

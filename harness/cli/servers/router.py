@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import model as models
 from harness.cli import options, output
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ def router(
     """
     import uvloop
 
+    from harness.cli.download import fetch
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.router.gateway_program import gateway_program
@@ -93,7 +93,7 @@ def router(
         start_timeout_s=start_timeout,
     )
     routing.check()
-    chat_tokenizer = server.open_tokenizer(None if model is None else models.fetch(model))
+    chat_tokenizer = server.open_tokenizer(None if model is None else fetch(model))
     program = gateway_program(gateway, output.say) if router_url is None else None
 
     def announce(running: "RunningServer", front: "Gateway") -> None:

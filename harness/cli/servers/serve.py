@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import model as models
 from harness.cli import options
 
 if TYPE_CHECKING:
@@ -71,7 +70,9 @@ def serve(
         from harness.cli.servers.shards import serve_shards
 
         if model is not None:
-            models.fetch(model)  # once, before all shards want it
+            from harness.cli.download import fetch
+
+            fetch(model)  # once, before all shards want it
         own = {"engine": engine, "model": model, "script": script}
         arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
         serve_shards(server, shards, engine, arguments, continue_engines=continue_engines, as_json=as_json)
@@ -79,6 +80,7 @@ def serve(
     gc.disable()  # for now: hardly anything of what is imported and read is garbage
     import uvloop
 
+    from harness.cli.download import fetch
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
     from harness.machine.descriptors import raise_descriptor_limit
@@ -88,7 +90,7 @@ def serve(
 
     raise_descriptor_limit()
     settings = server.settings()
-    model_dir = None if model is None else models.fetch(model)
+    model_dir = None if model is None else fetch(model)
     chat_tokenizer = server.open_tokenizer(model_dir)
     provider = open_engine(
         engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=server.engine_key

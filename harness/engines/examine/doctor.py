@@ -16,13 +16,13 @@ from uuid import uuid4
 import msgspec
 
 from harness.engines.base import LogprobScale
-from harness.engines.kinds import server_kinds
+from harness.engines.kinds import ExaminedServer, server_kinds
 from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.same_tokenizer import find_difference, texts_to_compare
-from harness.engines.remote.served_model import ServedModel, find_model
+from harness.engines.remote.served_model import find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider
@@ -109,21 +109,6 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
     finally:
         await client.close()
     return Diagnosis(client.url, server.engine, server.protocol, server.version, findings)
-
-
-class ExaminedServer(NamedTuple):
-    """The server's description of itself."""
-
-    engine: str
-    protocol: str
-    version: str
-    provider: type[RemoteProvider]
-    model: ServedModel
-    weights: Path
-    """Source of its weights, on its machine."""
-    generate_route: str
-    pause_route: str
-    weights_route: str
 
 
 class _Vocabulary(NamedTuple):

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness import __version__
+from harness._version import __version__
 from harness.engines.base import CountsTokens, FlushesPrefixes, TokenProvider
 from harness.engines.sglang_server.replies import chunk, last_chunk, prompt_reply, whole_reply
 from harness.engines.sglang_server.requests import (

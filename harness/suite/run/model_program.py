@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import harness
+from harness._version import __version__
 from harness.errors import ModelError
 from harness.machine.cache import cache_directory, install, is_intact, staging, storage_error, write_manifest
 from harness.machine.locks import hold_lock_async
@@ -59,7 +59,7 @@ def _recipe(program: Path, seed: int) -> dict[str, str]:
         name = path.relative_to(folder).as_posix()
         if name != SCENARIO_FILE:
             digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return {"program": program.name, "digest": digest.hexdigest(), "seed": str(seed), "harness": harness.__version__}
+    return {"program": program.name, "digest": digest.hexdigest(), "seed": str(seed), "harness": __version__}
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from harness import __version__
+from harness._version import __version__
 from harness.samples.rollout import ENDED_WELL
 from harness.telemetry.printable import printable
 from harness.types import Json, Turn, TurnSegment

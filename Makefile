@@ -12,7 +12,7 @@ PYTEST_ARGS ?= -n 3 --dist loadgroup --durations=40 --durations-min=5
 # pytest rewrites its plugins and the tests, and a test starts a hundred processes: all of them read what was compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test bench soak docs reference setup setup-dev model lint types layers unit pytest fmt clean help
+.PHONY: run check test bench soak dist release docs reference setup setup-dev model lint types layers unit pytest fmt clean help
 
 help:  ## list the recipes
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -84,6 +84,21 @@ unit: setup-dev
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)
 
+dist: setup-dev  ## build wheel and sdist in dist/, and check the wheel in a clean environment
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(PYTHON) -m venv dist/clean
+	dist/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	dist/clean/bin/harness --version
+	dist/clean/bin/harness demo
+	rm -rf dist/clean
+
+release: dist  ## write the changelog of this version from changelog.d/, commit and tag it; pushing the tag publishes
+	git diff --quiet HEAD
+	$(PY) -m towncrier build --yes --version $$($(PY) -c "from harness._version import __version__; print(__version__)")
+	git commit --quiet --message "release: $$($(PY) -c "from harness._version import __version__; print(__version__)")"
+	git tag v$$($(PY) -c "from harness._version import __version__; print(__version__)")
+
 fmt: setup-dev  ## format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
@@ -96,10 +111,10 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-run: $(VENV)/.created pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,renderers]'
+$(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,renderers]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,renderers,docs,dev]'
+$(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,ray,renderers,docs,dev]'
 	@touch $@

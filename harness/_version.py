@@ -1,3 +1,3 @@
 """The version, below every room that states it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -17,7 +17,7 @@ from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
 from tests.harness_command import announced, harness, start_harness, wait, write_scenario
 
-TOP_LEVEL = {"harness", "server_patch", "session_harness-0.1.0.dist-info"}
+TOP_LEVEL = {"harness", "server_patch", "session_harness-0.2.0.dist-info"}
 
 
 @pytest.fixture(name="wheel_names")

@@ -5,7 +5,17 @@ import subprocess
 from tests.checkout import ROOT
 
 ENTRIES = {
-    *(".ci", ".gitignore", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *(
+        ".ci",
+        ".github",
+        ".gitignore",
+        ".pre-commit-config.yaml",
+        "AGENTS.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+    ),
+    *("Makefile", "README.md", "SECURITY.md", "changelog.d", "constraints.txt"),
     *("agents", "bench", "docs", "examples", "harness", "pyproject.toml", "scenarios", "server_patch", "soak", "tests"),
 }
 

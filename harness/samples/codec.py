@@ -16,19 +16,12 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from harness.errors import RunError
+from harness.samples.columns import COLUMNS
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
 
-_COLUMNS: Mapping[str, str] = {
-    "tokens": "<i4",
-    "loss_mask": "|u1",
-    "rollout_log_probs": "<f4",
-    "behavior_versions": "<i4",
-    "proximal_logprobs": "<f4",
-    "proximal_versions": "<i4",
-    "returns": "<f4",
-}
+_COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for column in COLUMNS}
 """Per-token columns with their binary dtypes."""
 
 _OPTIONAL = frozenset({"weight", "turn_rewards", "returns"})
@@ -119,18 +112,13 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float32())
+    columns = {name: pa.list_(pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in _COLUMNS.items()}
     schema = pa.schema(
-        {
-            "tokens": ids,
+        columns
+        | {
             "response_length": pa.int64(),
-            "loss_mask": pa.list_(pa.uint8()),
-            "rollout_log_probs": logprobs,
             "status": pa.string(),
             "weight_versions": pa.list_(pa.string()),
-            "behavior_versions": ids,
-            "proximal_logprobs": logprobs,
-            "proximal_versions": ids,
             "repeat_terminated": pa.int64(),
             "metadata": pa.string(),
             "reward": pa.float64(),
@@ -138,7 +126,6 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "group_index": pa.int64(),
             "weight": pa.float64(),
             "turn_rewards": pa.list_(pa.float64()),
-            "returns": logprobs,
         }
     )
     waiting = iter(samples)
@@ -178,16 +165,16 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_FIELDS: Mapping[str, Callable[[Any], object]] = {
-    "tokens": as_ids,
+_ARRAYS: Mapping[str, Callable[[Any], object]] = {
+    "<i4": as_ids,
+    "<f4": as_logprobs,
+    "|u1": partial(np.asarray, dtype=np.uint8),
+}
+
+_FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name, dtype in _COLUMNS.items()} | {
     "response_length": int,
-    "loss_mask": partial(np.asarray, dtype=np.uint8),
-    "rollout_log_probs": as_logprobs,
     "status": SampleStatus,
     "weight_versions": tuple,
-    "behavior_versions": as_ids,
-    "proximal_logprobs": as_logprobs,
-    "proximal_versions": as_ids,
     "repeat_terminated": int,
     "metadata": dict,
     "reward": _as_it_is,
@@ -195,5 +182,4 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {
     "group_index": _as_it_is,
     "weight": float,
     "turn_rewards": tuple,
-    "returns": as_logprobs,
 }

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import MalformedRequest
+from harness.samples.columns import cut_columns
 from harness.samples.roles import CallRole, Role, find_roles
 from harness.samples.versions import NOT_SAMPLED
 from harness.turn_ends import TurnStatus
@@ -190,14 +191,9 @@ def cut_response(sample: Sample, length: int) -> Sample:
         sample,
         tokens=sample.tokens[: prompt + length],
         response_length=length,
-        loss_mask=sample.loss_mask[:length],
-        rollout_log_probs=sample.rollout_log_probs[:length],
-        behavior_versions=sample.behavior_versions[:length],
-        proximal_logprobs=sample.proximal_logprobs[:length],
-        proximal_versions=sample.proximal_versions[:length],
         turn_rewards=sample.turn_rewards[: len(kept)],
-        returns=sample.returns[:length],
         metadata={**sample.metadata, "turns": [turn for turn, _ in kept], "spans": [span for _, span in kept]},
+        **cut_columns(sample, length),
     )
 
 

@@ -8,10 +8,13 @@ import numpy.typing as npt
 
 from harness.adapters.sampling import require_unfiltered
 from harness.errors import AdapterError
+from harness.samples.columns import TRAINER_COLUMNS
 from harness.samples.versions import NOT_SAMPLED, count_versions
 from harness.types import Json, Sample
 
 Columns = Mapping[str, npt.NDArray[Any]]
+
+_EXTRA = tuple(column for column in TRAINER_COLUMNS if column.name != "behavior_versions")  # those are `versions` there
 
 _ALL_TOKENS = 10**8
 """AReaL's `top_k` that keeps every token."""
@@ -24,7 +27,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
     """
     prompt = len(sample.tokens) - sample.response_length
 
-    def whole(column: npt.NDArray[Any], value: float, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    def whole(column: npt.NDArray[Any], value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.concatenate([np.full(prompt, value, dtype), column.astype(dtype)])
 
     # Each column has a value at its own token: AReaL shifts them. A token that no policy sampled has mask 0, logprob 0
@@ -36,7 +39,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
         "loss_mask": whole(sample.loss_mask, 0, np.int32),
         "logprobs": whole(sample.rollout_log_probs, 0, np.float32),
         "versions": whole(versions.behavior, NOT_SAMPLED, np.int32),
-        "proximal_logprobs": whole(sample.proximal_logprobs, 0, np.float32),
+        **{each.name: whole(getattr(sample, each.name), each.fill, np.dtype(each.dtype)) for each in _EXTRA},
         "proximal_versions": whole(versions.proximal, NOT_SAMPLED, np.int32),
         "rewards": np.array(reward, dtype=np.float32),
         "repeat_terminated": np.array(sample.repeat_terminated, dtype=np.int32),

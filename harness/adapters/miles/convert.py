@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.errors import AdapterError
+from harness.samples.columns import TRAINER_COLUMNS
 from harness.types import Json
 
-COLUMNS = ("behavior_versions", "proximal_versions", "proximal_log_probs")
+COLUMNS = tuple(column.trainer_name for column in TRAINER_COLUMNS)
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:

@@ -10,8 +10,9 @@ from typing import Any
 from harness.adapters.agents import AGENT_RESULT, stated_number
 from harness.adapters.miles.settings import COMMIT
 from harness.errors import AdapterError
+from harness.samples.columns import empty_trainer_columns, trainer_columns
 from harness.samples.rollout import ENDED_WELL, Rollout
-from harness.types import Json, Sample, as_ids
+from harness.types import Json, Sample
 
 FIELDS = frozenset(
     {
@@ -105,12 +106,10 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
     sample.loss_mask = [] if ours is None else ours.loss_mask.tolist()
     sample.rollout_log_probs = [] if ours is None else ours.rollout_log_probs.tolist()
     sample.weight_versions = [] if ours is None else list(ours.weight_versions)
-    versions = as_ids([]) if ours is None else ours.behavior_versions
+    columns = empty_trainer_columns() if ours is None else trainer_columns(ours)
     sample.train_metadata = {
         **(sample.train_metadata or {}),
-        "behavior_versions": versions.tolist(),
-        "proximal_versions": [] if ours is None else ours.proximal_versions.tolist(),
-        "proximal_log_probs": [] if ours is None else ours.proximal_logprobs.tolist(),
+        **{name: column.tolist() for name, column in columns.items()},
     }
     return sample
 

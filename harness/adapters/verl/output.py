@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.samples.columns import TRAINER_COLUMNS, empty_trainer_columns, trainer_columns
 from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
 from harness.samples.rollout import Rollout
 from harness.samples.versions import NOT_SAMPLED, count_versions
@@ -24,6 +25,8 @@ FIELDS = frozenset(
 
 STAMPS = "harness"
 """`extra_fields` key of the session's facts."""
+
+_EXTRA = tuple(column.trainer_name for column in TRAINER_COLUMNS if column.name != "behavior_versions")
 
 TOO_LONG = "too_long"
 """Ledger reason for tokens that verl has no room for."""
@@ -87,8 +90,7 @@ def output_fields(
         "reward_extra_info": {},  # verl copies that of the last output of a list
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
-        "proximal_log_probs": columns.pop("proximal_log_probs"),
-        "proximal_versions": columns.pop("proximal_versions"),
+        **{name: columns.pop(name) for name in _EXTRA},
         STAMPS: stamps,
     }
     metrics = {"generate_sequences": generating, "tool_calls": max(0.0, rollout.seconds - generating)}
@@ -111,8 +113,8 @@ def _columns(sample: Sample, room: Room, version: int) -> dict[str, Any]:
         "response_ids": response,
         "response_mask": sample.loss_mask,
         "response_logprobs": sample.rollout_log_probs,
+        **trainer_columns(sample),
         "behavior_versions": versions.behavior,
-        "proximal_log_probs": sample.proximal_logprobs,
         "proximal_versions": versions.proximal,
     }
     lists = {name: column.tolist() for name, column in columns.items()}
@@ -125,7 +127,5 @@ def _filler(filler_id: int) -> dict[str, Any]:
         "response_ids": [filler_id],
         "response_mask": [0],
         "response_logprobs": [0.0],
-        "behavior_versions": [NOT_SAMPLED],
-        "proximal_log_probs": [0.0],
-        "proximal_versions": [NOT_SAMPLED],
+        **{name: column.tolist() for name, column in empty_trainer_columns(1).items()},
     }

@@ -1,0 +1,52 @@
+"""Columns of a sample: one table of dtypes, fill values and names, read by codecs, cuts and trainers' adapters.
+
+A new column is a field of `Sample`, its values in `merge`, and a row here: files, Parquet, and the metadata of miles,
+slime, verl and AReaL then have it. What trainers have fields of their own for is written by their adapters.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.samples.versions import NOT_SAMPLED
+from harness.types import Sample
+
+
+class SampleColumn(NamedTuple):
+    """Field of `Sample` with one value per response token."""
+
+    name: str
+    dtype: str
+    """In files: little-endian."""
+    fill: float
+    """Value where no token was sampled."""
+    trainer_name: str = ""
+    """Name beside the trainer's own fields; empty if the trainer has a field for it."""
+
+
+COLUMNS = (
+    SampleColumn("loss_mask", "|u1", 0),
+    SampleColumn("rollout_log_probs", "<f4", 0.0),
+    SampleColumn("behavior_versions", "<i4", NOT_SAMPLED, "behavior_versions"),
+    SampleColumn("proximal_logprobs", "<f4", 0.0, "proximal_log_probs"),
+    SampleColumn("proximal_versions", "<i4", NOT_SAMPLED, "proximal_versions"),
+    SampleColumn("returns", "<f4", 0.0),
+)
+
+TRAINER_COLUMNS = tuple(column for column in COLUMNS if column.trainer_name)
+
+
+def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
+    """Return the columns of the first `length` response tokens, by field."""
+    return {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
+
+
+def trainer_columns(sample: Sample) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns that trainers have no field for, by `trainer_name`, as long as the response."""
+    return {column.trainer_name: getattr(sample, column.name) for column in TRAINER_COLUMNS}
+
+
+def empty_trainer_columns(length: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Return the same of a response whose tokens nothing sampled."""
+    return {column.trainer_name: np.full(length, column.fill, column.dtype) for column in TRAINER_COLUMNS}

@@ -16,7 +16,7 @@ _Scenario = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO_OR_DIR",
-        help="A bundled scenario or a folder with a scenario.toml that has [train]; with --resume, a run directory.",
+        help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
         show_default=False,
     ),
 ]

@@ -150,12 +150,20 @@ async def test_a_turn_that_is_cut_and_goes_on_is_the_uninterrupted_one(server: S
     assert output.ids.tolist() == whole.output_ids.tolist() == looped_ids(TURN)
 
 
-async def test_object_keys_are_counted_by_the_tokens_of_the_server(server: Server, tokenizer: Tokenizer) -> None:
-    """It encodes them with its own tokenizer, once it has loaded it; the last one allowed is said here."""
+async def test_object_keys_are_counted_by_the_tokens_of_the_server(
+    engine: LaneEngine, url: str, tokenizer: Tokenizer
+) -> None:
+    """It encodes them with its own tokenizer, once it has loaded it; the last one allowed is said here, by a script."""
     assert SERVED_CONFIG.max_object_keys is not None
     key_ids = tokenizer.encode(OBJECT_KEY_TEXT)
     before = key_ids * (SERVED_CONFIG.max_object_keys - 1)
-    result = await ask(server, PROMPT_IDS + before, continues=len(before))
+    scripted = provider(engine, url, tokenizer, SERVED_CONFIG)
+    scripted.proves_scripts = True
+    request = GenerationRequest(
+        as_ids(PROMPT_IDS + before), GREEDY, uuid4().hex, continues=len(before), script_ids=as_ids(key_ids * 2)
+    )
+    async with scripted as server:
+        result = await server.generate(request)
 
     assert (result.finish_reason, result.output_ids.tolist()) == (FinishReason.REPEAT, key_ids)
 

@@ -143,12 +143,12 @@ def test_trained_tokens_of_the_samples_are_those_of_the_ledger(run_dir: Path, sa
     assert sum(sum(sample["loss_mask"]) for sample in samples) == ledger["trained"]
 
 
-def test_samples_agree_with_one_plain_forward_pass(samples: list[dict[str, Any]], model_dir: Path) -> None:
+def test_samples_agree_with_one_plain_forward_pass(samples: list[dict[str, Any]], whole_model_dir: Path) -> None:
     """For every trained token of every sample: the recorded logprob is the model's own, to 1e-3."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(whole_model_dir, dtype=torch.float32).eval()
     worst = 0.0
     for sample in samples:
         exact = logprobs_of(model, sample["tokens"])[-sample["response_length"] :]

@@ -67,7 +67,7 @@ class TrainSpec(_StrictTable):
 
     rollouts_per_step: int = Field(default=0, ge=0)
     """Multiple of `samples_per_prompt`; 0 uses the product of `batch`."""
-    batch: BatchSpec = Field(default_factory=BatchSpec)
+    batch: BatchSpec | None = None
     decode_micro_batch: int = Field(default=0, ge=0)
     """Rollouts at once; 0 uses `concurrency`."""
     over_sampling: int = Field(default=0, ge=0)
@@ -114,11 +114,12 @@ class TrainSpec(_StrictTable):
     @property
     def budget(self) -> int:
         """Rollouts per step."""
-        return self.rollouts_per_step or self.batch.per_device * self.batch.gradient_accumulation
+        batch = self.batch or BatchSpec(per_device=self.rollouts_per_step)
+        return batch.per_device * batch.gradient_accumulation
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        if bool(self.rollouts_per_step) is ("batch" in self.model_fields_set):
+        if bool(self.rollouts_per_step) is (self.batch is not None):
             raise ValueError("either rollouts_per_step or batch")
         if self.encoder is not None and not all(self.encoder.partition(":")[::2]):
             raise ValueError(f"encoder as FILE:NAME, and not {self.encoder!r}")

@@ -11,7 +11,9 @@ from tests.installed_harness import RunShipped
 pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
 
 
-def test_the_samples_of_a_run_are_true_about_every_checkpoint(tmp_path: Path, model_dir: Path, run_shipped: RunShipped):
+def test_the_samples_of_a_run_are_true_about_every_checkpoint(
+    tmp_path: Path, whole_model_dir: Path, run_shipped: RunShipped
+):
     """Four policies sampled; all checks of the scenario hold, its updates had no problem, and no value is off."""
     run = tmp_path / "run"
     ended = run_shipped("weight_updates", run)
@@ -21,7 +23,9 @@ def test_the_samples_of_a_run_are_true_about_every_checkpoint(tmp_path: Path, mo
 
     assert json.loads((run / "result.json").read_text())["witness"]["agrees"] is True
 
-    verdict = compare(samples, {0: model_dir} | {number: run / "checkpoints" / str(number) for number in (1, 2, 3)})
+    verdict = compare(
+        samples, {0: whole_model_dir} | {number: run / "checkpoints" / str(number) for number in (1, 2, 3)}
+    )
 
     assert [update["problems"] for update in updates] == [[], [], []]
     assert verdict.third_states == []

@@ -121,3 +121,13 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         else:
             default = "none" if field.default is None else field.default
             yield f"{prefix}{name}", default if isinstance(default, str) else f"{default:g}"
+
+
+@pytest.mark.parametrize("train", [_STEP, {"batch": {"per_device": 2, "gradient_accumulation": 2}}])
+def test_a_spec_is_read_back_as_it_was_written(tmp_path: Path, train: dict[str, Any]):
+    """A run records it with all defaults, and `--resume` reads that."""
+    spec = load_scenario(write_scenario(tmp_path / "s", train=train)).scenario.train
+    assert spec is not None
+    again = TrainSpec.model_validate(spec.model_dump(exclude_none=True))
+
+    assert (again, again.budget) == (spec, 4)

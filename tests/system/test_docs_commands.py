@@ -4,6 +4,7 @@ import ast
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,8 @@ async def test_a_block_of_python_runs(page: str, block: str, tmp_path: Path) -> 
     A block that wants a session server finds one in `SESSION_SERVER` and `HARNESS_ADMIN_TOKEN`, and `demo` is a run.
     """
     (tmp_path / "block.py").write_text(block)
+    if "from examples." in block:  # the page says to copy the folder
+        shutil.copytree(ROOT / "examples", tmp_path / "examples")
     if 'read_run("demo")' in block:
         scenario = write_scenario(tmp_path / "small")
         assert (await asyncio.to_thread(run_harness, "run", scenario, "--out", tmp_path / "demo")).code == 0

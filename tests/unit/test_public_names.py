@@ -150,7 +150,7 @@ def test_type_checkers_see_what_programs_get() -> None:
 
 
 def test_importing_harness_loads_nothing_else() -> None:
-    """No module of ours but the version, and no package of others, comes with it; names are loaded when they are used."""
+    """No module of ours but the version, and no package of others, comes with it; names are loaded when used."""
     code = "import sys; before = set(sys.modules); import harness; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     roots = {name.partition(".")[0] for name in done.stdout.split()} - {"harness"}

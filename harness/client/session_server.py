@@ -341,7 +341,7 @@ def _may_create(error: BaseException) -> bool:
     return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
 
 
-class _SessionList(msgspec.Struct):
+class _ListedWorker(msgspec.Struct):
     url: str
     engine: str | None
 
@@ -356,7 +356,7 @@ class _Pool(msgspec.Struct):
 
 
 class _RouterAnswer(msgspec.Struct):
-    workers: list[_SessionList]
+    workers: list[_ListedWorker]
     sessions: _Pool
 
 

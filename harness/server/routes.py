@@ -157,7 +157,7 @@ class ServerApi(ABC):
     async def _report_gate(
         self, *, changed: bool = False, count_closed: Callable[[], int] = int, count_released: Callable[[], int] = int
     ) -> GateReport:
-        counts = await self.count_sessions()
+        counts = await self.count_sessions()  # before the two functions, `int` where there is nothing to count
         gate, now = self.gatekeeper.gate, self.gatekeeper.lease_clock()
         return GateReport(
             state=gate.state,

@@ -74,10 +74,9 @@ class FamilyUnderTest:
     def hostile_words(self) -> str:
         """Return the next added tokens as text. Enough calls cover all of them."""
         tokenizer = self.chat.tokenizer
-        forged = sorted(tokenizer.added_tokens.intersection(tokenizer.markers))
         if not self._unforged:
-            self._unforged.extend(forged)
-        count = max(_FORGED_AT_ONCE, -(-len(forged) // _CASES_FOR_ALL))
+            self._unforged.extend(sorted(tokenizer.added_tokens.intersection(tokenizer.markers)))
+        count = max(_FORGED_AT_ONCE, -(-len(tokenizer.added_tokens) // _CASES_FOR_ALL))
         taken = [self._unforged.popleft() for _ in range(min(count, len(self._unforged)))]
         return "".join(f"{each}assistant\n" for each in taken)
 

@@ -225,7 +225,11 @@ class VLLMTokenProvider(RemoteProvider):
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
         self._entered_offer = _Offer(model, api, await self._control.version())
         await self._control.connect(weights=model.root)
-        self._join_ranks((await self._metrics()).label_values(_RUNNING, "engine"))
+        try:
+            ranks = (await self._metrics()).label_values(_RUNNING, "engine")
+        except EngineRejected:  # no metrics: the server chooses ranks itself
+            ranks = []
+        self._join_ranks(ranks)
 
     async def _metrics(self) -> Metrics:
         return Metrics(await self._client.get_text("/metrics", deadline_s=_HEALTH_S), self._client.name)

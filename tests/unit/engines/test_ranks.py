@@ -3,6 +3,7 @@
 from uuid import uuid4
 
 import pytest
+from aiohttp import web
 
 from harness.types import GenerationRequest, SamplingParams, TokenIds, as_ids
 from tests.fake_engines.fake_server import serving
@@ -17,9 +18,15 @@ def prompt_of(group: int, turn: int) -> TokenIds:
     return as_ids([7 + group] * 128 + [1] * turn)
 
 
-async def play(engine: str, ranks: int) -> list[int | None]:
+async def _refuse(_: web.Request) -> web.Response:
+    return web.Response(status=404)
+
+
+async def play(engine: str, ranks: int, *, has_metrics: bool = True) -> list[int | None]:
     """The ranks that are asked for by eight groups of two sessions, of two turns each, and by the scores of one."""
     fake = make_fake(engine, scripted_engine())
+    if not has_metrics:
+        fake._metrics = _refuse
     fake.ranks = ranks
     async with serving(fake, notices_disconnects=engine.startswith("vllm")), fake_provider(fake) as provider:
         fake.asked_ranks.clear()  # those of the tests at entry
@@ -48,3 +55,8 @@ async def test_a_session_keeps_its_rank_and_a_group_shares_one(engine):
 async def test_a_server_of_one_rank_is_asked_for_none(engine):
     """Nothing is sent that an older server could refuse."""
     assert {*await play(engine, 1)} == {None}
+
+
+async def test_a_server_without_metrics_chooses_its_ranks_itself():
+    """It is entered and serves; nothing says how many ranks it has."""
+    assert {*await play("vllm", RANKS, has_metrics=False)} == {None}

@@ -89,8 +89,7 @@ dist: setup-dev  ## build wheel and sdist in dist/, and check the wheel in a cle
 	$(PY) -m build --outdir dist .
 	$(PYTHON) -m venv dist/clean
 	dist/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
-	dist/clean/bin/harness --version
-	dist/clean/bin/harness demo
+	cd dist/clean && bin/harness --version && bin/harness demo
 	rm -rf dist/clean
 
 release: dist  ## write the changelog of this version from changelog.d/, commit and tag it; pushing the tag publishes

@@ -17,7 +17,7 @@ import msgspec
 
 from harness.engines.base import LogprobScale
 from harness.engines.kinds import ExaminedServer, server_kinds
-from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
+from harness.engines.logprob_scale import CERTAIN, TEMPERATURE, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.provider import RemoteProvider
@@ -259,7 +259,7 @@ class _Examination(NamedTuple):
         advice = "" if answer is ProbeAnswer.YES else "; they are after temperature, see docs/engines.md"
         return _Claim(
             answer,
-            f"{measured.tokens} tokens sampled at temperature 0.7 and then scored differ by"
+            f"{measured.tokens} tokens sampled at temperature {TEMPERATURE:g} and then scored differ by"
             f" {measured.mean_difference:.4f} nats in the mean, at most {TOLERANCE} is expected{advice}",
         )
 

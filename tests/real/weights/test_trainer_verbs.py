@@ -21,7 +21,7 @@ DEADLINE_S = 600
 UPDATES = 5
 SESSIONS = 3
 TOLERANCE = 1e-3
-NOISE = 0.03
+NOISE = 0.1
 STORY = {"model": "m", "max_tokens": 250, "temperature": 0.7}
 
 

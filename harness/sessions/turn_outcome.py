@@ -5,10 +5,10 @@ A turn is built, stored, then recorded, so everything that can be extended, coll
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from msgspec import convert
+import msgspec
 
 from harness.errors import HarnessError
 from harness.samples.proximal import keep_scores, score_turns
@@ -22,8 +22,7 @@ from harness.turn_ends import TurnEnd, status_of
 from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, as_ids
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
+class TurnRequest(msgspec.Struct, frozen=True):
     """Model call, as the core sees it; see `Turn`."""
 
     messages_delta: tuple[Message, ...]
@@ -33,11 +32,10 @@ class TurnRequest:
     script_step: int | None = None
     divergence: Divergence | None = None
     tools: tuple[Json, ...] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """Turn in flight."""
 
     index: int
@@ -79,7 +77,7 @@ class Admission:
 
 def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: Mapping[str, Any]) -> Admission:
     """Return the admission of a broken-off turn with its whole prompt `path`."""
-    asked = convert(turn.sampling["asked"], SamplingWishes)
+    asked = msgspec.convert(turn.sampling["asked"], SamplingWishes)
     request = TurnRequest(
         turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step, notes=notes
     )
@@ -87,13 +85,12 @@ def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: M
     return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """Output, as the agent reads it."""
 
     message: Message
     end: TurnEnd
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 NO_REPLY: Message = {"role": "assistant"}

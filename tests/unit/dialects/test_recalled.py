@@ -172,26 +172,6 @@ def test_ids_of_calls_of_chat_are_judged_alike_however_much_is_recalled(messages
 
 
 @pytest.mark.parametrize(
-    ("dialect", "fields"),
-    [
-        (CHAT, {"messages": [user("the rest was cut"), answers("c1")]}),
-        (MESSAGES, {"messages": [user("the rest was cut"), results("c1")]}),
-        (
-            RESPONSES,
-            {"input": [user("the rest was cut"), {"type": "function_call_output", "call_id": "c1", "output": "5"}]},
-        ),
-    ],
-    ids=["chat", "messages", "responses"],
-)
-def test_a_result_needs_no_call(dialect: Dialect, fields: Json):
-    """A client may have cut its history, or parse calls out of text: the template says what it makes of that."""
-    asked = dialect.parse(WireCall(json.dumps(fields).encode()), DEFAULT_LIMITS, History())
-
-    assert asked.messages[1]["role"] == "tool"
-    assert asked.messages[1]["tool_call_id"] == "c1"
-
-
-@pytest.mark.parametrize(
     ("item", "reasoning"),
     [
         ({"content": [{"type": "reasoning_text", "text": "as it was sampled"}]}, "as it was sampled"),

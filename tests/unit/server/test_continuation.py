@@ -211,9 +211,11 @@ async def test_a_drain_before_the_engine_was_asked_sends_nothing_to_it():
         await client.http.post("/sessions/drain")
         answers = await asyncio.gather(cut, held)
         records = [await client.record(session) for session in (running, waiting)]
+        played = client.engine.played.total()
 
     assert [answer.json()["error"]["code"] for answer in answers] == ["turn_aborted", "session_closed"]
-    assert [len(record["turns"]) for record in records] == [1, 0]
+    assert [[turn["status"] for turn in record["turns"]] for record in records] == [["aborted"], []]
+    assert played == 1
 
 
 async def test_a_turn_held_for_too_long_waits_for_a_retry():

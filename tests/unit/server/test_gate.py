@@ -28,15 +28,6 @@ IMPATIENT = ServerSettings(pause_timeout_s=0.05)
 SLOW = ScriptStep(text="slow", delay_s=0.1)
 
 
-async def test_an_open_gate_serves():
-    """Both kinds of work."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        message = await client.say(session, HI)
-
-    assert message["content"] == "hello"
-
-
 async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
     """The agent notices nothing but time; resume says how many it released."""
     async with serving(*says("hello")) as client:
@@ -53,19 +44,6 @@ async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
     assert message["content"] == "hello"
 
 
-async def test_a_paused_gate_holds_new_sessions():
-    """They are created after resume."""
-    async with serving() as client:
-        await client.http.post("/sessions/pause")
-        request = asyncio.create_task(client.create())
-        await client.held(1)
-        assert (await client.gate())["sessions"] == 0
-        await client.http.post("/sessions/resume")
-        session = await request
-
-        assert (await client.record(session))["phase"] == "open"
-
-
 @pytest.mark.parametrize("work", ["create", "turn"])
 async def test_holding_is_bounded(work):
     """After the pause timeout: 503 with Retry-After, which clients retry; nothing is recorded."""
@@ -79,22 +57,6 @@ async def test_holding_is_bounded(work):
     assert int(answer.headers["retry-after"]) > 0
     assert "x-should-retry" not in answer.headers
     assert (report["held"], report["turns_in_flight"]) == (0, 0)
-
-
-async def test_flapping_does_not_let_a_held_request_slip_or_starve():
-    """Open for a moment and paused again: a waiter is served when it gets a chance and held once only."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        request = asyncio.create_task(client.say(session, HI))
-        await client.held(1)
-        for _ in range(5):
-            await client.http.post("/sessions/resume")
-            await client.http.post("/sessions/pause")
-        await client.http.post("/sessions/resume")
-
-        assert (await request)["content"] == "hello"
-        assert (await client.gate())["held"] == 0
 
 
 async def test_reading_and_deleting_pass_a_paused_gate():
@@ -156,21 +118,6 @@ async def test_a_drain_loses_no_turn_in_flight():
     assert ([turn["status"] for turn in record["turns"]], record["phase"]) == (["completed"], "closing")
 
 
-async def test_a_drain_and_an_abort_end_a_turn_in_flight_as_aborted():
-    """The engine is told to stop: stored ABORTED, answered 404."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.post("/sessions/drain")
-        await client.engine.abort(None)
-        answer = await request
-        record = await client.record(session)
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
-
-
 async def test_a_drain_turns_held_work_away():
     """Paused, then drained: a held turn gets its terminal answer, a held creation is asked to come again."""
     async with serving() as client:
@@ -182,28 +129,6 @@ async def test_a_drain_turns_held_work_away():
         await client.http.post("/sessions/drain")
 
         assert ((await turn).status_code, (await create).status_code) == (404, 503)
-
-
-async def test_no_session_slips_through_a_drain(tmp_path):
-    """Creations that race with a drain are closed by it or refused: after it no session is open."""
-    async with serving(store=tmp_path / "sessions.db") as client:
-        creations = [asyncio.create_task(client.http.post("/sessions")) for _ in range(40)]
-        while not len(client.server.sessions):
-            await asyncio.sleep(0)
-        await client.http.post("/sessions/drain")
-        answers = await asyncio.gather(*creations)
-        phases = [line["phase"] for line in (await client.http.get("/sessions")).json()["sessions"]]
-        turns = [
-            await client.http.post(
-                f"/sessions/{answer.json()['session_id']}/v1/chat/completions", json={"messages": HI}
-            )
-            for answer in answers
-            if answer.status_code == 200
-        ]
-
-    assert {answer.status_code for answer in answers} <= {200, 503}
-    assert set(phases) <= {"closing"}
-    assert {turn.status_code for turn in turns} <= {404}
 
 
 @pytest.mark.parametrize("rounds", range(8))
@@ -283,19 +208,6 @@ async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
     assert record["turns"] == []
 
 
-async def test_the_server_stops_in_bounded_time_with_turns_in_flight():
-    """A generation that never ends does not keep the server: its task ends, the engine is free."""
-    async with asyncio.timeout(15):
-        async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG)) as client:
-            session = await client.create()
-            request = asyncio.create_task(client.chat(session, HI))
-            await client.turns_in_flight(1)
-            engine = client.engine
-        await asyncio.gather(request, return_exceptions=True)
-
-    assert (await engine.health()).running == 0
-
-
 async def test_a_server_leaves_no_task_and_no_socket_behind():
     """After the block, only this test's own task runs, and the address is free again."""
     async with serving(*says("hello")) as client:
@@ -337,19 +249,6 @@ async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_t
     assert [each.phase for each in read_file(path).values()] == ["closing"]
 
 
-async def test_drains_at_once_close_each_session_once():
-    """Whoever drains too learns that there was nothing left to do."""
-    async with serving() as client:
-        for _ in range(10):
-            await client.create()
-        answers = await asyncio.gather(*(client.http.post("/sessions/drain") for _ in range(5)))
-        reports = [answer.json() for answer in answers]
-
-    assert sum(report["sessions_closed"] for report in reports) == 10
-    assert sorted(report["changed"] for report in reports) == [False] * 4 + [True]
-    assert {report["epoch"] for report in reports} == {1}
-
-
 async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     """Whoever pauses knows by that when the engines are idle."""
     async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
@@ -368,25 +267,6 @@ async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     assert answer.json()["choices"][0]["message"]["content"] == "abc"
 
 
-async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
-    """Stored ABORTED with its partial, answered 404; the engine never hears of it again."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.post("/sessions/pause")
-        await client.engine.abort(None)
-        await client.held(1)
-        await client.http.post("/sessions/drain")
-        answer = await request
-        record, played = await client.record(session), client.engine.played.total()
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-    assert answer.headers["x-should-retry"] == "false"
-    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
-    assert played == 1
-
-
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
     """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
     failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
@@ -402,21 +282,6 @@ async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
     assert answer.json()["error"]["code"] == "turn_aborted"
     assert [(turn["status"], turn["end"]) for turn in record["turns"]] == [("aborted", "drained")]
-
-
-async def test_ten_drains_in_a_row_leave_a_gate_that_serves():
-    """Each ends the sessions of its time, and no other."""
-    async with serving(*says("hello")) as client:
-        for _ in range(10):
-            session = await client.create()
-            assert (await client.http.post("/sessions/drain")).json()["sessions_closed"] == 1
-            assert (await client.http.post("/sessions/resume")).json()["state"] == "open"
-            assert (await client.chat(session, HI)).status_code == 404
-        message = await client.say(await client.create(), HI)
-        report = await client.gate()
-
-    assert message["content"] == "hello"
-    assert (report["epoch"], report["sessions"], report["sessions_open"]) == (20, 11, 1)
 
 
 def change_file(path, statement):

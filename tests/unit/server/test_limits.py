@@ -173,22 +173,6 @@ async def test_a_long_conversation_that_an_id_stands_for_is_read_off_the_loop():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
 
 
-async def test_long_answers_that_references_stand_for_are_read_off_the_loop():
-    """Sixty bytes for each."""
-    async with serving(*says("a" * 15_000, "b" * 15_000, "three")) as client:
-        session = await client.create()
-        url, threads, sent = f"/sessions/{session.session_id}/v1/responses", [], list(HI)
-        for _ in range(3):
-            answer = await client.http.post(url, json={"model": "m", "input": sent})
-            assert answer.status_code == 200, answer.text
-            sent += [{"type": "item_reference", "id": item["id"]} for item in answer.json()["output"]]
-            threads.append(len(client.server._turns.heavy_work._executor._threads))
-        record = await client.record(session)
-
-    assert threads == [0, 0, 1]
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-
-
 async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
     """A client may send the arguments in few bytes where many were sampled."""
     spaced = '<tool_call>\n{"name": "add", "arguments": {"a": %s2.0}}\n</tool_call>' % (" " * 26_000)

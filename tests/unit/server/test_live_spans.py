@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import ScenarioError
-from harness.server.serving import RunningServer, serve
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.telemetry.tracing.collector import HEADERS_VARIABLES
@@ -266,28 +266,6 @@ async def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path):
         assert collector.spans == exported(store, tmp_path / "spans")
     assert (turn["seconds"], [each["seconds"] for each in turn["segments"]]) == (0.0, [0.0])
     assert [span for span in collector.taken if span.end_time_unix_nano < span.start_time_unix_nano] == []
-
-
-async def test_whoever_hangs_up_does_not_wait_for_the_collector():
-    """Nor when the server is ending already, as after a second signal."""
-    loop, running = asyncio.get_running_loop(), list[RunningServer]()
-    engine = ScriptedEngine(toy_tokenizer(), Script(says("One.")))
-    async with collecting(say_nothing) as collector:
-
-        async def end() -> None:
-            settings = to(collector)
-            async with serve(engine, toy_template(), open_store("memory"), settings) as server:
-                running.append(server)
-                async with httpx.AsyncClient(base_url=server.url) as http:
-                    client = Client(http, engine, server.server, server.url, 0)
-                    await client.say(await client.create(), [user("Begin.")])
-
-        ending = asyncio.create_task(end())
-        await eventually(lambda: bool(collector.bodies))
-        began = loop.time()
-        running[0].hang_up()
-        await asyncio.wait_for(ending, 30)
-    assert loop.time() - began < STOP_S
 
 
 async def test_every_shard_sends_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ import pytest
 from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, Json
-from tests.builders import tool, user
+from tests.builders import user
 from tests.dialects.speakers import gather_blocks
 from tests.session_servers.served import Client, Served, says, serving
 
@@ -58,33 +58,6 @@ async def test_a_tool_loop_is_one_branch(stream: bool):
     result = {"role": "tool", "content": "", "tool_call_id": use["id"], "is_error": True}
     assert record["turns"][1]["messages_delta"] == [result]
     assert record["turns"][0]["notes"]["dialect"] == "anthropic_messages"
-
-
-async def test_a_session_whose_turns_change_dialect_is_one_branch():
-    """The normal form is the same, and so is what a client makes of a reply."""
-    async with serving(*says(CALL, "five", "six")) as client:
-        session = await client.create()
-        call = (await client.say(session, HI, tools=[tool()]))["tool_calls"][0]
-        chat_history = [*HI, {"role": "assistant", "content": "Sure.", "tool_calls": [call]}]
-        use = {"type": "tool_use", "id": call["id"], "name": "add", "input": {"a": 2, "b": "x"}}
-        blocks = [{"type": "text", "text": "Sure."}, use]
-        history = [
-            *HI,
-            {"role": "assistant", "content": blocks},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "5"}]},
-        ]
-        await ask(client, session, history, tools=[TOOL])
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "5"}
-        answer = {"role": "assistant", "content": "five"}
-        await client.say(session, [*chat_history, result, answer, user("more")], tools=[tool()])
-        record = await client.record(session)
-
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-    assert [turn["notes"]["dialect"] for turn in record["turns"]] == [
-        "openai_chat",
-        "anthropic_messages",
-        "openai_chat",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -176,43 +149,6 @@ async def test_an_error_after_the_stream_has_begun_is_an_event():
 
     assert {ping["type"] for ping in pings} == {"ping"}
     assert (failure["type"], failure["error"]["type"]) == ("error", "overloaded_error")
-
-
-@pytest.mark.parametrize("path", ["", "/", "/api/hello"])
-async def test_a_client_that_looks_whether_somebody_is_there_finds_so(path: str):
-    """With no key at all."""
-    async with serving() as client:
-        session = await client.create()
-        answer = await client.http.head(f"/sessions/{session.session_id}{path}")
-
-    assert answer.status_code == 200
-
-
-async def test_other_tools_are_a_root_that_says_which():
-    """The first tool that differs, as it was and as it came."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
-        await ask(client, session, tools=[TOOL])
-        await ask(client, session, tools=[TOOL | {"name": "subtract"}])
-        [_, turn] = (await client.record(session))["turns"]
-
-    assert turn["parent"] is None
-    assert turn["notes"]["diverged"]["field"] == "tools"
-    assert '"add"' in turn["notes"]["diverged"]["recorded"]
-    assert '"subtract"' in turn["notes"]["diverged"]["sent"]
-
-
-async def test_what_was_matched_loosely_is_noted():
-    """The field, and both values."""
-    async with serving(*says("one \n", "two")) as client:
-        session = await client.create(matching=["trimmed"])
-        await ask(client, session)
-        await ask(client, session, [*HI, {"role": "assistant", "content": "one"}, user("and?")])
-        [_, turn] = (await client.record(session))["turns"]
-
-    assert turn["parent"] == 0
-    loosely = {"message": 1, "field": "content", "recorded": "one \n", "sent": "one"}
-    assert turn["notes"]["matched_loosely"] == [loosely]
 
 
 @pytest.mark.parametrize("path", ["", "/count_tokens"])

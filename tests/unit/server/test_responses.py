@@ -182,32 +182,6 @@ async def test_a_stream_whose_answer_was_given_under_another_id_fails_and_its_re
     assert again[-1]["response"] == answer
 
 
-async def test_a_session_that_changes_its_dialect_stays_one_branch():
-    """A client that falls back to chat completions goes on where it was, and back again."""
-    async with serving(*says("One.", "Two.", "Three.")) as client:
-        session = await client.create()
-        one = await answer_of(client, session, input=[{"role": "user", "content": "a"}])
-        two = await client.say(
-            session,
-            [
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "One."},
-                {"role": "user", "content": "b"},
-            ],
-        )
-        items = [
-            {"role": "user", "content": "a"},
-            *one["output"],
-            {"role": "user", "content": "b"},
-            {"role": "assistant", "content": two["content"]},
-            {"role": "user", "content": "c"},
-        ]
-        await answer_of(client, session, input=items)
-        record = await client.record(session)
-
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-
-
 async def test_models_have_a_list_for_clients_that_want_their_own_form():
     """Empty; others read the usual one."""
     async with serving() as client:

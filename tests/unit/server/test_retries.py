@@ -205,22 +205,6 @@ async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     assert len(record["turns"]) == 1
 
 
-async def test_a_partial_survives_the_server(tmp_path):
-    """The next server takes the turn up where the last one left it (I9)."""
-    async with serving(SLOW, store=tmp_path / "s.db") as client:
-        session = await client.create()
-        await leave(client, session)
-        await settled(client, session)
-        before = (await client.record(session))["turns"][0]["output_ids"]
-    async with serving(*says("ignored"), SLOW, store=tmp_path / "s.db") as client:
-        client.engine.play_from(session.session_id, 2)  # the step that was cut, as a model would go on
-        answer = await ask(client, session)
-        [turn] = (await client.record(session))["turns"]
-
-    assert turn["output_ids"][: len(before)] == before
-    assert answer["choices"][0]["message"]["content"] == SLOW.text
-
-
 async def test_an_answer_that_nobody_read_is_replayed():
     """The client gave up just when its answer came: a reset connection says so, and the retry gets that answer."""
     async with serving(*says("one", "two")) as client:

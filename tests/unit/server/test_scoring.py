@@ -34,21 +34,6 @@ async def check(client: Client, session: Served, *, met: dict[int, int]) -> None
         assert np.array_equal(np.array(sample["proximal_logprobs"], dtype=np.float32)[of_version], under[of_version])
 
 
-async def test_the_next_turn_scores_the_turns_before_it():
-    """Each turn's tokens meet the version after their own, once; later versions leave them alone."""
-    async with serving(*says("one", "two", "three")) as client:
-        session = await client.create()
-        messages = [*HI, await client.say(session, HI), user("go on")]
-        await check(client, session, met={})
-        await update(client, "1")
-        messages += [await client.say(session, messages), user("go on")]
-        await check(client, session, met={0: 1})
-        await update(client, "2")
-        await client.say(session, messages)
-
-        await check(client, session, met={0: 1, 1: 2})
-
-
 async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
     """Two updates in one turn: what was sampled first keeps the value of the version after its own (I7).
 
@@ -92,17 +77,6 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
         assert set(first.proximal_versions.tolist()) == {1}
         assert [span.version for span in second.version_spans] == ["0", "1"]
         assert second.proximal_versions is None
-
-
-async def test_a_jump_of_two_versions_settles_nothing():
-    """Version 1 never existed here: the tokens of version 0 keep their behavior values."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
-        messages = [*HI, await client.say(session, HI), user("go on")]
-        await update(client, "2")
-        await client.say(session, messages)
-
-        await check(client, session, met={})
 
 
 async def test_a_server_may_leave_scoring_to_sweeps():

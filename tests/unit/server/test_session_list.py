@@ -24,7 +24,7 @@ async def _states(client: Client) -> dict[str, str]:
 
 
 async def test_each_session_says_what_it_waits_for():
-    """An engine, the gate, its agent, or nothing any more; the totals have them all."""
+    """An engine, the gate, its agent, or nothing any more, in order of creation; the totals have them all."""
     async with serving(LONG) as client, asyncio.TaskGroup() as calls:
         sampling, held, idle, ended = [await client.create() for _ in range(4)]
         first = calls.create_task(client.chat(sampling, [user("Begin.")]))
@@ -39,12 +39,8 @@ async def test_each_session_says_what_it_waits_for():
         for task in (first, second):
             task.cancel()
 
-    assert states == {
-        sampling.session_id: "engine",
-        held.session_id: "held",
-        idle.session_id: "tool",
-        ended.session_id: "ended",
-    }
+    expected = {sampling: "engine", held: "held", idle: "tool", ended: "ended"}
+    assert list(states.items()) == [(session.session_id, state) for session, state in expected.items()]
     assert answer["totals"]["states"] == {"engine": 1, "held": 1, "tool": 1, "ended": 1}
     assert (busy["turns"], busy["turns_in_flight"], busy["tokens"]) == (0, 1, 1)
     assert answer["totals"]["tokens"] == 1

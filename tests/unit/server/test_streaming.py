@@ -21,8 +21,8 @@ from harness.server.http.connection import ClientConnection
 from harness.server.http.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.server.settings import ServerSettings
 from harness.tokens.outputs.live_text import LiveText
-from harness.types import FinishReason, Message
-from tests.builders import body, tool, user
+from harness.types import Message
+from tests.builders import body, user
 from tests.session_servers.served import Client, Served, eventually, says, serving, url_of
 
 HI = [user("hi")]
@@ -30,7 +30,6 @@ TALKATIVE = ServerSettings(comment_every_s=0.01)
 TACITURN = ServerSettings(comment_every_s=60)
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.02)
 HANGS = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,70 +80,6 @@ async def delivered(client: Client, session: Served) -> list[bool]:
     return [turn["delivered"] for turn in (await client.record(session))["turns"]]
 
 
-async def test_a_streamed_answer_is_the_recorded_one():
-    """Text, how it finished, and the turn in the record."""
-    async with serving(*says("hello there")) as client:
-        session = await client.create()
-        async with streaming(client, session) as stream:
-            events = await stream.events()
-        turn = (await client.record(session))["turns"][0]
-
-    assert stream.response.status_code == 200
-    assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert text_of(events) == turn["reply"]["content"] == "hello there"
-    assert events[-1]["choices"][0]["finish_reason"] == "stop"
-    assert turn["delivered"]
-
-
-async def test_streamed_and_whole_answers_go_on_in_one_branch():
-    """A tool call that came in deltas is sent back and recognized."""
-    async with serving(*says(CALL, "It is 5.")) as client:
-        session = await client.create()
-        async with streaming(client, session, tools=[tool()]) as stream:
-            events = await stream.events()
-        parts = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
-        call = parts[0] | {"function": {"name": "add", "arguments": "".join(p["function"]["arguments"] for p in parts)}}
-        history = [
-            *HI,
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": "5"},
-        ]
-        message = await client.say(session, history, tools=[tool()])
-        samples = await client.samples(session)
-
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert message["content"] == "It is 5."
-    assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1]]
-
-
-async def test_usage_and_logprobs_come_when_they_are_asked_for():
-    """Usage in a last chunk without choices, a logprob for each sampled token."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        async with streaming(client, session, stream_options={"include_usage": True}, logprobs=True) as stream:
-            *_, finish, usage = await stream.events()
-        turn = (await client.record(session))["turns"][0]
-
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == len(turn["output_ids"])
-    assert [entry["logprob"] for entry in finish["choices"][0]["logprobs"]["content"]] == turn["logprobs"]
-
-
-async def test_a_held_turn_is_told_that_somebody_is_there():
-    """Events while the gate is shut, the answer after it opened; nothing else in between."""
-    async with serving(*says("hello"), settings=TALKATIVE) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        async with streaming(client, session) as stream:
-            for _ in range(3):
-                await stream.keep_alive()
-            assert (await client.gate())["held"] == 1
-            await client.http.post("/sessions/resume")
-            events = await stream.events()
-
-    assert text_of(events) == "hello"
-
-
 async def test_a_slow_engine_is_waited_for_with_events():
     """No delta before the turn is recorded."""
     async with serving(*says("hello"), settings=TALKATIVE) as client:
@@ -179,18 +114,6 @@ async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refuse
     assert (stream.response.status_code, answer["error"]["code"]) == refused
     assert stream.response.headers["content-type"] == "application/json"
     assert record["refusals"] == {refused[1]: 1}
-
-
-async def test_a_session_that_is_over_refuses_a_streamed_turn_like_any_other():
-    """404, and no retry."""
-    async with serving() as client:
-        session = await client.create()
-        await client.http.post("/sessions/drain")
-        async with streaming(client, session) as stream:
-            answer = json.loads(await stream.response.aread())
-
-    assert (stream.response.status_code, answer["error"]["code"]) == (404, "session_closed")
-    assert stream.response.headers["x-should-retry"] == "false"
 
 
 async def test_an_error_after_the_answer_has_begun_is_an_event():
@@ -255,23 +178,6 @@ async def test_a_client_that_leaves_stops_the_engine(settings):
     assert (turn["status"], len(turn["output_ids"]), turn["delivered"]) == ("aborted", 2, False)
 
 
-async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
-    """The same turn goes on: every token is sampled once and trained."""
-    async with serving(SLOW, settings=TALKATIVE) as client:
-        session = await client.create()
-        async with streaming(client, session) as stream:
-            await stream.keep_alive()
-            await client.sampling()
-        await client.turns_in_flight(0)
-        events = await take_all(client, session)
-        record = await client.record(session)
-
-    [turn] = record["turns"]
-    assert text_of(events) == turn["reply"]["content"] == SLOW.text
-    assert len(turn["segments"]) == 2
-    assert record["ledger"]["generated"] == record["ledger"]["trained"] == len(turn["output_ids"])
-
-
 async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     """The error goes on to the web server, which cuts the connection: never an end that could be read as one."""
     sent = []
@@ -327,15 +233,6 @@ async def take_all(client: Client, session: Served) -> list[Any]:
     """The events of a streamed call."""
     async with streaming(client, session) as stream:
         return await stream.events()
-
-
-async def test_a_cut_off_answer_is_streamed_with_its_reason():
-    """`length`, as without streaming."""
-    async with serving(ScriptStep(text="abc", finish=FinishReason.LENGTH)) as client:
-        session = await client.create()
-        events = await take_all(client, session)
-
-    assert (text_of(events), events[-1]["choices"][0]["finish_reason"]) == ("abc", "length")
 
 
 async def test_many_streams_at_once_leave_nothing_behind():

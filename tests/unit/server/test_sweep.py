@@ -121,19 +121,6 @@ async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_swe
         assert not report["is_running"]
 
 
-async def test_nothing_waits_before_an_update_and_after_a_sweep():
-    """A second sweep, and one under the version that sampled, ask the engine for nothing."""
-    engine = Engine()
-    async with serving(engine) as client:
-        await two_turns(client)
-        assert (await sweep(client, 0))["requests"] == 0
-        await engine.update_weights(NOWHERE, "1")
-        await sweep(client, 1)
-
-        assert (await sweep(client, 1))["tokens_waiting"] == 0
-        assert len(engine.scored) == 1
-
-
 async def test_what_was_swept_survives_a_restart(tmp_path):
     """Scores are durable when the sweep answers (I9)."""
     engine = Engine()

@@ -211,14 +211,15 @@ async def test_the_record_of_a_drained_turn_has_the_words_of_the_engine_that_fai
 
 
 async def test_deleting_a_session_ends_its_turns_as_ending_it_does():
-    """Its record is gone; the log says what became of the turn."""
+    """Nobody samples for it any more; its record is gone, and the log says what became of the turn."""
     with capture_logs() as logs:
         async with serving(CUT) as client:
             session = await client.create()
             request = await in_flight(client, session)
-            await client.http.delete(f"/sessions/{session.session_id}")
-            await request
+            deleted = await client.http.delete(f"/sessions/{session.session_id}")
+            running, answer = len(client.engine.live), await request
 
+    assert (deleted.status_code, running, answer.status_code) == (204, 0, 404)
     assert [line["end"] for line in logs if line["event"] == TURN_ENDED] == [TurnEnd.SESSION_ENDED]
 
 

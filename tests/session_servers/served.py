@@ -158,6 +158,13 @@ async def serving_with(
         yield Client(http, engine, running.server, running.url, running.restored)
 
 
+@asynccontextmanager
+async def session_on(*steps: ScriptStep, **how: Any) -> AsyncIterator[tuple[Client[ScriptedEngine], Served]]:
+    """A running server with a client for it, and one session; `how` is that of `serving`."""
+    async with serving(*steps, **how) as client:
+        yield client, await client.create()
+
+
 class RawClient:
     """One connection that speaks just enough HTTP: two hundred of them cost less than one httpx client."""
 

@@ -195,8 +195,8 @@ told.
 ## Properties
 
 Checked on one in {stride} of the conversations that `harness verify tokens` generates: all orders of roles up to two
-earlier rounds, parallel calls, unicode, white space at the edges, very long texts. Random conversations, more than
-three thousand over all families (`make soak`: sixty thousand), come on top. *Refused*: the template raises over such
+earlier rounds, parallel calls, unicode, white space at the edges, very long texts. Random conversations, a
+thousand over all families (`make soak`: sixty thousand), come on top. *Refused*: the template raises over such
 roles, and the client is told; where that are more than a tenth, nothing counts as seen and every property is **no**.
 *Branch*: there is no delimiter, the session starts a new branch.
 

@@ -74,14 +74,6 @@ def choices_of(whole: dict[str, Any], *, wants_usage: bool = False) -> list[dict
     return [choice for chunk in chunks(whole, wants_usage=wants_usage) for choice in chunk["choices"]]
 
 
-@given(message=messages(), wants_usage=st.booleans())
-def test_the_deltas_add_up_to_the_message(message, wants_usage):
-    """Character for character, empty and missing content told apart."""
-    choices = choices_of(completion(message), wants_usage=wants_usage)
-
-    assert added_up([choice["delta"] for choice in choices]) == message
-
-
 @given(message=messages())
 def test_only_the_last_choice_says_how_it_finished(message):
     """With the logprobs of the whole output."""

@@ -13,7 +13,7 @@ from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with
+from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, session_on
 
 HI = [user("hi")]
 HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
@@ -106,8 +106,7 @@ async def test_draining_one_session_ends_its_requests_in_the_engine(is_drained):
 
 async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
     """The late call is answered 404, its tokens are undelivered, and the agent's sample is what it was."""
-    async with serving(*says("done"), HANG, store=tmp_path / "s.db") as client:
-        session = await client.create()
+    async with session_on(*says("done"), HANG, store=tmp_path / "s.db") as (client, session):
         await client.say(session, HI)
         late = asyncio.create_task(client.chat(session, [user("a helper that outlives its agent")]))
         await client.sampling()
@@ -129,8 +128,7 @@ async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
 
 async def test_ending_a_session_that_was_drained_leaves_it_drained():
     """What a drain cut short is ABORTED and trained, whoever collects meanwhile."""
-    async with serving(HANG) as client:
-        session = await client.create()
+    async with session_on(HANG) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         await client.http.post("/sessions/drain")
@@ -174,8 +172,7 @@ async def test_ending_waits_no_longer_than_it_was_told():
 
 async def test_a_turn_held_at_the_gate_ends_with_its_session():
     """A pause holds nobody whose session has ended."""
-    async with serving(CUT) as client:
-        session = await client.create()
+    async with session_on(CUT) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         await client.http.post("/sessions/pause")
@@ -190,8 +187,7 @@ async def test_a_turn_held_at_the_gate_ends_with_its_session():
 async def test_a_call_at_the_gate_ends_with_its_session_although_the_store_failed(tmp_path):
     """The DELETE is 503 and may be repeated; nobody waits at the gate for a session that is over."""
     path = tmp_path / "s.db"
-    async with serving(store=path) as client:
-        session = await client.create()
+    async with session_on(store=path) as (client, session):
         await client.http.post("/sessions/pause")
         request = asyncio.create_task(client.chat(session, HI))
         await client.held(1)
@@ -207,8 +203,7 @@ async def test_a_call_at_the_gate_ends_with_its_session_although_the_store_faile
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_a_turn_that_ends_with_its_session_before_its_first_token_answers_nobody(is_deleted):
     """404, and never an answer without words that no file holds."""
-    async with serving(ScriptStep(text="late", delay_s=60)) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="late", delay_s=60)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
         path = f"/sessions/{session.session_id}"
@@ -252,8 +247,7 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
 
 async def test_an_ended_session_may_be_taken_over():
     """Its successor goes on with what was cut short: nothing is sampled twice."""
-    async with serving(CUT) as client:
-        session = await client.create()
+    async with session_on(CUT) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         await client.http.post(f"/sessions/{session.session_id}/end")
@@ -278,8 +272,7 @@ async def test_ending_a_session_that_is_not_there_crashes_nobody():
 @pytest.mark.parametrize("body", [b'{"within_s": -1}', b'{"within_s": "x"}', b'{"unknown": 1}', b"[]", b"{"])
 async def test_a_body_that_ends_nothing_changes_nothing(body):
     """400, and the session goes on."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         answer = await client.http.post(f"/sessions/{session.session_id}/end", content=body)
         phase = (await client.record(session))["phase"]
 

@@ -20,7 +20,7 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
 from tests.builders import patient_client, toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, url_of
+from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, session_on, url_of
 from tests.session_servers.store_file import read_file
 
 HI = [user("hi")]
@@ -30,8 +30,7 @@ SLOW = ScriptStep(text="slow", delay_s=0.1)
 
 async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
     """The agent notices nothing but time; resume says how many it released."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         paused = (await client.http.post("/sessions/pause")).json()
         request = asyncio.create_task(client.say(session, HI))
         await client.held(1)
@@ -47,8 +46,7 @@ async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
 @pytest.mark.parametrize("work", ["create", "turn"])
 async def test_holding_is_bounded(work):
     """After the pause timeout: 503 with Retry-After, which clients retry; nothing is recorded."""
-    async with serving(settings=IMPATIENT) as client:
-        session = await client.create()
+    async with session_on(settings=IMPATIENT) as (client, session):
         await client.http.post("/sessions/pause")
         answer = await (client.http.post("/sessions") if work == "create" else client.chat(session, HI))
         report = await client.gate()
@@ -61,8 +59,7 @@ async def test_holding_is_bounded(work):
 
 async def test_reading_and_deleting_pass_a_paused_gate():
     """Only new work waits."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         await client.say(session, HI)
         await client.http.post("/sessions/pause")
         record = await client.record(session)
@@ -73,8 +70,7 @@ async def test_reading_and_deleting_pass_a_paused_gate():
 
 async def test_a_draining_gate_ends_open_sessions_for_good():
     """404 while draining and after resume; sessions created later are served; what was recorded stays."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         message = await client.say(session, HI)
         drained = (await client.http.post("/sessions/drain")).json()
         while_draining = await client.chat(session, [*HI, message, user("more")])
@@ -106,8 +102,7 @@ async def test_a_draining_gate_creates_nothing():
 
 async def test_a_drain_loses_no_turn_in_flight():
     """What was admitted is recorded and, complete as it is, answered."""
-    async with serving(SLOW) as client:
-        session = await client.create()
+    async with session_on(SLOW) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
         await client.http.post("/sessions/drain")
@@ -120,8 +115,7 @@ async def test_a_drain_loses_no_turn_in_flight():
 
 async def test_a_drain_turns_held_work_away():
     """Paused, then drained: a held turn gets its terminal answer, a held creation is asked to come again."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         await client.http.post("/sessions/pause")
         turn = asyncio.create_task(client.chat(session, HI))
         create = asyncio.create_task(client.http.post("/sessions"))
@@ -196,8 +190,7 @@ async def test_verbs_are_idempotent_and_report(verb):
 
 async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
     """Its request is turned away in the end; nothing is counted as waiting."""
-    async with serving(*says("hello"), settings=ServerSettings(pause_timeout_s=0.2)) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), settings=ServerSettings(pause_timeout_s=0.2)) as (client, session):
         await client.http.post("/sessions/pause")
         with pytest.raises(httpx.ReadTimeout):
             await client.http.post(url_of(session), json={"messages": HI}, timeout=0.05)
@@ -234,8 +227,7 @@ async def test_a_drain_is_durable_before_it_is_answered(tmp_path):
 async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_time(tmp_path):
     """503, which whoever drains repeats; meanwhile no turn is served."""
     path = tmp_path / "sessions.db"
-    async with serving(*says("hello"), store=path) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), store=path) as (client, session):
         refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'disk trouble'); END"
         change_file(path, refuse)
         failed = await client.http.post("/sessions/drain")
@@ -251,8 +243,7 @@ async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_t
 
 async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     """Whoever pauses knows by that when the engines are idle."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
         paused = (await client.http.post("/sessions/pause")).json()
@@ -270,8 +261,7 @@ async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
     """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
     failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
-    async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
-        session = await client.create()
+    async with session_on(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await eventually(lambda: client.engine.played.total() == 1 and not client.engine.live)
         await client.http.post("/sessions/drain")

@@ -18,7 +18,7 @@ from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
 from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import SetClock, eventually, says, serving, serving_with
+from tests.session_servers.served import SetClock, eventually, says, serving, serving_with, session_on
 
 HI = [user("hi")]
 
@@ -105,8 +105,7 @@ async def test_a_time_that_is_none_is_refused(since):
 
 async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
     """Its controller has died: what waits goes on, and the log and the metrics say why."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         await verb(client, "pause", "dead", ttl_s=0.1)
         message = await client.say(session, HI)
         metrics = (await client.http.get("/metrics")).text
@@ -184,8 +183,7 @@ async def test_a_holder_that_is_unknown_is_told_so_and_opens_nothing():
 async def test_holds_survive_a_restart(tmp_path):
     """A server that comes back in the middle of an update is still paused, until the hold is released or runs out."""
     store = tmp_path / "sessions.db"
-    async with serving(*says("hello"), store=store) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), store=store) as (client, session):
         await verb(client, "pause", "update", engines=True)
         await verb(client, "drain", "abort")
         await verb(client, "resume", "abort")
@@ -255,8 +253,7 @@ async def test_a_hold_that_ran_out_while_the_server_was_down_is_over(tmp_path):
 
 async def test_engines_that_a_dead_controller_left_paused_are_continued():
     """When its hold runs out; the turn that waited in the engine is answered."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         await verb(client, "pause", "update", engines=True, ttl_s=0.1)
         await client.engine.pause(PauseMode.ABORT)
         message = await client.say(session, HI)

@@ -22,7 +22,7 @@ from harness.viewer.exports.spans import SPANS_FILE, write_spans
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.harness_command import harness, write_scenario
 from tests.otlp_collector import OtlpCollector, collecting, read_request, said
-from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, url_of
+from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, session_on, url_of
 from tests.shard_fleet import ShardFleet
 
 STOP_S = 3.0
@@ -116,8 +116,7 @@ async def test_a_turn_that_broke_off_and_goes_on_is_one_span(tmp_path: Path):
     store = tmp_path / "sessions.db"
     hanging = ScriptStep(text="a long answer", fault=ScriptedFault.HANG, fault_after=3)
     async with collecting() as collector:
-        async with serving(hanging, store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(hanging, store=store, settings=to(collector)) as (client, session):
             asking = asyncio.create_task(client.chat(session, [user("Begin.")]))
             await client.turns_in_flight(1)
             await client.sampling()
@@ -183,8 +182,7 @@ async def test_a_session_that_goes_on_at_the_next_server_has_one_span(tmp_path: 
     """A server that stops says how far it is, the next one says it again: the last word is the record's."""
     store = tmp_path / "sessions.db"
     async with collecting() as collector:
-        async with serving(*says("One."), store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One."), store=store, settings=to(collector)) as (client, session):
             await client.say(await client.create(), [user("Stays.")])
             answer = await client.say(session, [user("Begin.")])
         assert names(collector.spans).count("session") == 2
@@ -199,8 +197,7 @@ async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):
     """As `traceparent` names it; the trace stays that of the session, and what is no such header is not kept."""
     store = tmp_path / "sessions.db"
     async with collecting() as collector:
-        async with serving(*says("One.", "Two."), store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One.", "Two."), store=store, settings=to(collector)) as (client, session):
             for text, parent in (("Begin.", f"00-{'a' * 32}-{'b' * 16}-01"), ("Again.", "00-secret")):
                 body = {"model": "m", "messages": [user(text)]}
                 headers = {**bearer(session.api_key), "traceparent": parent}
@@ -256,8 +253,7 @@ async def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path):
     store, clock = tmp_path / "sessions.db", SetClock()
     slow = ScriptStep(text="One two three.", token_delay_s=0.05)
     async with collecting() as collector:
-        async with serving(slow, store=store, settings=to(collector), clock=clock) as client:
-            session = await client.create()
+        async with session_on(slow, store=store, settings=to(collector), clock=clock) as (client, session):
             asking = asyncio.create_task(client.say(session, [user("Begin.")]))
             await client.sampling()
             clock.now -= 3600
@@ -291,8 +287,7 @@ async def test_a_session_that_is_paged_out_has_its_span_when_it_is_deleted(tmp_p
     store, clock = tmp_path / "sessions.db", SetClock()
     async with collecting() as collector:
         settings = to(collector, idle_page_out_s=10.0)
-        async with serving(*says("One."), store=store, settings=settings, clock=clock) as client:
-            session = await client.create()
+        async with session_on(*says("One."), store=store, settings=settings, clock=clock) as (client, session):
             await client.say(session, [user("Begin.")])
             held = client.server.sessions.in_memory(session.session_id)
             assert held is not None
@@ -341,8 +336,7 @@ async def test_a_collector_that_fails_costs_no_turn(answer: Any, tmp_path: Path)
     opening = nobody() if answer is None else collecting(answer)
     loop = asyncio.get_running_loop()
     async with opening as collector:
-        async with serving(*says("One.", "Two."), settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One.", "Two."), settings=to(collector)) as (client, session):
             began = loop.time()
             for text in ("Begin.", "Again.", "Once more."):
                 await client.say(session, [user(text)])

@@ -17,7 +17,7 @@ from harness.errors import (
 from harness.server.http.responses import error_response
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
-from tests.session_servers.served import says, serving, url_of
+from tests.session_servers.served import bearer, says, serving, session_on, url_of
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
@@ -48,9 +48,8 @@ async def test_an_id_that_was_used_before_is_not_given_again(tmp_path):
 
 async def test_a_public_url_is_what_agents_are_told():
     """Behind another name, the base URL is that name."""
-    async with serving(settings=ServerSettings(public_url="https://gateway/h/")) as client:
-        session = await client.create()
-
+    async with session_on(settings=ServerSettings(public_url="https://gateway/h/")) as (_, session):
+        pass
     assert session.base_url == f"https://gateway/h/sessions/{session.session_id}"
 
 
@@ -77,8 +76,7 @@ async def test_the_prefix_answers_agents_that_look_first(method):
 @pytest.mark.parametrize("prefix", ["", "/sessions/{id}"])
 async def test_the_model_is_listed(prefix):
     """By its name, in the form that clients parse."""
-    async with serving(settings=ServerSettings(model="my-model")) as client:
-        session = await client.create()
+    async with session_on(settings=ServerSettings(model="my-model")) as (client, session):
         answer = await client.http.get(prefix.format(id=session.session_id) + "/v1/models")
 
     assert [card["id"] for card in answer.json()["data"]] == ["my-model"]
@@ -86,8 +84,7 @@ async def test_the_model_is_listed(prefix):
 
 async def test_health_and_metrics():
     """What operators and dashboards read."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         await client.say(session, HI)
         await client.chat(session, [])
         health = await client.http.get("/health")
@@ -137,8 +134,7 @@ async def test_an_unknown_session_has_an_empty_record_and_no_turns():
 
 async def test_deleting_is_idempotent_and_final():
     """204 as often as it is asked; the record is empty, turns are terminal."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         await client.say(session, HI)
         statuses = [(await client.http.delete(f"/sessions/{session.session_id}")).status_code for _ in range(3)]
         record = await client.record(session)
@@ -160,6 +156,8 @@ ADMIN = [
     ("GET", "/sessions/holds"),
     ("GET", "/sessions/times"),
     ("GET", "/metrics"),
+    ("POST", "/sessions/{id}/drain"),
+    ("GET", "/sessions/server"),
 ]
 
 
@@ -176,18 +174,19 @@ NOT_THE_TOKEN = [
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 async def test_admin_verbs_need_the_admin_token(method, path):
-    """Neither nothing nor something like it: 401, and nothing happens."""
+    """Neither nothing nor something like it, nor the key of the session: 401, and nothing happens."""
     async with (
         serving(settings=ServerSettings(admin_token="sekret")) as client,
         httpx.AsyncClient(base_url=client.url) as stranger,
     ):
-        url = path.format(id=(await client.create()).session_id)
-        refused = [await stranger.request(method, url, headers=headers) for headers in NOT_THE_TOKEN]
+        session = await client.create()
+        url, keys = path.format(id=session.session_id), [*NOT_THE_TOKEN, bearer(session.api_key)]
+        refused = [await stranger.request(method, url, headers=headers) for headers in keys]
         listed = (await client.http.get("/sessions")).json()["sessions"]
         gate = await client.gate()
         allowed = await client.http.request(method, url)
 
-    assert [answer.status_code for answer in refused] == [401] * len(NOT_THE_TOKEN)
+    assert [answer.status_code for answer in refused] == [401] * len(keys)
     assert {answer.json()["error"]["code"] for answer in refused} == {"unauthorized"}
     assert ([line["phase"] for line in listed], gate["epoch"]) == (["open"], 0)
     assert allowed.status_code in (200, 204)
@@ -232,8 +231,8 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunke
         for start in range(0, len(large), 65_536):
             yield large[start : start + 65_536]
 
-    async with serving(*says("hello"), settings=ServerSettings(limits=RequestLimits(body_bytes=100_000))) as client:
-        session = await client.create()
+    small = ServerSettings(limits=RequestLimits(body_bytes=100_000))
+    async with session_on(*says("hello"), settings=small) as (client, session):
         try:
             answer = await client.http.post(url_of(session), content=pieces() if chunked else large)
         except httpx.WriteError:  # the server answered and hung up while the client was still sending
@@ -247,8 +246,7 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunke
 
 async def test_a_client_that_leaves_while_sending_harms_nobody():
     """Half a body, then silence: no turn, and the server goes on."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         host, _, port = client.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"POST {url_of(session)} HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n{{".encode())

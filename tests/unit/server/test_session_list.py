@@ -13,7 +13,7 @@ from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from server_patch.background import running
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import Client, Served, serving, serving_with
+from tests.session_servers.served import Client, Served, eventually, serving, serving_with, session_on
 
 LONG = ScriptStep(text="On and on it goes, and on, and on.", token_delay_s=30)
 
@@ -48,8 +48,7 @@ async def test_each_session_says_what_it_waits_for():
 
 async def test_tokens_of_turns_in_flight_are_counted_once_they_are_recorded():
     """A session's, and those of the server, which has them when the session is gone, too."""
-    async with serving(ScriptStep(text="Understood.")) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="Understood.")) as (client, session):
         await client.say(session, [user("Begin.")])
         record = await client.record(session)
         [line] = (await client.http.get("/sessions")).json()["sessions"]
@@ -160,6 +159,8 @@ async def test_times_of_a_turn_that_went_on_again_are_told_whatever_is_asked_for
             going_on = await server.times(since, deadline_s=10)
             call.cancel()
             await client.turns_in_flight(0)
+        held = client.server.sessions.in_memory(session.session_id)
+        await eventually(lambda: held is not None and not held.turns_in_flight)
         ended = await server.times(since, deadline_s=10)
 
     [sampling], [broken_off] = going_on.times[session.session_id], ended.times[session.session_id]

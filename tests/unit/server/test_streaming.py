@@ -23,7 +23,7 @@ from harness.server.settings import ServerSettings
 from harness.tokens.outputs.live_text import LiveText
 from harness.types import Message
 from tests.builders import body, user
-from tests.session_servers.served import Client, Served, eventually, says, serving, url_of
+from tests.session_servers.served import Client, Served, eventually, says, session_on, url_of
 
 HI = [user("hi")]
 TALKATIVE = ServerSettings(comment_every_s=0.01)
@@ -82,8 +82,7 @@ async def delivered(client: Client, session: Served) -> list[bool]:
 
 async def test_a_slow_engine_is_waited_for_with_events():
     """No delta before the turn is recorded."""
-    async with serving(*says("hello"), settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), settings=TALKATIVE) as (client, session):
         await client.engine.pause(PauseMode.KEEP)
         async with streaming(client, session) as stream:
             await stream.keep_alive()
@@ -105,8 +104,7 @@ async def test_a_slow_engine_is_waited_for_with_events():
 )
 async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refused):
     """As without streaming, so that clients react to it as they do."""
-    async with serving(*steps, settings=TACITURN) as client:
-        session = await client.create()
+    async with session_on(*steps, settings=TACITURN) as (client, session):
         async with streaming(client, session, **fields) as stream:
             answer = json.loads(await stream.response.aread())
         record = await client.record(session)
@@ -118,8 +116,7 @@ async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refuse
 
 async def test_an_error_after_the_answer_has_begun_is_an_event():
     """In the form of the dialect, counted like others; the answer ends, and nothing of the turn was sent."""
-    async with serving(HANGS, settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(HANGS, settings=TALKATIVE) as (client, session):
         async with streaming(client, session) as stream:
             await stream.keep_alive()
             await client.turns_in_flight(1)
@@ -137,8 +134,7 @@ async def test_an_error_after_the_answer_has_begun_is_an_event():
 
 async def test_a_drain_ends_a_held_stream():
     """Paused, then drained: the answer that had begun ends with the reason."""
-    async with serving(settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(settings=TALKATIVE) as (client, session):
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
             await stream.keep_alive()
@@ -150,8 +146,7 @@ async def test_a_drain_ends_a_held_stream():
 
 async def test_a_client_that_leaves_a_held_stream_is_noticed():
     """Nobody waits at the gate for it, and no turn begins."""
-    async with serving(settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(settings=TALKATIVE) as (client, session):
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
             await stream.keep_alive()
@@ -165,8 +160,7 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed():
 @pytest.mark.parametrize("settings", [TALKATIVE, TACITURN])
 async def test_a_client_that_leaves_stops_the_engine(settings):
     """Before and after its answer has begun; the partial output is kept, and is not called delivered."""
-    async with serving(HANGS, settings=settings) as client:
-        session = await client.create()
+    async with session_on(HANGS, settings=settings) as (client, session):
         request = asyncio.create_task(take_all(client, session))
         await client.turns_in_flight(1)
         request.cancel()
@@ -212,8 +206,7 @@ async def test_a_client_that_leaves_behind_a_stream_on_the_same_connection_is_no
         head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         return head.encode() + content
 
-    async with serving(ScriptStep(text="fast"), SLOW) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="fast"), SLOW) as (client, session):
         parts = urlsplit(client.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(call("one", stream=True))
@@ -235,24 +228,10 @@ async def take_all(client: Client, session: Served) -> list[Any]:
         return await stream.events()
 
 
-async def test_many_streams_at_once_leave_nothing_behind():
-    """Every one gets its own answer."""
-    async with serving(ScriptStep(text="hello", delay_s=0.05), settings=TALKATIVE) as client:
-        sessions = [await client.create() for _ in range(32)]
-        answers = await asyncio.gather(*(take_all(client, session) for session in sessions))
-        flags = [await delivered(client, session) for session in sessions]
-        gate = await client.gate()
-
-    assert [text_of(events) for events in answers] == ["hello"] * 32
-    assert flags == [[True]] * 32
-    assert (gate["held"], gate["turns_in_flight"]) == (0, 0)
-
-
 async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
     """The same id in every part, the keep-alives included; the client's own ids are cut, its key is nowhere."""
     headers = {"user-agent": "probe/1", "x-probe-session-id": "s" * 500, "thread-id": "t1", "x-api-key": "sk-hidden"}
-    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as (client, session):
         content = {"messages": HI, "stream": True}
         answer = await client.http.post(url_of(session), json=content, headers=headers)
         [turn] = (await client.record(session))["turns"]
@@ -269,8 +248,7 @@ async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
 
 async def test_a_key_in_a_header_that_names_a_session_is_not_recorded():
     """Clients write keys and ids where nobody expects them."""
-    async with serving(ScriptStep(text="hello")) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="hello")) as (client, session):
         headers = {"x-session-id": session.api_key, "user-agent": f"probe {session.session_id}"}
         await client.http.post(
             url_of(session), json={"messages": HI}, headers={**headers, "x-api-key": session.api_key}
@@ -284,8 +262,7 @@ async def test_a_key_in_a_header_that_names_a_session_is_not_recorded():
 
 async def test_a_retry_has_the_id_of_the_answer_that_it_waits_for():
     """Also where its stream begins before the turn, which the first request has begun, has ended."""
-    async with serving(SLOW, settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=TALKATIVE) as (client, session):
         async with streaming(client, session) as stream:
             await stream.keep_alive()
             await client.sampling()

@@ -22,7 +22,7 @@ from harness.store.base import SessionStore
 from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
-from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, Turn, as_ids
+from harness.types import GenerationRequest, SamplingParams, Turn, as_ids
 from tests.builders import assistant, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says
 
@@ -47,15 +47,6 @@ class Engine(ScriptedEngine):
         self.sessions.append(session_id)
         await self.may_score.wait()
         return await super().score(input_ids, start=start)
-
-
-class MovingEngine(Engine):
-    """Its weights change while it scores."""
-
-    async def score(self, input_ids, *, start, session_id=None):
-        """Under the version after the one that was live."""
-        scoring = await super().score(input_ids, start=start)
-        return PromptLogprobs(start, scoring.logprobs, str(int(self.weight_version) + 1))
 
 
 @asynccontextmanager
@@ -233,21 +224,6 @@ async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
         assert report["requests"] == 1
 
 
-async def test_a_scoring_of_another_version_settles_nothing():
-    """The weights moved inside the request: its values are of neither version."""
-    engine = MovingEngine()
-    async with serving(engine) as client:
-        session = await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-
-        report = await sweep(client, 1)
-
-        [sample] = await client.samples(session)
-        assert sample["proximal_versions"] == sample["behavior_versions"]
-        assert (report["tokens_settled"], report["requests"]) == (0, 1)
-        assert report["tokens_left"] == report["tokens_waiting"]
-
-
 async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
     """After the update it is too late; nothing is asked of the engine."""
     engine = Engine()
@@ -290,28 +266,6 @@ async def test_tokens_on_another_scale_are_counted_and_left_alone():
         assert scored_share((await client.samples(plain))[0]) == 1.0
         assert report["tokens_incomparable"] > 0
         assert report["tokens_left"] == 0
-
-
-async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_are_scored():
-    """A session of one branch has no other to go on with."""
-
-    class Rejecting(Engine):
-        async def score(self, input_ids, *, start, session_id=None):
-            if len(self.scored) == 0:
-                self.scored.append((start, input_ids.size))
-                raise EngineRejected("not this one")
-            return await super().score(input_ids, start=start)
-
-    engine = Rejecting()
-    async with serving(engine) as client:
-        failed, scored = await two_turns(client), await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-
-        report = await sweep(client, 1, concurrency=1)
-
-        assert scored_share((await client.samples(failed))[0]) == 0.0
-        assert scored_share((await client.samples(scored))[0]) == 1.0
-        assert report["failures"] == {"engine_rejected": 1}
 
 
 async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again():

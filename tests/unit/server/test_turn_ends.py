@@ -19,7 +19,15 @@ from harness.types import GenerationResult, Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import tool, toy_tokenizer, user
 from tests.logged import capture_logs
-from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, serving, serving_with, url_of
+from tests.session_servers.served import (
+    PATIENCE_S,
+    Client,
+    Served,
+    eventually,
+    serving_with,
+    session_on,
+    url_of,
+)
 
 HI = [user("hi")]
 TEXT = "a long and slow answer"
@@ -213,8 +221,7 @@ async def test_the_record_of_a_drained_turn_has_the_words_of_the_engine_that_fai
 async def test_deleting_a_session_ends_its_turns_as_ending_it_does():
     """Nobody samples for it any more; its record is gone, and the log says what became of the turn."""
     with capture_logs() as logs:
-        async with serving(CUT) as client:
-            session = await client.create()
+        async with session_on(CUT) as (client, session):
             request = await in_flight(client, session)
             deleted = await client.http.delete(f"/sessions/{session.session_id}")
             running, answer = len(client.engine.live), await request

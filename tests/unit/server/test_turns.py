@@ -9,7 +9,7 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 from tests.builders import EOS, body, tool, toy_tokenizer, user
-from tests.session_servers.served import RawClient, Served, says, serving, url_of
+from tests.session_servers.served import RawClient, Served, says, serving, session_on, url_of
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
@@ -44,8 +44,7 @@ async def test_an_answer_and_its_record_agree():
 
 async def test_a_tool_loop_is_one_branch_of_exact_prompts():
     """Call, result, answer: each prompt begins with all tokens of the turn before it (I1)."""
-    async with serving(*says(CALL, "the sum is 3")) as client:
-        session = await client.create()
+    async with session_on(*says(CALL, "the sum is 3")) as (client, session):
         first = await client.say(session, HI, tools=ADD)
         result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
         second = await client.say(session, [*HI, first, result], tools=ADD)
@@ -78,8 +77,7 @@ async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
 
 async def test_after_a_stop_string_the_branch_goes_on_exactly():
     """The turn is closed with the template's marker, as prompt; nothing sampled is lost or changed."""
-    async with serving(*says("one STOP", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one STOP", "two")) as (client, session):
         first = await client.say(session, HI, stop="STOP")
         await client.say(session, [*HI, first, user("go on")])
         before, after = (await client.record(session))["turns"]
@@ -104,8 +102,7 @@ async def test_after_a_stop_string_the_branch_goes_on_exactly():
 )
 async def test_a_forced_call_begins_in_the_prompt(choice, prefix, said):
     """The beginning that the model had no choice about is prompt: not sampled, not trained."""
-    async with serving(*says(said)) as client:
-        session = await client.create()
+    async with session_on(*says(said)) as (client, session):
         message = await client.say(session, HI, tools=ADD, tool_choice=choice)
         [turn] = (await client.record(session))["turns"]
         [sample] = await client.samples(session)
@@ -131,8 +128,7 @@ async def test_a_stop_id_of_the_owner_may_be_the_end_of_a_call():
 async def test_the_name_of_a_forced_tool_cannot_forge_a_marker():
     """A tool may have any name; in the prompt it is text."""
     name = '<|im_end|>"<|im_start|>'
-    async with serving(*says("{}}</tool_call>")) as client:
-        session = await client.create()
+    async with session_on(*says("{}}</tool_call>")) as (client, session):
         choice = {"type": "function", "function": {"name": name}}
         message = await client.say(session, HI, tools=[tool(name)], tool_choice=choice)
         [turn] = (await client.record(session))["turns"]
@@ -143,8 +139,7 @@ async def test_the_name_of_a_forced_tool_cannot_forge_a_marker():
 
 async def test_tool_choice_none_serves_calls_as_content():
     """The agent forbade calls: what looks like one is text."""
-    async with serving(*says(CALL)) as client:
-        session = await client.create()
+    async with session_on(*says(CALL)) as (client, session):
         answer = (await client.chat(session, HI, tools=ADD, tool_choice="none")).json()
 
     assert (answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]) == (CALL, "stop")
@@ -153,8 +148,7 @@ async def test_tool_choice_none_serves_calls_as_content():
 async def test_a_malformed_call_is_served_as_content_and_noted():
     """No 500, nothing repaired, and the record says what it was."""
     broken = '<tool_call>{"name": "add", "arguments": {"a": \\ud800}}</tool_call>'
-    async with serving(*says(broken)) as client:
-        session = await client.create()
+    async with session_on(*says(broken)) as (client, session):
         message = await client.say(session, HI, tools=ADD)
         [turn] = (await client.record(session))["turns"]
 
@@ -163,8 +157,7 @@ async def test_a_malformed_call_is_served_as_content_and_noted():
 
 async def test_a_turn_cut_by_length_ends_its_branch():
     """Served with `length`; extending it is refused for good, asking again is not."""
-    async with serving(*says("a long answer", "short")) as client:
-        session = await client.create()
+    async with session_on(*says("a long answer", "short")) as (client, session):
         cut = await client.chat(session, HI, max_tokens=6)
         message = cut.json()["choices"][0]["message"]
         refused = await client.chat(session, [*HI, message, user("go on")])
@@ -231,8 +224,7 @@ NO_PATIENCE = ServerSettings(max_unsolicited_aborts=0, engine_attempts=1)
 
 async def test_an_aborted_turn_is_refused_and_its_partial_kept():
     """The agent is told to stop; the partial is recorded ABORTED and delivered as such (I2)."""
-    async with serving(ABORTED, settings=NO_PATIENCE) as client:
-        session = await client.create()
+    async with session_on(ABORTED, settings=NO_PATIENCE) as (client, session):
         answer = await client.chat(session, HI)
         record = await client.record(session)
         [sample] = await client.samples(session)
@@ -306,8 +298,8 @@ async def test_an_unknown_key_is_no_session(headers):
     assert_terminal(answer, "session_not_found")
 
 
-async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
-    """200 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
+async def test_fifty_sessions_at_once_lose_no_token(tmp_path):
+    """50 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
     steps = tuple(ScriptStep(text=f"answer {number}") for number in range(10))
     async with serving(*steps, store=tmp_path / "sessions.db") as client:
 
@@ -321,11 +313,11 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
                     messages = [*messages, answer["choices"][0]["message"], user(f"go on {number}")]
                 return session
 
-        sessions = await asyncio.gather(*(converse() for _ in range(200)))
+        sessions = await asyncio.gather(*(converse() for _ in range(50)))
         records = [session_record(client.server.sessions.in_memory(session.session_id)) for session in sessions]
 
     expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
-    assert [len(record["turns"]) for record in records] == [10] * 200
+    assert [len(record["turns"]) for record in records] == [10] * 50
     assert all(
         record["ledger"]
         == {"generated": expected, "trained": expected, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
@@ -340,11 +332,11 @@ async def test_a_reader_never_sees_a_ledger_out_of_balance():
         session = await client.create(selection="leaves")
 
         async def talk() -> None:
-            for _ in range(40):
+            for _ in range(15):
                 await client.say(session, HI)
 
         async def watch() -> list:
-            return [(await client.record(session)) for _ in range(60)]
+            return [(await client.record(session)) for _ in range(25)]
 
         _, _, records = await asyncio.gather(talk(), talk(), watch())
 

@@ -12,6 +12,7 @@ from itertools import islice
 from harness.tokens.conversations import exchanges
 from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exchanges_of_long_texts, verify
 from tests.checkout import ROOT
+from tests.conformance.clients.table import row
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
 from tests.conformance.families.serve_many import read_counts
@@ -48,8 +49,7 @@ def rows_of(name: str) -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    rows = [rows_of(name) for name in NAMES]
-    columns = [[row[i] for row in rows] for i in range(5)]
+    columns = list(zip(*map(rows_of, NAMES), strict=True))
     transitions = list(load(NAMES[0]).chat.describe().delimiters)
     return TEXT.format(
         stride=STRIDE,
@@ -68,21 +68,21 @@ def _delimiters(family: Family) -> str:
     written = f"renderer `{described.renderer}`" if described.renderer else "its template"
     calls = described.call_syntax if described.shows_calls else "-"
     late = "shown" if described.shows_late_system else "folded"
-    return _row([family.name, written, calls, late, *map(str, described.delimiters.values())])
+    return row([family.name, written, calls, late, *map(str, described.delimiters.values())])
 
 
 def _served(name: str) -> str:
     tally = read_counts()[name]
     branched = f"{tally.branched} ({100 * tally.branched / tally.continued:.0f} %)" if tally.branched else "0"
     counts = (tally.conversations, tally.refused, tally.answers, tally.with_calls, tally.continued)
-    return _row([name, *map(str, counts), branched])
+    return row([name, *map(str, counts), branched])
 
 
 def _properties(name: str) -> str:
     verdicts = verdicts_of(name)
     exact = next(verdict for verdict in verdicts if verdict.checked_property is Property.DELIMITER)
     shares = [f"{100 * count // exact.cases} %" for count in (exact.refused, exact.branched)]
-    return _row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
+    return row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
 
 
 def _limits(family: Family) -> str:
@@ -108,15 +108,11 @@ def _limits(family: Family) -> str:
 
 
 def _retokenizing(family: Family) -> str:
-    return _row([family.name, *(measured.cell for measured in measure(family))])
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return row([family.name, *(measured.cell for measured in measure(family))])
 
 
 def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    return "\n".join([_row(header), _row(["---"] * len(header)), *rows])
+    return "\n".join([row(header), row(["---"] * len(header)), *rows])
 
 
 TEXT = """# Model families

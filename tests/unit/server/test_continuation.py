@@ -174,23 +174,6 @@ async def test_a_turn_that_is_cut_short_again_and_again_is_aborted():
     assert (turn["status"], len(turn["segments"])) == ("aborted", 3)
 
 
-async def test_a_drained_turn_in_flight_is_aborted_with_its_partial():
-    """404, no retry, and what was sampled is in the sample."""
-    async with session_on(SLOW) as (client, session):
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.sampling()
-        await client.http.post("/sessions/drain")
-        await client.engine.abort(None)
-        answer = await request
-        [turn] = (await client.record(session))["turns"]
-        [sample] = await client.samples(session)
-
-    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
-    assert (turn["status"], turn["end"]) == ("aborted", "drained")
-    assert 0 < len(turn["output_ids"]) < len(SLOW.text)
-    assert (sample["status"], sum(sample["loss_mask"])) == ("aborted", len(turn["output_ids"]))
-
-
 async def test_a_drain_before_the_engine_was_asked_sends_nothing_to_it():
     """A turn that waits at the gate when the drain comes is refused; one that continues ends with what it has."""
     async with serving(SLOW) as client:

@@ -4,15 +4,13 @@ import asyncio
 import sqlite3
 from contextlib import closing
 
-import httpx
 import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from tests.builders import toy_template, toy_tokenizer, user
+from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, session_on
 
 HI = [user("hi")]
@@ -228,21 +226,17 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
     """As if it had come a moment later: it waits for a successor, and is `undelivered`."""
     engine, store = ScriptedEngine(toy_tokenizer(), Script((CUT,))), HandingOverStore()
     store.engine = engine
-    async with (
-        serve(engine, toy_template(), store) as running,
-        httpx.AsyncClient(base_url=running.url) as http,
-    ):
-        session = (await http.post("/sessions")).json()
-        path = f"/sessions/{session['session_id']}"
-        request = asyncio.create_task(http.post(f"{path}/v1/chat/completions", json={"messages": HI}))
-        await eventually(lambda: any(live.sampled for live in engine.live))
-        await http.post(f"{path}/end")
+    async with serving_with(engine, store=store) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.sampling()
+        await client.http.post(f"/sessions/{session.session_id}/end")
         answer = await request
-        record, samples = (await http.get(path)).json(), (await http.get(f"{path}/samples")).json()
+        record, samples = await client.record(session), await client.samples(session)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
     assert [turn["end"] for turn in record["turns"]] == ["session_ended"]
-    assert (record["ledger"]["dropped"], samples["samples"]) == ({"undelivered": 4}, [])
+    assert (record["ledger"]["dropped"], samples) == ({"undelivered": 4}, [])
 
 
 async def test_an_ended_session_may_be_taken_over():

@@ -12,15 +12,13 @@ import pytest
 
 from harness.engines.base import LogprobScale
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
 from harness.types import STREAM_INTERVAL, Json
-from tests.builders import toy_template, user
+from tests.builders import user
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.fake_server import serving as serving_fake
 from tests.fake_engines.providers import FAKE_KINDS, LOREM, fake_provider, make_fake, scripted_engine
-from tests.session_servers.served import PATIENCE_S, Client, eventually, serving_with
+from tests.session_servers.served import PATIENCE_S, eventually, serving_with
 from tests.thoroughness import examples
 
 DEATHS = examples(20)
@@ -56,10 +54,8 @@ async def test_deaths_in_mid_decode_cost_one_interval_each_at_most(kind: str) ->
     async with (
         fake.engine,
         serving_fake(fake, notices_disconnects=kind.startswith("vllm")),
-        serve(fake_provider(fake), toy_template(), MemoryStore(), settings) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+        serving_with(fake_provider(fake), settings=settings) as client,
     ):
-        client = Client(http, fake.engine, running.server, running.url, running.restored)
         before, deaths = set(fake.log), 0
         ledgers = []
         while deaths < DEATHS:

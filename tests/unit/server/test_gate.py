@@ -12,7 +12,6 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.wire import HoldRequest, ReleaseRequest
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import HoldKind, Work
 from harness.store.memory import MemoryStore
@@ -20,7 +19,7 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
 from tests.builders import patient_client, toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, session_on, url_of
+from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, session_on
 from tests.session_servers.store_file import read_file
 
 HI = [user("hi")]
@@ -157,11 +156,7 @@ class SlowTemplate(ChatTemplateTokenizer):
 async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_seen():
     """It is encoded in a thread; a drain that comes meanwhile is served, and the turn does not start."""
     engine, template = ScriptedEngine(toy_tokenizer(), Script(says("hello")), context_length=1 << 20), SlowTemplate()
-    async with (
-        serve(engine, template, MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, running.restored)
+    async with serving_with(engine, chat_tokenizer=template) as client:
         session = await client.create()
         template.has_begun.clear()
         template.may_end.clear()
@@ -186,19 +181,6 @@ async def test_verbs_are_idempotent_and_report(verb):
     assert (first["changed"], second["changed"]) == (True, False)
     assert (first["state"], first["epoch"]) == (second["state"], second["epoch"])
     assert second.get("sessions_closed", 0) == second.get("released", 0) == 0
-
-
-async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
-    """Its request is turned away in the end; nothing is counted as waiting."""
-    async with session_on(*says("hello"), settings=ServerSettings(pause_timeout_s=0.2)) as (client, session):
-        await client.http.post("/sessions/pause")
-        with pytest.raises(httpx.ReadTimeout):
-            await client.http.post(url_of(session), json={"messages": HI}, timeout=0.05)
-        await client.held(1)
-        await client.held(0)
-        record = await client.record(session)
-
-    assert record["turns"] == []
 
 
 async def test_a_server_leaves_no_task_and_no_socket_behind():

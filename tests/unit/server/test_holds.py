@@ -5,19 +5,16 @@ import json
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from harness.client.session_server import SessionServerClient
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable
-from harness.server.serving import serve
 from harness.sessions.gate import Hold, HoldKind
 from harness.store.connect import open_store
-from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
-from tests.builders import toy_template, toy_tokenizer, user
+from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import SetClock, eventually, says, serving, serving_with, session_on
 
 HI = [user("hi")]
@@ -219,10 +216,8 @@ class SlowStore(SQLiteStore):
 async def test_a_drain_that_was_released_while_it_was_made_durable_does_not_come_back(tmp_path):
     """Its holder gave up waiting and released it; the next server is open, and not shut until the hold runs out."""
     store, engine = SlowStore(tmp_path / "sessions.db"), ScriptedEngine(toy_tokenizer())
-    async with (
-        serve(engine, toy_template(), store) as running,
-        httpx.AsyncClient(base_url=running.url) as http,
-    ):
+    async with serving_with(engine, store=store) as client:
+        http = client.http
         await http.post("/sessions")
         draining = asyncio.create_task(http.post("/sessions/drain", json={"holder": "abort", "ttl_s": 3600}))
         await eventually(lambda: store.waiting == 1)
@@ -294,10 +289,8 @@ class Stubborn(ScriptedEngine):
 async def test_health_names_the_engine_that_was_left_paused_until_it_goes_on():
     """It is asked again and again."""
     engine = Stubborn(toy_tokenizer(), Script(says("hello")))
-    async with (
-        serve(engine, toy_template(), MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=10) as http,
-    ):
+    async with serving_with(engine) as client:
+        http = client.http
         well = await http.get("/health")
         await http.post("/sessions/pause", json={"holder": "update", "engines": True})
         await engine.pause(PauseMode.ABORT)
@@ -306,7 +299,7 @@ async def test_health_names_the_engine_that_was_left_paused_until_it_goes_on():
         await eventually(lambda: engine.asked > 1)
         left = await http.get("/health")
         engine.refuses = False
-        await eventually(lambda: running.server.left_engines.problem is None)
+        await eventually(lambda: client.server.left_engines.problem is None)
         again = await http.get("/health")
 
     assert [answer.status_code for answer in (well, held, left, again)] == [200, 200, 503, 200]

@@ -8,19 +8,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import ScenarioError, StoreError
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.sessions.paging import SessionStub
-from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
 from harness.types import Turn
-from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, session_on, url_of
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import (
+    Client,
+    Served,
+    SetClock,
+    eventually,
+    says,
+    serving,
+    serving_with,
+    session_on,
+    url_of,
+)
 
 IDLE_S = 60.0
 SETTINGS = ServerSettings(idle_page_out_s=IDLE_S)
@@ -332,11 +339,7 @@ async def test_what_the_store_does_not_have_stays_in_memory(tmp_path: Path) -> N
     """A turn that could not be made durable is in no row, so its session is not let go, and its ledger is whole."""
     clock = SetClock()
     engine, store = ScriptedEngine(toy_tokenizer(), Script(says("one", "two"))), ForgetfulStore(tmp_path / "s.db")
-    async with (
-        serve(engine, toy_template(), store, SETTINGS, clock=clock) as running,
-        httpx.AsyncClient(base_url=running.url) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, 0)
+    async with serving_with(engine, store=store, settings=SETTINGS, clock=clock) as client:
         session = await client.create()
         messages = await converse(client, session, 1)
         store.refuses = "commit"
@@ -356,9 +359,8 @@ async def test_what_the_store_does_not_have_stays_in_memory(tmp_path: Path) -> N
 
 async def test_a_server_that_keeps_nothing_is_refused_at_the_start() -> None:
     """By the name of the setting and of the option."""
-    engine = ScriptedEngine(toy_tokenizer(), Script(says("one")))
     with pytest.raises(ScenarioError, match=r"idle_page_out_s: expected a store in a file .*--idle-page-out"):
-        async with serve(engine, toy_template(), MemoryStore(), SETTINGS):
+        async with serving(settings=SETTINGS):
             pass
 
 

@@ -91,25 +91,6 @@ async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
     assert len(record["turns"]) == 1
 
 
-async def test_a_stream_that_is_kept_alive_goes_on_under_its_id():
-    """Events, counted on; nothing after the one that ends it."""
-    async with session_on(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as (client, session):
-        await client.http.post("/sessions/pause", json={"holder": "test"})
-        url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
-        body = {"input": "a", "stream": True}
-        async with client.http.stream("POST", url, json=body, headers=headers) as stream:
-            content = b""
-            async for piece in stream.aiter_bytes():
-                content += piece
-                if content.count(b"event: response.in_progress") == 3:
-                    await client.http.post("/sessions/resume", json={"holder": "test"})
-
-    events = events_of(content)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
-    assert events[-1]["type"] == "response.completed"
-
-
 async def leave(client: Client[Any], session: Served, body: Json) -> None:
     """A client that goes while its answer is sampled."""
     asking = asyncio.create_task(respond(client, session, **body))

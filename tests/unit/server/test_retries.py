@@ -157,21 +157,6 @@ async def test_two_beginnings_of_one_fast_digest_are_two_histories():
     assert [turn["parent"] for turn in record["turns"]] == [None, None]
 
 
-async def test_the_engine_stops_when_the_client_leaves():
-    """The partial is kept, and dropped as undelivered as long as nobody comes for it."""
-    async with session_on(SLOW) as (client, session):
-        await leave(client, session)
-        await settled(client, session)
-        record = await client.record(session)
-        samples = await client.samples(session)
-
-    [turn] = record["turns"]
-    assert (turn["status"], turn["end"], turn["delivered"]) == ("aborted", "client_left", False)
-    assert 0 < len(turn["output_ids"]) < len(SLOW.text)
-    assert record["ledger"]["dropped"] == {"undelivered": len(turn["output_ids"])}
-    assert samples == []
-
-
 async def test_a_retry_goes_on_with_the_partial():
     """Clients that time out send no header; the bytes are the same, so it is the same turn."""
     async with session_on(SLOW) as (client, session):

@@ -132,18 +132,6 @@ async def test_an_error_after_the_answer_has_begun_is_an_event():
     assert 'harness_errors_total{code="turn_aborted"} 1.0' in metrics
 
 
-async def test_a_drain_ends_a_held_stream():
-    """Paused, then drained: the answer that had begun ends with the reason."""
-    async with session_on(settings=TALKATIVE) as (client, session):
-        await client.http.post("/sessions/pause")
-        async with streaming(client, session) as stream:
-            await stream.keep_alive()
-            await client.http.post("/sessions/drain")
-            events = await stream.events()
-
-    assert [event["error"]["code"] for event in events] == ["session_closed"]
-
-
 async def test_a_client_that_leaves_a_held_stream_is_noticed():
     """Nobody waits at the gate for it, and no turn begins."""
     async with session_on(settings=TALKATIVE) as (client, session):

@@ -42,23 +42,6 @@ async def test_an_answer_and_its_record_agree():
     assert record["ledger"] == {"generated": 6, "trained": 6, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
-async def test_a_tool_loop_is_one_branch_of_exact_prompts():
-    """Call, result, answer: each prompt begins with all tokens of the turn before it (I1)."""
-    async with session_on(*says(CALL, "the sum is 3")) as (client, session):
-        first = await client.say(session, HI, tools=ADD)
-        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
-        second = await client.say(session, [*HI, first, result], tools=ADD)
-        before, after = (await client.record(session))["turns"]
-        [sample] = await client.samples(session)
-
-    known = before["prompt_ids"] + before["output_ids"]
-    assert first["content"] is None
-    assert first["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert (before["end"], second["content"]) == ("tool_calls", "the sum is 3")
-    assert after["prompt_ids"][: len(known)] == known
-    assert sample["tokens"] == after["prompt_ids"] + after["output_ids"]
-
-
 async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
     """Like a stop string; the branch goes on behind it, with the answer closed as the template closes it."""
     [stop_id] = toy_tokenizer().encode("!")
@@ -170,20 +153,6 @@ async def test_a_turn_cut_by_length_ends_its_branch():
     assert (record["turns"][0]["status"], record["refusals"]) == ("truncated", {"branch_ended": 1})
 
 
-async def test_serve_goes_on_after_an_incomplete_turn():
-    """An evaluation continues; the sample ends with the incomplete turn and counts what it dropped."""
-    async with serving(*says("a long answer", "short")) as client:
-        session = await client.create(after_incomplete="serve")
-        message = await client.say(session, HI, max_tokens=6)
-        await client.say(session, [*HI, message, user("go on")])
-        before, after = (await client.record(session))["turns"]
-        [sample] = await client.samples(session)
-
-    known = before["prompt_ids"] + before["output_ids"]
-    assert after["prompt_ids"][: len(known)] == known
-    assert (sample["status"], sample["metadata"]["dropped_trailing_turns"]) == ("truncated", 1)
-
-
 def assert_terminal(answer: httpx.Response, code: str) -> None:
     """The only answer that stops every client: 404, JSON, and no retry."""
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
@@ -203,36 +172,10 @@ async def test_a_limit_is_a_terminal_answer(limits):
     assert (len(record["turns"]), record["refusals"]) == (1, {"limit_reached": 1})
 
 
-async def test_overrides_of_the_owner_reach_the_engine():
-    """The record shows both; the seed is derived per turn."""
-    async with serving(*says("a long answer")) as client:
-        session = await client.create(sampling={"temperature": 0.25, "max_tokens": 4, "seed": 1})
-        await client.chat(session, HI, temperature=0.9, seed=99)
-        await client.chat(session, HI, temperature=0.9, seed=99)
-        first, second = (await client.record(session))["turns"]
-
-    assert first["sampling"]["asked"] == {"temperature": 0.9, "seed": 99}
-    assert (first["sampling"]["used"]["temperature"], len(first["output_ids"])) == (0.25, 4)
-    assert first["sampling"]["used"]["seed"] != second["sampling"]["used"]["seed"]
-
-
 ABORTED = ScriptStep(text="partial answer", fault=ScriptedFault.ABORT, fault_after=7)
 
 
 NO_PATIENCE = ServerSettings(max_unsolicited_aborts=0, engine_attempts=1)
-
-
-async def test_an_aborted_turn_is_refused_and_its_partial_kept():
-    """The agent is told to stop; the partial is recorded ABORTED and delivered as such (I2)."""
-    async with session_on(ABORTED, settings=NO_PATIENCE) as (client, session):
-        answer = await client.chat(session, HI)
-        record = await client.record(session)
-        [sample] = await client.samples(session)
-
-    [turn] = record["turns"]
-    assert_terminal(answer, "turn_aborted")
-    assert (turn["status"], turn["end"], turn["output_ids"]) == ("aborted", "engine_aborted", ids("partial"))
-    assert (turn["delivered"], record["refusals"], sample["status"]) == (False, {"turn_aborted": 1}, "aborted")
 
 
 async def test_serve_shows_an_aborted_turn_as_aborted():

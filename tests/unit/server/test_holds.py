@@ -91,15 +91,6 @@ async def test_a_server_says_what_had_held_its_gate(tmp_path: Path):
     assert all(abs(each.began_at - began) < 30 and each.ended_at is not None for each in kept.holds)
 
 
-@pytest.mark.parametrize("since", ["", "x", "nan", "inf", "1_0"])
-async def test_a_time_that_is_none_is_refused(since):
-    """By its parameter."""
-    async with serving() as client:
-        answer = await client.http.get(f"/sessions/holds?since={since}")
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
-
-
 async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
     """Its controller has died: what waits goes on, and the log and the metrics say why."""
     async with session_on(*says("hello")) as (client, session):

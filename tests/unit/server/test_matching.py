@@ -24,19 +24,6 @@ def result_of(message):
     return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
 
 
-async def test_the_stored_tokens_of_a_respelled_call_stay():
-    """The branch goes on, and its tokens are those that were sampled, not those of the client's spelling (I1)."""
-    async with session_on(*says(CALL, "done")) as (client, session):
-        first = await client.say(session, HI, tools=ADD)
-        await client.say(session, [*HI, respelled(first), result_of(first)], tools=ADD)
-        before, after = (await client.record(session))["turns"]
-
-    known = before["prompt_ids"] + before["output_ids"]
-    assert after["parent"] == 0
-    assert after["prompt_ids"][: len(known)] == known
-    assert "diverged" not in after["notes"]
-
-
 @pytest.mark.parametrize("matching", [[], ["exact"], ["loose_tool_calls"], ["json_numbers"]])
 async def test_arguments_that_nobody_can_write_again_are_no_error_of_the_server(matching):
     """Half a surrogate pair is valid JSON, and no text."""

@@ -87,18 +87,6 @@ async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[s
     assert about == {"session": bare, "facts": facts}
 
 
-async def test_a_session_that_nobody_knows_has_empty_answers():
-    """Collecting must not crash a rollout."""
-    async with serving() as client:
-        facts = (await client.http.get("/sessions/nobody/facts")).json()
-        answer = await client.http.get("/sessions/nobody/samples?format=safetensors")
-
-    samples, about = samples_from_tensors(answer.content)
-    assert (facts["phase"], facts["turns_in_flight"], facts["turns"]) == ("unknown", 0, {})
-    assert (about["facts"], samples) == (facts, [])
-    assert about["session"]["phase"] == "unknown"
-
-
 @pytest.mark.parametrize(("suffix", "param"), [("?ids=all", "ids"), ("/samples?format=arrow", "format")])
 async def test_a_form_that_is_not_offered_is_refused_by_name(suffix: str, param: str):
     """With those that are."""

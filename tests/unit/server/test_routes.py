@@ -14,6 +14,7 @@ from harness.errors import (
     HarnessError,
     ScenarioError,
 )
+from harness.samples.codec import samples_from_tensors
 from harness.server.http.responses import error_response
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
@@ -119,6 +120,9 @@ async def test_an_unknown_session_has_an_empty_record_and_no_turns():
     async with serving() as client:
         record = (await client.http.get(f"/sessions/{unknown}")).json()
         samples = (await client.http.get(f"/sessions/{unknown}/samples")).json()
+        facts = (await client.http.get(f"/sessions/{unknown}/facts")).json()
+        packed = await client.http.get(f"/sessions/{unknown}/samples?format=safetensors")
+        ended = await client.http.post(f"/sessions/{unknown}/end")
         turn = await client.http.post(f"/sessions/{unknown}/v1/chat/completions", json={"messages": HI})
 
     assert (record["session_id"], record["phase"], record["turns"], samples) == (
@@ -128,6 +132,10 @@ async def test_an_unknown_session_has_an_empty_record_and_no_turns():
         {"samples": []},
     )
     assert record["ledger"] == {"generated": 0, "trained": 0, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
+    assert (facts["phase"], facts["turns_in_flight"], facts["turns"]) == ("unknown", 0, {})
+    tensors, about = samples_from_tensors(packed.content)
+    assert (tensors, about["facts"], about["session"]["phase"]) == ([], facts, "unknown")
+    assert (ended.status_code, ended.json()["phase"], ended.json()["turns_in_flight"]) == (200, "unknown", 0)
     assert (turn.status_code, turn.json()["error"]["code"]) == (404, "session_not_found")
     assert turn.headers["x-should-retry"] == "false"
 

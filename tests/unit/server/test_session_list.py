@@ -89,14 +89,22 @@ async def test_the_workers_of_a_pool_are_listed_with_the_version_they_serve():
     assert {each.weight_version for each in workers} == {ScriptedEngine(toy_tokenizer()).weight_version}
 
 
-@pytest.mark.parametrize("query", ["limit=-1", "limit=x", "limit=", "limit=99999999999999", "&".join(["id=a"] * 101)])
-async def test_a_list_that_cannot_be_meant_is_refused(query: str):
+NONSENSE = {
+    "/sessions": ["limit=-1", "limit=x", "limit=", "limit=99999999999999", "&".join(["id=a"] * 101)],
+    "/sessions/times": ["from=a", "from=a:", "from=a:-1", "from=a:x", "&".join(["from=a:0"] * 101)],
+    "/sessions/holds": ["since=", "since=x", "since=nan", "since=inf", "since=1_0"],
+    "/sessions/a": ["since=x"],
+}
+
+
+@pytest.mark.parametrize("path", NONSENSE)
+async def test_a_query_that_cannot_be_meant_is_refused(path: str):
     """By its parameter."""
     async with serving() as client:
-        answer = await client.http.get(f"/sessions?{query}")
+        answers = [await client.http.get(f"{path}?{query}") for query in NONSENSE[path]]
 
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == query.partition("=")[0]
+    told = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]
+    assert told == [(400, query.partition("=")[0]) for query in NONSENSE[path]]
 
 
 async def test_times_of_turns_are_told_from_an_index_on():
@@ -216,12 +224,3 @@ async def crowd(client: Client, count: int, *, turns: int = 0) -> list[str]:
             session.restore(replace(held.turns[0], index=index, ordinal=index))
         client.server.sessions._held.hold(session)
     return ids
-
-
-@pytest.mark.parametrize("query", ["from=a", "from=a:", "from=a:-1", "from=a:x", "&".join(["from=a:0"] * 101)])
-async def test_times_that_cannot_be_meant_are_refused(query: str):
-    """By the parameter; so is a record from no turn on."""
-    async with serving() as client:
-        answers = [await client.http.get(f"/sessions/times?{query}"), await client.http.get("/sessions/a?since=x")]
-
-    assert [(each.status_code, each.json()["error"]["param"]) for each in answers] == [(400, "from"), (400, "since")]

@@ -178,7 +178,7 @@ async def test_times_of_a_turn_that_went_on_again_are_told_whatever_is_asked_for
 async def test_an_answer_with_the_times_of_many_turns_says_what_is_left_off():
     """So it is short, and whoever asks again gets the rest."""
     async with serving(ScriptStep(text="Understood.")) as client, SessionServerClient(client.url) as server:
-        sessions = await crowd(client, 3, turns=6_000)
+        sessions = await crowd(client, 3, turns=5_000)
         told = await server.times(dict.fromkeys(sessions, 0), deadline_s=10)
         rest = await server.times(dict.fromkeys(told.left_off, 0), deadline_s=10)
 

@@ -17,8 +17,8 @@ from harness.machine.clock import Clock
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.base import SessionStore
-from harness.store.connect import open_store
+from harness.server.store.base import SessionStore
+from harness.server.store.connect import open_store
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer

@@ -13,8 +13,8 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import ScenarioError, StoreError
 from harness.server.settings import ServerSettings
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.paging import SessionStub
-from harness.store.sqlite import SQLiteStore
 from harness.types import Turn
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import (

@@ -12,11 +12,11 @@ from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
+from harness.server.store.connect import open_store
+from harness.server.store.memory import MemoryStore
+from harness.server.store.sqlite import SQLiteStore
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
-from harness.store.connect import open_store
-from harness.store.memory import MemoryStore
-from harness.store.sqlite import SQLiteStore
 from harness.types import GenerationRequest, SamplingParams, Turn, as_ids
 from tests.builders import assistant, toy_tokenizer, user
 from tests.session_servers.served import Client, Served, eventually, says, serving_with

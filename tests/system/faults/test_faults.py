@@ -105,7 +105,6 @@ async def test_an_agent_that_goes_on_from_half_an_answer(
 
 
 async def test_a_killed_agent_has_crashed(tmp_path: Path):
-    """Its session alone."""
     scenario = await play_faults(tmp_path, {"action": "kill_agent", "at_turn": 2, "at_token": 3, "sessions": [1]})
 
     assert outcomes(scenario) == ["finished", "crashed"]
@@ -113,7 +112,6 @@ async def test_a_killed_agent_has_crashed(tmp_path: Path):
 
 
 async def test_a_stopped_agent_goes_on(tmp_path: Path):
-    """Its answer waits for it."""
     scenario = await play_faults(tmp_path, {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 0.4})
 
     assert outcomes(scenario) == ["finished", "finished"]
@@ -162,7 +160,6 @@ async def test_a_fault_that_reaches_nobody_is_a_problem(tmp_path: Path, faults: 
 
 
 async def test_an_agent_that_stays_stopped_is_ended_at_its_deadline(tmp_path: Path):
-    """SIGKILL reaches what SIGTERM does not."""
     fault = {"action": "stop_agent", "at_turn": 2, "sessions": [0]}
     scenario = await play_faults(tmp_path, fault, agent={"profile": "agent.py", "deadline_s": 6.0})
 
@@ -261,7 +258,6 @@ async def test_the_clock_befalls_whoever_is_there(tmp_path: Path):
 
 
 async def test_a_fault_that_never_comes_fails_the_run(tmp_path: Path):
-    """Unless the scenario does not expect it to."""
     never = {"action": "drain", "at_turn": 9}
     directory = write_scenario(tmp_path / "s", program=PROGRAM, check=CHECK, faults=[never])
     report = await play(directory, tmp_path / "run")

@@ -81,7 +81,6 @@ async def test_a_provider_says_what_broke(kind: str, action: Action, error: type
 
 @pytest.mark.parametrize("kind", SERVERS)
 async def test_a_slow_network_is_only_slow(kind: str):
-    """The answer comes, so much later."""
     async with hurt(kind) as (provider, network):
         network.arm(REQUEST, NetworkFault("slow_network", 0.3))
         began = asyncio.get_running_loop().time()

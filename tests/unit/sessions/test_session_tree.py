@@ -120,7 +120,6 @@ def test_a_failed_turn_is_no_place_to_attach():
 
 
 def test_a_turn_in_flight_is_no_place_to_attach():
-    """Only what is recorded can be extended."""
     session = new_session()
     admit(session, [user("a")])
 

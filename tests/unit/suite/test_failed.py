@@ -60,13 +60,11 @@ def test_rollouts_are_chosen_by_outcome_or_by_whom_to_blame(only: str, numbers: 
 
 @pytest.mark.parametrize("only", ["", "passed", "failed:", "failed:crashed,", "failed,crashed"])
 def test_anything_else_is_refused(only: str):
-    """With the two forms that there are."""
     with pytest.raises(RunError, match="expected failed or failed:CAUSE"):
         FailedOnly.parse(only)
 
 
 @pytest.mark.parametrize("only", ["failed:finished", "failed:drained", "failed:agent_crashed"])
 def test_an_unknown_cause_is_refused_with_those_there_are(only: str):
-    """Counted, the commonest first."""
     with pytest.raises(RunError, match=r"those of this run: .*crashed \(1\)"):
         FailedOnly.parse(only).choose(RECORDS)

@@ -107,7 +107,6 @@ async def test_a_rollout_that_is_never_handed_over_holds_up_no_update(tmp_path: 
 
 
 async def test_a_manager_says_whose_sessions_it_is_collecting(tmp_path: Path):
-    """Neither while the agent runs nor afterwards."""
     seen = []
 
     async def look(**_: object) -> None:

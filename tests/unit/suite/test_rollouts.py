@@ -85,7 +85,6 @@ def test_records_are_read_without_their_samples(tmp_path: Path):
 
 
 def test_the_last_attempt_counts(tmp_path: Path):
-    """Earlier ones are kept, not overwritten."""
     with RolloutLog(tmp_path / "run.db") as log:
         log.append(_record(outcome=OutcomeKind.DRAINED, cause=Cause.LIMIT))
         log.append(_record(reward=1.0))
@@ -118,7 +117,6 @@ def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | N
 
 
 def test_a_database_of_no_run_is_a_clear_error(tmp_path: Path):
-    """Not a traceback of SQLite."""
     (tmp_path / "run.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match=r"run\.db"):
         read_rollouts(tmp_path / "run.db")
@@ -167,7 +165,6 @@ async def test_a_run_counts_what_engines_did_not_hand_over(tmp_path: Path):
 
 
 def test_an_unbalanced_session_is_a_bug(tmp_path: Path):
-    """Named by its number."""
     facts = RecordedSession(ledger=Ledger(5, 4))
     with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="session 3"):
         account_run(tmp_path / "run.db", [_record(number=3, session=facts)], [])

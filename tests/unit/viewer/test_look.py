@@ -323,7 +323,6 @@ async def test_where_the_tokens_of_each_turn_went_is_the_ledger_of_the_session(t
 
 
 def test_a_conversation_of_any_length_is_walked():
-    """No forks, no depth, and no recursion."""
     from harness.viewer.session_view import SessionView
 
     turn: Json = {"status": "completed", "reply": assistant("x")}
@@ -379,7 +378,6 @@ def test_a_run_notes_the_command_without_its_secrets(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("argv", [["/x/train.py", "--wandb", "s3cret"], ["-c", "s3cret"], []], ids=str)
 def test_of_another_program_a_run_notes_the_name_alone(monkeypatch: pytest.MonkeyPatch, argv: list[str]):
-    """What its words mean nobody here knows."""
     monkeypatch.setattr("sys.argv", argv)
 
     assert [start["command"] for start in note_start({})["starts"]] == [[Path(each).name for each in argv[:1]] or [""]]
@@ -414,7 +412,6 @@ async def test_what_happened_to_all_sessions_at_once_is_on_record(run: RunDirect
 
 @pytest.mark.parametrize("value", ["9e999", "'soon'", "x'00'"])
 async def test_a_hold_at_no_time_is_said(run: RunDirectory, value: str):
-    """What else there is to see is shown."""
     async with serving(store=run.database) as client:
         await client.http.post("/sessions/pause")
     with closing(sqlite3.connect(run.database)) as connection:

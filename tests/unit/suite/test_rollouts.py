@@ -21,27 +21,13 @@ from harness.suite.record.rollout_table import RecordedSession, RolloutLog, Roll
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json, UnknownOutput
 from tests.builders import new_session, take_turn, user
+from tests.recorded_runs import rollout_record
 
 
 def _record(**values: Any) -> RolloutRecord:
-    defaults: dict[str, Any] = {
-        "number": 0,
-        "group": 0,
-        "scenario": "s",
-        "seed": 1,
-        "session_id": "a" * 32,
-        "outcome": OutcomeKind.FINISHED,
-        "cause": None,
-        "detail": "",
-        "agent_result": {"turns": 1},
-        "reward": 0.5,
-        "score": {},
-        "score_error": None,
-        "session": RecordedSession(turns=1, ledger=Ledger(5, 5)),
-        "samples": [],
-        "seconds": 1.0,
-    }
-    return RolloutRecord(**{**defaults, **values})
+    facts = RecordedSession(turns=1, ledger=Ledger(5, 5))
+    own = {"session_id": "a" * 32, "agent_result": {"turns": 1}, "reward": 0.5, "session": facts}
+    return rollout_record(**own | values)
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path):

@@ -23,13 +23,14 @@ from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import Overrides, select
 from harness.suite.record.lock import note_engine, note_start
-from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look import look_at, look_into
 from tests.builders import assistant, user
 from tests.harness_command import write_scenario
+from tests.recorded_runs import rollout_record
 from tests.session_servers.served import Client, says, serving
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07 and \u202eright to left\u2066 and \x9b1m"
@@ -52,22 +53,12 @@ async def _run(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory.create(tmp_path / "run", select(str(folder), Overrides()).config)
     async with serving(*says("One.", WORDS, "Three."), store=directory.database) as client:
         record = await converse(client, says_back=WORDS)
-    rollout = RolloutRecord(
-        number=0,
-        group=0,
-        scenario="small",
-        seed=1,
+    rollout = rollout_record(
         session_id=record["session_id"],
         outcome=OutcomeKind.CRASHED,
         cause=Cause.AGENT,
         detail="exit code 1",
-        agent_result=None,
-        reward=None,
-        score={},
-        score_error=None,
         session=RecordedSession.of(record),
-        samples=[],
-        seconds=1.0,
     )
     with RolloutLog(directory.database) as log:
         log.append(rollout)

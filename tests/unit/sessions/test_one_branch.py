@@ -20,7 +20,6 @@ from harness.turn_ends import TurnEnd
 from harness.types import Message, SamplingWishes, Turn, as_ids
 from tests.builders import CONTEXT, new_session, output_of, sampled, user
 
-DEFAULT: tuple[str, ...] = ()
 EXACT = ("exact",)
 SPELLINGS = {
     "{}": ("", " \n", "null", "{ }"),

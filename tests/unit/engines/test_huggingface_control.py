@@ -177,7 +177,7 @@ async def test_kv_memory_stays_within_its_bound(small_dir: Path) -> None:
     async with HuggingFaceTokenProvider(small_dir, kv_cache_bytes=bound, step_tokens=32) as provider:
         requests = [
             provider.generate(GenerationRequest(as_ids([i] * 60), short(60, seed=i), request_id=uuid.uuid4().hex))
-            for i in range(1, 12)
+            for i in range(1, 8)
         ]
         generations = asyncio.gather(*requests)
         while not generations.done():

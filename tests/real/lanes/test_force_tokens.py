@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.lanes import INSTALLED, LaneEngine
+from harness.lab.lanes import INSTALLED, LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from tests.real_engines import on_real
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.cli.installation.doctor import examine_agent
 
 app = typer.Typer(help="List, install and examine agents.", no_args_is_help=True)
 
@@ -63,28 +64,11 @@ def install(name: _Name, *, as_json: options.Json = False) -> None:
 
 
 @app.command("doctor")
-def doctor(name: _Name, *, as_json: options.Json = False) -> None:
+def doctor(name: _Name, *, as_json: options.Json = False) -> int:
     """Check whether an agent can run here: installed, at the pinned version, in a served dialect.
 
     Exit codes: 0 it can, 6 it cannot.
 
     Example: `harness agent doctor openai_agents`
     """
-    import asyncio
-
-    from harness.rollouts.agents.doctor import examine_agent
-    from harness.rollouts.agents.programs import bundled_profile
-    from harness.suite.exits import ExitCode
-    from harness.suite.run.interrupts import terminated_as_interrupted
-
-    with terminated_as_interrupted():
-        findings = asyncio.run(examine_agent(bundled_profile(name)))
-    is_well = all(finding.is_well for finding in findings)
-    if as_json:
-        checks = [{"check": each.check, "ok": each.is_well, "found": each.found} for each in findings]
-        output.print_json({"name": name, "ok": is_well, "checks": checks})
-    else:
-        for each in findings:
-            output.print_text(f"{'ok  ' if each.is_well else 'FAIL'}  {each.check}: {each.found}")
-    if not is_well:
-        raise typer.Exit(ExitCode.INFRASTRUCTURE)
+    return examine_agent(name, as_json=as_json)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
+from harness.cli.installation.doctor import EngineModel, examine_engine
 
 if TYPE_CHECKING:
     from harness.lanes import Lane
@@ -118,36 +119,14 @@ def list_lanes(as_json: options.Json = False) -> None:
 def doctor(
     url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.", show_default=False)],
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Weights or tokenizer that it should serve: name, folder or hub id.", show_default=False),
-    ] = None,
+    model: EngineModel = None,
     as_json: options.Json = False,
 ) -> int:
     """List what the engine server at URL can do, with evidence; it keeps serving other clients.
 
     Exit code 6 if it lacks something that sessions need. Example: `harness engine doctor http://127.0.0.1:30000`
     """
-    import uvloop
-
-    from harness.engines.examine.doctor import diagnose
-    from harness.models import resolve_model
-    from harness.suite.exits import ExitCode
-    from harness.tokens.tokenizer import Tokenizer
-
-    tokenizer = None if model is None else Tokenizer.load(resolve_model(model))
-    diagnosis = uvloop.run(diagnose(url, tokenizer=tokenizer))
-    if as_json:
-        output.print_json(diagnosis.to_json())
-    else:
-        protocol = diagnosis.protocol
-        use = "" if diagnosis.engine == protocol else f", use it as {protocol}={diagnosis.url}"
-        output.print_text(f"{diagnosis.engine} {diagnosis.version} at {diagnosis.url}{use}")
-        for finding in diagnosis.findings:
-            output.print_text(f"{finding.answer:<8} {finding.capability:<16} {finding.evidence}")
-        if not diagnosis.is_usable:
-            output.say("harness: sessions cannot be served by this engine as it is")
-    return ExitCode.PASSED if diagnosis.is_usable else ExitCode.INFRASTRUCTURE
+    return examine_engine(url, model, as_json=as_json)
 
 
 def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:

@@ -29,19 +29,14 @@ def list_agents(*, as_json: options.Json = False) -> None:
             rows.append({"name": name, "version": None, "dialect": None, "installed": None, "description": "a script"})
             continue
         profile = load_profile(path.parent)
-        row: dict[str, Any] = {
-            "version": profile.version,
-            "dialect": profile.spec.dialect,
-            "installed": is_installed(profile),
-        }
-        rows.append({"name": name} | row | {"description": profile.spec.description})
-    if as_json:
-        output.print_json({"agents": rows})
-        return
+        row: dict[str, Any] = {"name": name, "version": profile.version, "dialect": profile.spec.dialect}
+        rows.append(row | {"installed": is_installed(profile), "description": profile.spec.description})
+    lines = []
     for row in rows:
         installed = {True: "installed", False: "-", None: "when it is played"}[row["installed"]]
         cells = (row["name"], row["version"] or "", row["dialect"] or "", installed, row["description"])
-        output.print_text("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, (14, 9, 18, 17, 0), strict=True)))
+        lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, (14, 9, 18, 17, 0), strict=True)))
+    output.print_result({"agents": rows}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("install")
@@ -57,10 +52,8 @@ def install(name: _Name, *, as_json: options.Json = False) -> None:
 
     profile = bundled_profile(name)
     folder = asyncio.run(install_agent(profile, output.say))
-    if as_json:
-        output.print_json({"name": profile.name, "version": profile.version, "environment": str(folder)})
-    else:
-        output.print_text(str(folder))
+    document = {"name": profile.name, "version": profile.version, "environment": str(folder)}
+    output.print_result(document, str(folder), as_json=as_json)
 
 
 @app.command("doctor")

@@ -69,10 +69,7 @@ def up(
     spec = LaneSpec(LaneEngine(engine), folder, port, Dtype(dtype), variables, tuple(arguments or ()))
     lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
     output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")
-    if as_json:
-        output.print_json(lane.to_json())
-    else:
-        output.print_text(lane.url)
+    output.print_result(lane.to_json(), lane.url, as_json=as_json)
 
 
 @app.command("down")
@@ -91,10 +88,8 @@ def down(
 
     chosen = _choose(find_lanes(), target, every=every)
     ended = [lane.name for lane in chosen if end_lane(lane)]
-    if as_json:
-        output.print_json({"ended": ended})
-    else:
-        output.print_text("\n".join(f"ended {name}" for name in ended) or "nothing to end")
+    said = "\n".join(f"ended {name}" for name in ended) or "nothing to end"
+    output.print_result({"ended": ended}, said, as_json=as_json)
 
 
 @app.command("list")
@@ -102,17 +97,13 @@ def list_lanes(as_json: options.Json = False) -> None:
     """List the running servers."""
     from harness.lanes import find_lanes
 
-    lanes = find_lanes()
-    if as_json:
-        output.print_json([lane.to_json() for lane in lanes])
-    else:
-        for lane in lanes:
-            state = "ready" if lane.is_ready else "starting"
-            held = f", held by process {lane.holder}" if lane.holder is not None else ""
-            facts = f"{lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
-            output.print_text(f"{lane.name:14} {facts}")
-        if not lanes:
-            output.print_text("no lane is up")
+    lanes, lines = find_lanes(), list[str]()
+    for lane in lanes:
+        state = "ready" if lane.is_ready else "starting"
+        held = f", held by process {lane.holder}" if lane.holder is not None else ""
+        facts = f"{lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
+        lines.append(f"{lane.name:14} {facts}")
+    output.print_result([lane.to_json() for lane in lanes], "\n".join(lines) or "no lane is up", as_json=as_json)
 
 
 @app.command("doctor")

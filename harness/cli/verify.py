@@ -17,13 +17,7 @@ app = typer.Typer(help="Check that what is promised holds for a model.", no_args
 
 _Tokenizer = Annotated[
     Path,
-    typer.Option(
-        envvar="HARNESS_TOKENIZER",
-        parser=options.find_tokenizer,
-        metavar="NAME_OR_DIR",
-        help="Tokenizer and chat template: a folder, or a model of the catalogue.",
-        show_default=False,
-    ),
+    options.tokenizer_option("Tokenizer and chat template: a folder, or a model of the catalogue."),
 ]
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 

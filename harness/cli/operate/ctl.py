@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.reach import ask_server
 from harness.cli.operate.top import describe_hold, top
 from harness.errors import RunError, SessionServerError
 from harness.suite.exits import ExitCode
@@ -42,7 +42,7 @@ _Released = Annotated[
 
 
 @app.command("status")
-def status(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
+def status(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
     from msgspec import to_builtins
 
@@ -62,8 +62,8 @@ def status(*, server: Server, admin_token: AdminToken = None, as_json: options.J
 @app.command("pause")
 def pause(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     holder: _Renewed = None,
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
@@ -78,8 +78,8 @@ def pause(
 @app.command("drain")
 def drain(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     holder: _Renewed = None,
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
@@ -93,7 +93,11 @@ def drain(
 
 @app.command("resume")
 def resume(
-    *, server: Server, admin_token: AdminToken = None, holder: _Released = None, as_json: options.Json = False
+    *,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
+    holder: _Released = None,
+    as_json: options.Json = False,
 ) -> None:
     """Release this account's hold; the gate opens unless another hold remains.
 

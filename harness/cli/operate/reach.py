@@ -1,30 +1,14 @@
-"""Options that name a server, and one request to it. A mistyped address fails within seconds."""
+"""One request to a running server. A mistyped address fails within seconds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from harness.client.session_server import SessionServerClient
 
-_REACH_S = 5.0
+REACH_S = 5.0
 """Time for a server to answer at all, in case of a mistyped address."""
-
-Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="HARNESS_SERVER",
-        metavar="URL",
-        help="A session server, a front or a router.",
-        show_default=False,
-    ),
-]
-AdminToken = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
-]
 
 _T = TypeVar("_T")
 
@@ -38,7 +22,7 @@ def ask_server(server: str, admin_token: str | None, question: "Callable[[Sessio
 
     async def ask() -> _T:
         async with SessionServerClient(address) as client:
-            await client.describe(deadline_s=_REACH_S)
+            await client.describe(deadline_s=REACH_S)
             return await question(client)
 
     return asyncio.run(ask())

@@ -14,7 +14,7 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.live_sessions import LiveSessions
-from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.reach import ask_server
 from harness.telemetry.printable import printable
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Reading:
 
 def top(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     limit: _Limit = 20,
     once: _Once = False,
     as_json: options.Json = False,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import ask_server
-from harness.cli.operate.top import describe_hold, top
+from harness.cli.operate.reach import ask_named
+from harness.cli.operate.top import gate_lines, top
 from harness.errors import RunError, SessionServerError
 from harness.suite.exits import ExitCode
 from harness.telemetry.printable import printable
@@ -46,7 +46,7 @@ def status(*, server: options.Server, admin_token: options.AdminToken = None, as
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
     from msgspec import to_builtins
 
-    description, gate, workers = ask_server(server, admin_token, _read_status)
+    description, gate, workers = ask_named(server, admin_token, _read_status)
     if as_json:
         listed = None if workers is None else [each._asdict() for each in workers]
         output.print_json({"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed})
@@ -113,7 +113,7 @@ def resume(
             return None, before
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
-    released, gate = ask_server(server, admin_token, release)
+    released, gate = ask_named(server, admin_token, release)
     if as_json:
         output.print_json({"holder": released, "gate": to_builtins(gate)})
     else:
@@ -135,7 +135,7 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         return await (gate.pause if verb == "pause" else gate.drain)(deadline_s=_DEADLINE_S)
 
     try:
-        gate = ask_server(server, admin_token, place)
+        gate = ask_named(server, admin_token, place)
     except (SessionServerError, KeyboardInterrupt) as error:
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
             output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")
@@ -177,9 +177,7 @@ def _account() -> str:
 
 
 def _print_gate(gate: "GateReport") -> None:
-    output.print_text(f"gate      {gate.state}, {gate.held} requests wait")
-    for each in gate.holds:
-        output.print_text(f"hold      {describe_hold(each)}")
+    output.print_text("\n".join(gate_lines(gate)))
     output.print_text(
         f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {gate.turns_in_flight} turns in flight,"
         f" {gate.turns_held} wait at the gate"

@@ -6,6 +6,7 @@ It sends two requests a second; the server picks the sessions. Rates need two re
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +15,14 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.live_sessions import LiveSessions
-from harness.cli.operate.reach import ask_server
+from harness.cli.operate.reach import ask_named
 from harness.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from harness.client.session_server import SampledBy, SessionList, SessionServerClient
-    from harness.sessions.gate import GateReport, HoldReport
+    from harness.sessions.gate import GateReport
     from harness.types import Json
 
 _EVERY_S = 1.0
@@ -74,7 +75,7 @@ def top(
 
     if not as_json and not once and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # the way to leave
-            ask_server(server, admin_token, lambda client: _watch(client, limit))
+            ask_named(server, admin_token, lambda client: _watch(client, limit))
         return
 
     async def read(client: "SessionServerClient") -> Reading:
@@ -83,7 +84,7 @@ def top(
         await asyncio.sleep(_EVERY_S)
         return await _look(client, limit, live)
 
-    reading = ask_server(server, admin_token, read)
+    reading = ask_named(server, admin_token, read)
     if as_json:
         output.print_json(reading.to_json())
     else:
@@ -118,18 +119,19 @@ def draw(reading: Reading) -> "RenderableType":
     since_start = f"{totals.turns:,} turns, {totals.tokens:,} tokens since the start"
     lines = [
         f"sessions  {states}; {since_start}, {reading.live.tokens_per_s:.0f} tokens/s",
-        f"gate      {gate.state}, {gate.held} requests wait",
-        *(f"hold      {describe_hold(each)}" for each in gate.holds),
+        *gate_lines(gate),
         *(f"worker    {_describe_worker(each)}" for each in reading.listed.workers),
         *(f"problem   {printable(each)}" for each in reading.listed.problems),
     ]
     return Group(*map(Text, lines), Text(""), reading.live.table(reading.live.sessions, _ID_SHOWN))
 
 
-def describe_hold(hold: "HoldReport") -> str:
-    """Describe holder, kind and remaining time."""
-    engines = ", and the engines" if hold.engines else ""
-    return f"{printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
+def gate_lines(gate: "GateReport") -> Iterator[str]:
+    """Yield the state of the gate, then holder, kind and remaining time of each hold."""
+    yield f"gate      {gate.state}, {gate.held} requests wait"
+    for hold in gate.holds:
+        engines = ", and the engines" if hold.engines else ""
+        yield f"hold      {printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
 
 
 def _describe_worker(worker: "SampledBy") -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import REACH_S, ask_server
+from harness.cli.operate.reach import ask_named
 
 if TYPE_CHECKING:
     import asyncio
@@ -90,7 +90,7 @@ def execute(
             profile,
             server=server,
             admin_token=admin_token,
-            model=ask_server(server, admin_token, _model),
+            model=ask_named(server, admin_token, _model),
             instruction=instruction,
             cwd=workdir,
             session={} if selection is None else {"selection": selection},
@@ -142,7 +142,7 @@ def env(
         model = await _model(client)
         return await client.create(wanted), model
 
-    session, model = ask_server(server, admin_token, create)
+    session, model = ask_named(server, admin_token, create)
     variables = client_variables(session, model)
     if home is not None:
         variables["HOME"] = str(home.absolute())
@@ -239,7 +239,9 @@ def _new_folder() -> Path:
 
 
 async def _model(client: "SessionServerClient") -> str:
-    return str((await client.describe(deadline_s=REACH_S)).serves["model"])
+    from harness.client.session_server import GREETING_S
+
+    return str((await client.describe(deadline_s=GREETING_S)).serves["model"])
 
 
 def _to_json(rollout: "Rollout", folder: Path, workdir: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Sessions of a running server as last seen, with their speed, for `harness run` and `harness ctl top`."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class LiveSessions:
         }
         self.sessions = sessions
         self._seen.append((now, tokens))
-        while now - self._seen[0][0] > _WINDOW_S:
+        while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
 
     def rate_of(self, name: str) -> float | None:
@@ -48,8 +49,8 @@ class LiveSessions:
         (first, before), (last, tokens) = self._seen[0], self._seen[-1]
         return max(0.0, (tokens - before) / (last - first)) if last > first else 0.0
 
-    def table(self, names: Iterable[str], width: int | None = None) -> "Table":
-        """Render a row for each of `names`, cut to `width`, with the server's words made printable."""
+    def table(self, *, most: int | None = None, name_width: int | None = None) -> "Table":
+        """Render a row for each of the first `most` sessions, with the server's words made printable."""
         from rich.table import Table
         from rich.text import Text
 
@@ -60,9 +61,10 @@ class LiveSessions:
         rows.add_column("state", no_wrap=True)
         for title in ("turns", "in flight", "tokens", "tokens/s"):
             rows.add_column(title, justify="right", no_wrap=True)
-        for name in names:
-            each, rate = self.sessions[name], self.rate_of(name)
+        # A terminal is drawn by another thread than the one that looks.
+        for name, each in islice(self.sessions.items(), most):
+            rate = self.rate_of(name)
             state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
             numbers = (f"{each.turns:,}", f"{each.turns_in_flight}", f"{each.tokens:,}")
-            rows.add_row(Text(printable(name)[:width]), state, *numbers, "-" if rate is None else f"{rate:.0f}")
+            rows.add_row(Text(printable(name)[:name_width]), state, *numbers, "-" if rate is None else f"{rate:.0f}")
         return rows

@@ -47,15 +47,14 @@ def status(*, server: options.Server, admin_token: options.AdminToken = None, as
     from msgspec import to_builtins
 
     description, gate, workers = ask_named(server, admin_token, _read_status)
-    if as_json:
-        listed = None if workers is None else [each._asdict() for each in workers]
-        output.print_json({"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed})
-    else:
-        output.print_text(f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}")
-        _print_gate(gate)
-        for worker in workers or ():
-            serves = "serves" if worker.is_serving else "serves no session"
-            output.print_text(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
+    listed = None if workers is None else [each._asdict() for each in workers]
+    lines = [f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}"]
+    lines.append(_describe_gate(gate))
+    for worker in workers or ():
+        serves = "serves" if worker.is_serving else "serves no session"
+        lines.append(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
+    document = {"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed}
+    output.print_result(document, "\n".join(lines), as_json=as_json)
     _exit_by(gate)
 
 
@@ -114,11 +113,8 @@ def resume(
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
     released, gate = ask_named(server, admin_token, release)
-    if as_json:
-        output.print_json({"holder": released, "gate": to_builtins(gate)})
-    else:
-        output.print_text(f"released  {printable(released)}" if released else "released  nothing: nobody held the gate")
-        _print_gate(gate)
+    said = f"released  {printable(released) if released else 'nothing: nobody held the gate'}\n{_describe_gate(gate)}"
+    output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
 
 
@@ -140,13 +136,9 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
             output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")
         raise
-    if as_json:
-        output.print_json({"holder": name, "gate": to_builtins(gate)})
-    else:
-        output.print_text(f"holder    {printable(name)}")
-        if verb == "drain":
-            output.print_text(f"drained   sessions ended for good: {gate.sessions_closed}")
-        _print_gate(gate)
+    drained = f"drained   sessions ended for good: {gate.sessions_closed}\n" if verb == "drain" else ""
+    said = f"holder    {printable(name)}\n{drained}{_describe_gate(gate)}"
+    output.print_result({"holder": name, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
 
 
@@ -176,12 +168,10 @@ def _account() -> str:
     return f"ctl-{user}@{socket.gethostname()}"[:150]  # a holder's name has at most 200 characters
 
 
-def _print_gate(gate: "GateReport") -> None:
-    output.print_text("\n".join(gate_lines(gate)))
-    output.print_text(
-        f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {gate.turns_in_flight} turns in flight,"
-        f" {gate.turns_held} wait at the gate"
-    )
+def _describe_gate(gate: "GateReport") -> str:
+    turns = f"{gate.turns_in_flight} turns in flight, {gate.turns_held} wait at the gate"
+    sessions = f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {turns}"
+    return "\n".join([*gate_lines(gate), sessions])
 
 
 def _exit_by(gate: "GateReport") -> None:

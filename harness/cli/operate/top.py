@@ -123,7 +123,7 @@ def draw(reading: Reading) -> "RenderableType":
         *(f"worker    {_describe_worker(each)}" for each in reading.listed.workers),
         *(f"problem   {printable(each)}" for each in reading.listed.problems),
     ]
-    return Group(*map(Text, lines), Text(""), reading.live.table(reading.live.sessions, _ID_SHOWN))
+    return Group(*map(Text, lines), Text(""), reading.live.table(name_width=_ID_SHOWN))
 
 
 def gate_lines(gate: "GateReport") -> Iterator[str]:

@@ -101,10 +101,9 @@ class RunProgress:
         if not standing.running or not standing.live.sessions:
             return head
         fitting = max(0, min(_MOST_ROWS, self._console.height - _OTHER_LINES))
-        shown = list(standing.live.sessions)[:fitting]
-        left = standing.running - len(shown)
+        left = standing.running - min(fitting, len(standing.live.sessions))
         more = [Text(f"and {left} more", style="dim")] if left > 0 else []
-        return Group(head, standing.live.table(shown), *more)
+        return Group(head, standing.live.table(most=fitting), *more)
 
     def _print(self, markup: str) -> None:
         self._said_at = self._clock()

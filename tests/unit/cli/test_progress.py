@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from harness.cli.live_sessions import LiveSessions
 from harness.cli.runs.progress import SILENCE_S, RunProgress
 from harness.cli.runs.standing import RunStanding
 from harness.client.session_server import SessionSummary
@@ -75,6 +76,15 @@ def test_the_standing_has_pace_states_and_what_is_left():
 
     assert line == "5 of 10 ended, 1 running (1 tool), 25 tokens/s, about 0:20 left"
     assert standing.live.rate_of("s/5") == 10.0
+
+
+def test_a_server_that_answers_slowly_has_a_speed():
+    """Two looks that are further apart than the speed covers are still two looks."""
+    live = LiveSessions()
+    for count in range(3):
+        live.look(_sessions({0: 100 * count}), 100 * count, 50.0 * count)
+
+    assert (live.tokens_per_s, live.rate_of("s/0"), live.rate_of("s/1")) == (2.0, 2.0, None)
 
 
 @pytest.mark.parametrize("height", [10, 25])

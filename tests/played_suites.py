@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.client.session_server import SessionSummary
+from harness.rollouts.client.session_server import SessionSummary
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.interrupts import Interrupts

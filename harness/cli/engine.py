@@ -9,7 +9,7 @@ from harness.cli import options, output
 from harness.cli.installation.doctor import EngineModel, examine_engine
 
 if TYPE_CHECKING:
-    from harness.lanes import Lane
+    from harness.lab.lanes import Lane
 
 app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
 
@@ -53,7 +53,7 @@ def up(
     import asyncio
 
     from harness.cli.download import fetch
-    from harness.lanes import Dtype, LaneEngine, LaneSpec, start_lane
+    from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 
     if engine not in list(LaneEngine):
         raise typer.BadParameter(f"no engine {engine!r}; expected one of {', '.join(LaneEngine)}")
@@ -83,8 +83,8 @@ def down(
 
     Examples: `harness engine down sglang-8200`, `harness engine down vllm`, `harness engine down --all`
     """
-    from harness.lanes import down as end_lane
-    from harness.lanes import find_lanes
+    from harness.lab.lanes import down as end_lane
+    from harness.lab.lanes import find_lanes
 
     chosen = _choose(find_lanes(), target, every=every)
     ended = [lane.name for lane in chosen if end_lane(lane)]
@@ -95,7 +95,7 @@ def down(
 @app.command("list")
 def list_lanes(as_json: options.Json = False) -> None:
     """List the running servers."""
-    from harness.lanes import find_lanes
+    from harness.lab.lanes import find_lanes
 
     lanes, lines = find_lanes(), list[str]()
     for lane in lanes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harness.client.session_server import SessionSummary
+    from harness.rollouts.client.session_server import SessionSummary
 
 _WINDOW_S = 10.0
 """Time that the speed of all sessions covers."""
@@ -54,7 +54,7 @@ class LiveSessions:
         from rich.table import Table
         from rich.text import Text
 
-        from harness.telemetry.printable import printable
+        from harness.server.telemetry.printable import printable
 
         rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
         rows.add_column("session", no_wrap=True)

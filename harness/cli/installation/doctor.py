@@ -55,7 +55,7 @@ def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
     import uvloop
 
     from harness.engines.examine.doctor import diagnose
-    from harness.models import resolve_model
+    from harness.lab.models import resolve_model
     from harness.tokens.tokenizer import Tokenizer
 
     tokenizer = None if model is None else Tokenizer.load(resolve_model(model))
@@ -95,7 +95,7 @@ def _checks(findings: Sequence[Finding]) -> "Json":
 
 def _report(findings: Sequence[Finding], document: "Json", title: str = "", *, as_json: bool) -> int:
     """Print the findings or their document. Return the exit code."""
-    from harness.telemetry.printable import printable
+    from harness.server.telemetry.printable import printable
 
     counts = Counter(each.level for each in findings)
     if as_json:

@@ -10,7 +10,7 @@ from harness.cli import options, output
 from harness.cli.look.source import Server, Where, open_source
 
 if TYPE_CHECKING:
-    from harness.client.connections import SessionServerAddress
+    from harness.rollouts.client.connections import SessionServerAddress
 
 _Out = Annotated[
     Path | None,
@@ -43,8 +43,8 @@ def view(
 
     Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`
     """
-    from harness.client.connections import SessionServerAddress, server_url
     from harness.errors import RunError
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import open_tokenizer
     from harness.viewer.page.run_page import write_page
 

@@ -15,13 +15,13 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.live_sessions import LiveSessions
-from harness.cli.operate.reach import ask_named
-from harness.telemetry.printable import printable
+from harness.cli.operate.server_option import ask_named
+from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.client.session_server import SampledBy, SessionList, SessionServerClient
+    from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient
     from harness.sessions.gate import GateReport
     from harness.types import Json
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import ask_named
+from harness.cli.operate.server_option import ask_named
 
 if TYPE_CHECKING:
     import asyncio
 
-    from harness.client.session_server import SessionHandle, SessionServerClient
+    from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.rollouts.agents.profile import AgentProfile
     from harness.samples.rollout import Rollout
     from harness.types import Json
@@ -180,7 +180,7 @@ async def _play(
     import asyncio
     from dataclasses import replace
 
-    from harness.client.connections import server_url
+    from harness.rollouts.client.connections import server_url
     from harness.rollouts.agents.agent_environment import LOG_FILE
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
@@ -207,7 +207,7 @@ async def _show_output(log: Path, over: "asyncio.Event") -> None:
     """Copy the growing log to standard error, until `over`."""
     import asyncio
 
-    from harness.telemetry.printable import printable
+    from harness.server.telemetry.printable import printable
 
     decoder, position = codecs.getincrementaldecoder("utf-8")("replace"), 0
     while True:
@@ -239,7 +239,7 @@ def _new_folder() -> Path:
 
 
 async def _model(client: "SessionServerClient") -> str:
-    from harness.client.session_server import GREETING_S
+    from harness.rollouts.client.session_server import GREETING_S
 
     return str((await client.describe(deadline_s=GREETING_S)).serves["model"])
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from harness.client.session_server import SessionSummary
 from harness.errors import Cause, EngineUnavailable, HarnessError, ScenarioError, StoreFull
 from harness.machine.disk import disk_full
 from harness.rollouts.agents.task import Agent, AgentTask
+from harness.rollouts.client.session_server import SessionSummary
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.lanes import INSTALLED
+from harness.lab.lanes import INSTALLED
 from tests.real_engines import on_real
 
 EXAMINED = {

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from harness.cli.live_sessions import LiveSessions
 from harness.cli.runs.progress import SILENCE_S, RunProgress
-from harness.cli.runs.standing import RunStanding
-from harness.client.session_server import SessionSummary
+from harness.cli.runs.run_status import RunStatus
+from harness.rollouts.client.session_server import SessionSummary
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
@@ -65,7 +65,7 @@ def test_a_pipe_is_never_silent_for_two_seconds():
 
 def test_the_standing_has_pace_states_and_what_is_left():
     """Tokens per second over ended and live sessions, and the time left at the pace since it was taken up."""
-    standing = RunStanding()
+    standing = RunStatus()
     standing.begin(total=10, done=4)
     for _ in range(2):
         standing.begin_rollout(100.0)

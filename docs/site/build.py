@@ -77,7 +77,7 @@ def public_names(api: str) -> str:
     for line in api.splitlines():
         if line.startswith("## "):
             lines += ["", line]
-        elif name := re.match(r"\| `(\w+)` \|", line):
+        elif name := re.match(r"- `(\w+)`: ", line):
             lines += ["", f"::: harness.{name[1]}"]
     return "\n".join(lines) + "\n"
 

@@ -1,31 +1,35 @@
-"""The page of all commands and options, from what `--help` is made of."""
+"""The page of all commands and options: a part written by hand, and what `--help` is made of."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from pages import ROOT
 from typer.main import get_command
 
 from harness.cli.log_options import LOG_OPTIONS
 from harness.cli.main import app
 
-INTRODUCTION = """# Commands
+PAGE = ROOT / "docs/cli.md"
+MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-Every command with its arguments and options; `harness COMMAND --help` says the same. This page is written by
-`make reference`. Configuration files, completion and what all commands share, such as `-v`, `-q` and `--log-level`:
-[the command line](command-line.md#logs).
-"""
+SHARED = """Options that several commands have in the same words; each command below names the ones it has. The variable
+after an option stands for it; a flag takes precedence."""
 
 
 def commands_page() -> str:
-    """The whole page: the commands in the order of `harness --help`, and the variables that stand for options."""
+    """Return the whole page: the part written by hand, shared options, then the commands as `harness --help` has them."""
     found = [*_commands(get_command(app), "harness")]
-    parts = [INTRODUCTION, *(_section(name, command) for name, command in found), _variables(found)]
+    by_hand = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n"
+    counts = Counter(_row(option) for _, command in found for option in _own(command))
+    shared = {row for row, count in counts.items() if count > 1 and row.startswith("- `-")}
+    parts = [by_hand, _shared(sorted(shared)), *(_section(name, command, shared) for name, command in found)]
     return "\n".join(parts)
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Those that are no group, with their names; hidden ones are not told of."""
+    """Yield the commands that are no group, with their names; leave out hidden ones."""
     for word, below in getattr(command, "commands", {}).items():
         if not below.hidden:
             yield from _commands(below, f"{name} {word}")
@@ -34,17 +38,24 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _own(command: Any) -> list[Any]:
-    """Its arguments and options, less hidden ones and those that all commands have."""
+    """Return its arguments and options, less hidden ones and those that all commands have."""
     return [each for each in command.params if not each.hidden and each.name not in LOG_OPTIONS]
 
 
-def _section(name: str, command: Any) -> str:
+def _shared(rows: list[str]) -> str:
+    return "\n".join(["## Shared options", "", SHARED, "", *rows, ""])
+
+
+def _section(name: str, command: Any, shared: set[str]) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
-    usage = " ".join([name, *(_argument(each) for each in arguments), "[OPTIONS]"])
-    lines = [f"## {name}", "", "```text", usage, "```", "", _prose(command.help), ""]
-    rows = [_row(each) for each in _own(command)]
+    usage = " ".join([name, *(_argument(each) for each in arguments)])
+    lines = [f"### {name}", "", *([f"`{usage}`", ""] if arguments else []), _prose(command.help), ""]
+    options = {_row(each): each for each in _own(command)}
+    rows = [row for row in options if row not in shared]
     if rows:
-        lines += ["| | variable | default | |", "| --- | --- | --- | --- |", *rows, ""]
+        lines += [*rows, ""]
+    if named := [f"`{option.opts[0]}`" for row, option in options.items() if row in shared]:
+        lines += [f"Shared: {', '.join(named)}", ""]
     return "\n".join(lines)
 
 
@@ -60,9 +71,13 @@ def _row(option: Any) -> str:
     else:
         flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
         name = f"{flags} `{option.metavar}`" if option.metavar else flags
-    variable = f"`{option.envvar}`" if option.envvar else ""
-    text = _cell(option.help or "") + (" May be repeated." if option.multiple else "")
-    return f"| {name} | {variable} | {_default(option)} | {text.strip()} |"
+    if option.envvar:
+        name += f" `{option.envvar}`"
+    text = _text(option.help or "")
+    if option.multiple and "may be repeated" not in text:
+        text += " May be repeated."
+    default = _default(option)
+    return f"- {name}" + (f", {default}" if default else "") + (f": {text.strip()}" if text else "")
 
 
 def _default(option: Any) -> str:
@@ -70,31 +85,12 @@ def _default(option: Any) -> str:
         return "required"
     if not option.show_default or option.default in (None, False, (), []) or callable(option.default):
         return ""
-    return f"`{_cell(str(getattr(option.default, 'value', option.default)))}`"
-
-
-def _variables(found: list[tuple[str, Any]]) -> str:
-    """The table of variables: which options each one stands for, in which commands; that of all is in prose."""
-    stands_for: dict[str, dict[str, list[str]]] = {}
-    for name, command in found:
-        for option in _own(command):
-            if option.envvar:
-                options = stands_for.setdefault(option.envvar, {})
-                options.setdefault(option.opts[0], []).append(name.removeprefix("harness "))
-    rows = [
-        f"| `{variable}` | {'; '.join(f'`{flag}` of {_listed(names)}' for flag, names in options.items())} |"
-        for variable, options in sorted(stands_for.items())
-    ]
-    return "\n".join(["## Variables", "", "| variable | stands for |", "| --- | --- |", *rows]) + "\n"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return f"default `{getattr(option.default, 'value', option.default)}`"
 
 
 def _prose(text: str) -> str:
     return "\n".join(line.strip() for line in (text or "").strip().splitlines())
 
 
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
+def _text(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("<", "&lt;").strip()

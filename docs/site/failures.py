@@ -13,19 +13,15 @@ INTRODUCTION = """# Errors
 Every error that the harness raises on purpose, from `harness/errors.py`. `make reference` writes this page. HTTP answers have
 the [code](http-api.md#errors) and the status. For first errors and the way out see [troubleshooting](troubleshooting.md).
 
-*Look first at* the `agent` (its request), a `limit` or decision of the owner, the `engine`, the `scenario` (a setting), or
-the `harness` (a bug or the machine). *Retry*: the same request may succeed later. *Exit*: code of a command that ends with
-the error, if not 3.
+Each line has class, code, status, and where to look first: at the `agent` (its request), a `limit` or decision of the owner,
+the `engine`, the `scenario` (a setting), or the `harness` (a bug or the machine). *Retry*: the same request may succeed
+later. *Exit*: code of a command that ends with the error, if not 3.
 
-| error, code | status | look first at | |
-| --- | --- | --- | --- |
 """
 
 EXITS = """
 ## Exit codes
 
-| code | name | |
-| --- | --- | --- |
 """
 
 
@@ -42,12 +38,12 @@ def _tree(error: type[HarnessError]) -> Iterator[type[HarnessError]]:
 
 
 def _row(error: type[HarnessError]) -> str:
-    status = "that of the answer" if error is SessionServerError else error.status
+    status = "the answer's status" if error is SessionServerError else error.status
     code = exit_code_of(error.__new__(error))
     exits = "" if code is ExitCode.INTERNAL else code.value
-    says = (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    says = (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ")
     look = ", ".join([str(error.cause), *(["retry"] if error.retryable else []), *([f"exit {exits}"] if exits else [])])
-    return f"| `{error.__name__}` `{error.code}` | {status} | {look} | {says} |"
+    return f"- `{error.__name__}` `{error.code}`, {status}, {look}: {says}"
 
 
 def _exits() -> Iterator[str]:
@@ -57,4 +53,4 @@ def _exits() -> Iterator[str]:
         name, is_member, value = line.partition(" = ")
         if is_member:
             says = following.strip('"') if following.startswith('"') else ""
-            yield f"| {value} | {name.lower().replace('_', ' ')} | {says} |"
+            yield f"- {value}, {name.lower().replace('_', ' ')}" + (f": {says}" if says else "")

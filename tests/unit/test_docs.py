@@ -53,7 +53,7 @@ def test_the_table_of_ends_in_the_docs_is_the_one_in_force() -> None:
 def test_every_error_code_is_documented() -> None:
     """docs/errors.md lists each code with its status."""
     classes = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, HarnessError)]
-    documented = {*re.findall(r"^\| `\w+` `(\w+)` \| (\d+) \|", _doc("errors.md"), flags=re.MULTILINE)}
+    documented = {*re.findall(r"^- `\w+` `(\w+)`, (\d+), ", _doc("errors.md"), flags=re.MULTILINE)}
     raised = {(item.code, str(item.status)) for item in classes if item is not errors.SessionServerError}
     assert raised - {(HarnessError.code, "500")} == documented
 

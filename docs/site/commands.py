@@ -1,7 +1,6 @@
 """The page of all commands and options: a part written by hand, and what `--help` is made of."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,17 +13,21 @@ from harness.cli.main import app
 PAGE = ROOT / "docs/cli.md"
 MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-SHARED = """Options that several commands have in the same words; each command below names the ones it has. The variable
-after an option stands for it; a flag takes precedence."""
+SHARED = "Several commands have these options. The variable after an option stands for it; a flag takes precedence."
+SERVERS = ("serve", "router")
 
 
 def commands_page() -> str:
-    """Return the whole page: the part written by hand, shared options, then the commands as `harness --help` has them."""
+    """Return the whole page: the part written by hand, shared options, then the commands in the order of `--help`."""
     found = [*_commands(get_command(app), "harness")]
     by_hand = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n"
-    counts = Counter(_row(option) for _, command in found for option in _own(command))
-    shared = {row for row, count in counts.items() if count > 1 and row.startswith("- `-")}
-    parts = [by_hand, _shared(sorted(shared)), *(_section(name, command, shared) for name, command in found)]
+    commands_of: dict[str, list[str]] = {}
+    for name, command in found:
+        for option in _own(command):
+            commands_of.setdefault(_row(option), []).append(name.removeprefix("harness "))
+    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1 and row.startswith("- `-")}
+    everywhere = [name.removeprefix("harness ") for name, _ in found]
+    parts = [by_hand, _shared(shared, everywhere), *(_section(name, command, shared) for name, command in found)]
     return "\n".join(parts)
 
 
@@ -42,20 +45,26 @@ def _own(command: Any) -> list[Any]:
     return [each for each in command.params if not each.hidden and each.name not in LOG_OPTIONS]
 
 
-def _shared(rows: list[str]) -> str:
-    return "\n".join(["## Shared options", "", SHARED, "", *rows, ""])
+def _shared(shared: dict[str, list[str]], everywhere: list[str]) -> str:
+    of_servers = [row for row, names in shared.items() if tuple(names) == SERVERS]
+    others = [f"{row} *{_named(names, everywhere)}*" for row, names in shared.items() if row not in of_servers]
+    headings = ("## Shared options", "### Of harness serve and harness router")
+    return "\n".join([headings[0], "", SHARED, "", *others, "", headings[1], "", *of_servers, ""])
 
 
-def _section(name: str, command: Any, shared: set[str]) -> str:
+def _named(names: list[str], everywhere: list[str]) -> str:
+    """Return the names of the commands, or of those without the option if they are fewer."""
+    without = [name for name in everywhere if name not in names]
+    return f"all but {', '.join(without)}" if len(without) < len(names) else ", ".join(names)
+
+
+def _section(name: str, command: Any, shared: dict[str, list[str]]) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
     usage = " ".join([name, *(_argument(each) for each in arguments)])
     lines = [f"### {name}", "", *([f"`{usage}`", ""] if arguments else []), _prose(command.help), ""]
-    options = {_row(each): each for each in _own(command)}
-    rows = [row for row in options if row not in shared]
+    rows = [row for row in map(_row, _own(command)) if row not in shared]
     if rows:
         lines += [*rows, ""]
-    if named := [f"`{option.opts[0]}`" for row, option in options.items() if row in shared]:
-        lines += [f"Shared: {', '.join(named)}", ""]
     return "\n".join(lines)
 
 
@@ -67,7 +76,7 @@ def _argument(argument: Any) -> str:
 
 def _row(option: Any) -> str:
     if option.param_type_name == "argument":
-        name = f"`{(option.metavar or option.name.upper()).strip('[]')}`"
+        name = f"`{(option.metavar or option.name.upper()).removeprefix('[').removesuffix(']')}`"
     else:
         flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
         name = f"{flags} `{option.metavar}`" if option.metavar else flags
@@ -83,13 +92,15 @@ def _row(option: Any) -> str:
 def _default(option: Any) -> str:
     if option.required:
         return "required"
-    if not option.show_default or option.default in (None, False, (), []) or callable(option.default):
+    if not option.show_default or option.default in (None, False, "", (), []) or callable(option.default):
         return ""
     return f"default `{getattr(option.default, 'value', option.default)}`"
 
 
 def _prose(text: str) -> str:
-    return "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    """Return the text of a command without its examples, which `--help` has."""
+    text = "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    return re.sub(r"\s*\bExamples?: (?:.|\n)*?(?=\n\n|$)", "", text)
 
 
 def _text(text: str) -> str:

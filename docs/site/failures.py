@@ -10,12 +10,13 @@ from harness.suite.exits import ExitCode, exit_code_of
 
 INTRODUCTION = """# Errors
 
-Every error that the harness raises on purpose, from `harness/errors.py`. `make reference` writes this page. HTTP answers have
-the [code](http-api.md#errors) and the status. For first errors and the way out see [troubleshooting](troubleshooting.md).
+Every error that the harness raises on purpose, from `harness/errors.py`. `make reference` writes this page.
+[HTTP answers](http-api.md#errors) have code and status. For first errors and the way out see
+[troubleshooting](troubleshooting.md).
 
-Each line has class, code, status, and where to look first: at the `agent` (its request), a `limit` or decision of the owner,
-the `engine`, the `scenario` (a setting), or the `harness` (a bug or the machine). *Retry*: the same request may succeed
-later. *Exit*: code of a command that ends with the error, if not 3.
+Each line has class, code, status, and where to look first: at the `agent` (its request), a `limit` or decision of the
+owner, the `engine`, the `scenario` (a setting), or the `harness` (a bug or the machine). *Retry*: the same request may
+succeed later. *Exit*: code of a command that ends with the error, if not 3.
 
 """
 

@@ -159,10 +159,9 @@ Sampled reasoning stays, even if a template drops it later. At the start the ser
 ## Served conversations
 
 {conversations} conversations, 850 per family, went through the session server over HTTP, and none failed
-(`python -m tests.conformance.families.serve_many`). They have up to five model calls, tools, results, answers that are
-taken back, unicode and markers in any text; the sampled tokens include any ids of the vocabulary and half characters.
-Each input of the engine continued the recorded ids bit by bit (I1), with the template's ids behind. *Refused*: further
-conversations, in which the template raises and the client is told.
+(`python -m tests.conformance.families.serve_many`): tools, answers that are taken back, unicode, markers in any text,
+any ids of the vocabulary. Each input of the engine continued the recorded ids bit by bit (I1), with the template's ids
+behind. *Refused*: further conversations, in which the template raises and the client is told.
 
 {served}
 
@@ -190,8 +189,7 @@ of turns whose tokens are then not those that were sampled ({outputs} outputs pe
 
 {retokenizing}
 
-Sampling may split a text in ways that the encoder does not know. Of 64 answers of SmolLM2-135M-Instruct with up to 128
-tokens, 11 come back as other tokens at temperature 1 and 3 at temperature 0.6.
+Of 64 sampled answers of SmolLM2-135M-Instruct, 11 come back as other tokens at temperature 1, 3 at temperature 0.6.
 """
 
 

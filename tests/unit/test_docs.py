@@ -21,7 +21,12 @@ from harness.turn_ends import TURN_ENDS
 from tests.builders import toy_template, toy_tokenizer, turn_service
 from tests.checkout import ROOT
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "agents/README.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    ROOT / "agents/README.md",
+    *(ROOT / "examples").glob("*/README.md"),
+]
 
 
 def _doc(name: str) -> str:

@@ -38,7 +38,7 @@ from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase, RolloutEnd
 from harness.sessions.record import empty_record
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
 

@@ -24,9 +24,8 @@ from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.metrics import ServerMetrics, measure_turn
 from harness.telemetry.tracing.tracer import SessionTracer
-from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"

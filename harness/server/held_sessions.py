@@ -24,7 +24,7 @@ from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_
 from harness.sessions.session import IsComparable, Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 
 PAGE_OUT_FAILED = "page_out_failed"
 """Logged if a session cannot be compared with its rows and stays in memory."""

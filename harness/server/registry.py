@@ -27,7 +27,7 @@ from harness.sessions.shard_ids import ShardPlace
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 from harness.telemetry.tracing.tracer import SessionTracer
 
 API_KEY_PREFIX = "sk-harness-"

@@ -24,7 +24,7 @@ from harness.sessions.session import Session
 from harness.sessions.weights.scoring import count_waiting, next_scoring
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 from harness.types import Turn
 
 log = get_logger(__name__)

@@ -49,7 +49,7 @@ from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_o
 from harness.store.base import SessionStore
 from harness.store.rows import TokenizerName
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText

@@ -25,7 +25,7 @@ from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
 from harness.sessions.session import Session
-from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.printable import shorten_secrets
 from harness.telemetry.tracing.spans import read_traceparent
 from harness.types import Json
 

@@ -27,7 +27,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.spans import SERVICE, TracedSession, TracedSpan, TracedTurn
+from harness.telemetry.tracing.spans import SERVICE, SpanStatus, TracedKind, TracedSession, TracedSpan, TracedTurn
 
 SPANS_NOT_TAKEN = "spans_not_taken"
 """Event: a collector stops taking spans."""
@@ -44,6 +44,8 @@ _OBEY_S = 0.2  # for the SDK's thread to end, unless a request hangs
 _MOST_BYTES = 1 << 16  # of an answer; a longer one is none of OTLP's
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _RESOURCE = Resource(SERVICE)
+_STATUSES = {status: Status(StatusCode(status)) for status in SpanStatus}
+_KINDS = {kind: SpanKind[kind.name] for kind in TracedKind}
 _SCOPE = InstrumentationScope("harness")
 
 log = get_logger(__name__)
@@ -214,8 +216,8 @@ def _readable(span: TracedSpan) -> ReadableSpan:
         _RESOURCE,
         span.attributes,
         links=links,
-        kind=SpanKind[span.kind.name],
-        status=Status(StatusCode(span.status)),
+        kind=_KINDS[span.kind],
+        status=_STATUSES[span.status],
         start_time=span.began_at,
         end_time=span.ended_at,
         instrumentation_scope=_SCOPE,

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, Self
 
@@ -58,7 +59,7 @@ def read_traceparent(text: str) -> str | None:
     return None if found is None or (text.startswith("00") and found.end() != len(text)) else found.group()
 
 
-class SpanKind(IntEnum):
+class TracedKind(IntEnum):
     """Kind of a span, as OTLP counts."""
 
     INTERNAL = 1
@@ -81,7 +82,7 @@ class TracedSpan(NamedTuple):
     span_id: int
     parent_id: int | None
     name: str
-    kind: SpanKind
+    kind: TracedKind
     began_at: int
     ended_at: int
     attributes: Mapping[str, str | int | float | Sequence[str]]
@@ -193,7 +194,7 @@ class TracedTurn(NamedTuple):
         caller = _TRACEPARENT.match(self.traceparent or "")
         return _span(
             *(self.session_id, name, ("session",), times, attributes),
-            kind=SpanKind.SERVER,
+            kind=TracedKind.SERVER,
             status=SpanStatus.OK if self.error_code is None else SpanStatus.ERROR,
             link=caller and (int(caller["trace"], 16), int(caller["span"], 16), int(caller["flags"], 16)),
         )
@@ -210,7 +211,7 @@ class TracedTurn(NamedTuple):
             ],
         }
         name, times = ("engine request", self.turn, place), (began_at, began_at + request.seconds)
-        return _span(self.session_id, name, ("turn", self.turn), times, attributes, kind=SpanKind.CLIENT)
+        return _span(self.session_id, name, ("turn", self.turn), times, attributes, kind=TracedKind.CLIENT)
 
 
 class TracedSession(NamedTuple):
@@ -244,7 +245,9 @@ class TracedSession(NamedTuple):
         status = SpanStatus.UNSET
         if self.outcome is not None:
             status = SpanStatus.OK if self.outcome in ENDED_WELL else SpanStatus.ERROR
-        yield _span(self.session_id, ("session",), None, self.lasted, attributes, kind=SpanKind.INTERNAL, status=status)
+        yield _span(
+            self.session_id, ("session",), None, self.lasted, attributes, kind=TracedKind.INTERNAL, status=status
+        )
 
 
 def _span(
@@ -254,7 +257,7 @@ def _span(
     times: tuple[float, float],
     attributes: Mapping[str, Any],
     *,
-    kind: SpanKind,
+    kind: TracedKind,
     status: SpanStatus = SpanStatus.UNSET,
     link: tuple[int, int, int] | None = None,
 ) -> TracedSpan:
@@ -283,6 +286,7 @@ def _nanoseconds(seconds: float) -> int:
     return count
 
 
+@lru_cache(1024)  # a turn names its session's span again, and a request its turn's
 def _digest(size: int, *parts: object) -> int:
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=size).digest())

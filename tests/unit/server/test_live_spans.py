@@ -378,27 +378,6 @@ async def test_a_collector_that_fails_costs_no_turn(answer: Any, tmp_path: Path)
     assert "/elsewhere" not in collector.paths
 
 
-async def test_the_environment_has_the_headers(monkeypatch: pytest.MonkeyPatch):
-    """As the specification of OpenTelemetry has them, and no proxy of the environment comes between."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20key,x-tenant = two")
-    async with collecting() as collector, serving(settings=to(collector)) as client:
-        for name in ("HTTP_PROXY", "http_proxy"):
-            monkeypatch.setenv(name, "http://127.0.0.1:9")
-        await client.say(await client.create(), [user("Begin.")])
-    heard = collector.headers[0]
-    assert (heard["authorization"], heard["x-tenant"]) == ("Bearer key", "two")
-    assert "cookie" not in heard
-
-
-async def test_headers_that_are_none_end_the_start_without_being_shown(monkeypatch: pytest.MonkeyPatch):
-    """Before anybody is served."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "secret-words")
-    with pytest.raises(ScenarioError, match="OTEL_EXPORTER_OTLP_TRACES_HEADERS: expected NAME=VALUE") as raised:
-        async with serving(settings=ServerSettings(otlp_endpoint="http://127.0.0.1:9")):
-            pass
-    assert "secret" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     "endpoint",
     ["", "127.0.0.1:4318", "grpc://h:4317", "http://", "http://h:x", "http://h/?key=1", "http://h/ b", "http://h/#a"],

@@ -101,7 +101,7 @@ async def test_many_spans_leave_in_batches_and_in_order():
             for index in range(1_000):
                 sender.offer(turn(index))
     assert [said(span)["harness.turn.index"] for span in collector.taken if span.name == "turn"] == [*range(1_000)]
-    assert (len(collector.bodies), len(collector.connections)) == (4, 1)
+    assert (4 <= len(collector.bodies) < 20, len(collector.connections)) == (True, 1)
     assert counted(metrics) == {"spans_sent": 2_000}
 
 
@@ -325,17 +325,19 @@ def test_headers_that_are_none(value: str, monkeypatch: pytest.MonkeyPatch):
     assert "secret" not in str(raised.value)
 
 
-async def test_the_headers_of_traces_go_before_those_of_everything(monkeypatch: pytest.MonkeyPatch):
-    """The first variable that is set counts, whole."""
+async def test_the_environment_has_the_headers(monkeypatch: pytest.MonkeyPatch):
+    """The first variable that is set counts, whole; no proxy of the environment comes between."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "a=1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "B=2%2C3=4, c=,")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "Authorization=Bearer%20key,B = 2%2C3=4, c=,")
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with collecting() as collector:
         check_collector(collector.url)
         sender, _ = sender_to(collector.url)
         async with sender.sending():
             sender.offer(turn(0))
     [heard] = collector.headers
-    assert (heard["b"], heard["c"], "a" in heard) == ("2,3=4", "", False)
+    assert (heard["authorization"], heard["b"], heard["c"], "a" in heard) == ("Bearer key", "2,3=4", "", False)
 
 
 def test_spans_without_the_sdk_are_refused(monkeypatch: pytest.MonkeyPatch):

@@ -57,7 +57,7 @@ Template = Annotated[
 
 def find_tokenizer(named: str | Path) -> Path:
     """Resolve `--tokenizer`: a folder, or a model of the catalogue. Raises `ModelError`."""
-    from harness.models.catalogue import CATALOGUE
+    from harness.lab.models.catalogue import CATALOGUE
 
     if str(named) in CATALOGUE:
         from harness.cli.download import fetch
@@ -272,7 +272,7 @@ Otlp = Annotated[
 
 def require_collector(otlp: str | None) -> str | None:
     """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
-    from harness.telemetry.tracing.collector import check_collector
+    from harness.server.telemetry.tracing.collector import check_collector
 
     if otlp:
         check_collector(otlp)
@@ -315,7 +315,7 @@ class ServerOptions:
 
     def settings(self) -> "ServerSettings":
         """Return the server's settings. Raises `ScenarioError` if they would leave it open by mistake."""
-        from harness.dialects.noise import BILLING_HEADER
+        from harness.dialects.prompt_noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.errors import ScenarioError
         from harness.server.http.access import new_admin_token
@@ -370,7 +370,7 @@ class ServerOptions:
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
         from harness.errors import ScenarioError
-        from harness.models.chat_templates import find_template
+        from harness.lab.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 
         folder = self.tokenizer or model_dir

@@ -16,7 +16,7 @@ from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.sqlite import SQLiteStore, read_session
+from harness.server.store.sqlite import SQLiteStore, read_session
 from harness.suite.record.config import RunConfig, ScenarioEntry
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory
@@ -25,7 +25,7 @@ from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at
 from harness.viewer.recorded_engine import RecordedEngine
 from harness.viewer.run_view import SessionLine

@@ -16,12 +16,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
-from harness.telemetry.printable import printable
 from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
 from tests.harness_command import announced, harness, start_harness, wait, write_scenario
@@ -35,8 +35,8 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
     expected = {
         "harness/py.typed",
         "server_patch/environments/smg.txt",
-        "server_patch/router/leash.py",
-        "harness/models/chatml_hermes.jinja",
+        "server_patch/router/end_with_parent.py",
+        "harness/lab/models/chatml_hermes.jinja",
         "harness/viewer/page/page.css",
         "harness/viewer/page/page.html",
         *(

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import AdminToken, Server, ask_server
-from harness.telemetry.printable import printable
+from harness.cli.operate.server_option import AdminToken, Server, ask_server
+from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from harness.client.session_server import SampledBy, SessionList, SessionServerClient
+    from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient
     from harness.sessions.gate import GateReport, HoldReport
     from harness.types import Json
 

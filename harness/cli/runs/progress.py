@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.runs.standing import RunStanding, describe_seconds
+from harness.cli.runs.run_status import RunStatus, describe_seconds
 from harness.errors import Cause
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 
 SILENCE_S = 1.5
 """Silence after which a pipe gets a status line."""
@@ -48,7 +48,7 @@ class RunProgress:
         self._clock = clock
         self._is_resumed = is_resumed
         self._began_at = self._said_at = clock()
-        self.standing = RunStanding(since=self._began_at)
+        self.standing = RunStatus(since=self._began_at)
 
     def say(self, text: str) -> None:
         """Print a message."""

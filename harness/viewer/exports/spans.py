@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness.telemetry.tracing.spans import SERVICE, TracedRequest, TracedSession, TracedSpan, TracedTurn
+from harness.server.telemetry.tracing.spans import SERVICE, TracedRequest, TracedSession, TracedSpan, TracedTurn
 from harness.types import Json, end_of_turn
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView

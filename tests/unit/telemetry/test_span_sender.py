@@ -17,9 +17,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from harness.errors import ScenarioError
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import HEADERS_VARIABLES, check_collector, traces_url
-from harness.telemetry.tracing.sender import (
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.tracing.collector import HEADERS_VARIABLES, check_collector, traces_url
+from harness.server.telemetry.tracing.sender import (
     QUEUE_LENGTH,
     SPANS_NOT_TAKEN,
     SPANS_TAKEN,
@@ -27,7 +27,7 @@ from harness.telemetry.tracing.sender import (
     SpanDropReason,
     SpanSender,
 )
-from harness.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
+from harness.server.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
 from tests.checkout import ROOT
 from tests.logged import capture_logs
 from tests.otlp_collector import Answering, collecting, said, take
@@ -342,7 +342,7 @@ async def test_the_environment_has_the_headers(monkeypatch: pytest.MonkeyPatch):
 
 def test_spans_without_the_sdk_are_refused(monkeypatch: pytest.MonkeyPatch):
     """With the extra that brings it."""
-    monkeypatch.delitem(sys.modules, "harness.telemetry.tracing.sender")
+    monkeypatch.delitem(sys.modules, "harness.server.telemetry.tracing.sender")
     monkeypatch.setitem(sys.modules, OTLPSpanExporter.__module__, None)
     with pytest.raises(ScenarioError, match=r"--otlp needs `pip install 'session-harness\[otel\]'`"):
         check_collector("http://127.0.0.1:4318")

@@ -1,0 +1,102 @@
+"""Status of a run in a few numbers: progress, session states, speed, time left. Draws nothing.
+
+Tokens per second cover the last seconds of all ended rollouts and observed sessions.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.watch import LiveSession
+from harness.server.telemetry.printable import printable
+
+_WINDOW_S = 10.0
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """Status of a run; times are seconds of one clock."""
+
+    doing: str = "starting"
+    """Last message."""
+    since: float = 0.0
+    """Time of the last message."""
+    total: int = 0
+    ended: int = 0
+    running: int = 0
+    sessions: Sequence[LiveSession] = ()
+    """Sessions seen last."""
+    _began_at: float | None = None
+    _ended_before: int = 0
+    _tokens_of_ended: int = 0
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    _before: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _rates: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, total: int, done: int) -> None:
+        """Set the number of rollouts, and of those already done."""
+        self.total, self.ended, self._ended_before = total, done, done
+
+    def begin_rollout(self, now: float) -> None:
+        """Count a started rollout."""
+        self.running += 1
+        if self._began_at is None:
+            self._began_at = now
+
+    def end_rollout(self, record: RolloutRecord) -> None:
+        """Count an ended rollout."""
+        self.running -= 1
+        self.ended += 1
+        self._tokens_of_ended += record.session.ledger.generated
+
+    def look(self, sessions: Sequence[LiveSession], now: float) -> None:
+        """Update the sessions."""
+        self._rates = {}
+        for each in sessions:
+            at, tokens = self._before.get(each.name, (now, each.tokens))
+            if now > at:
+                self._rates[each.name] = max(0.0, (each.tokens - tokens) / (now - at))
+        self._before = {each.name: (now, each.tokens) for each in sessions}
+        self.sessions = sessions
+        self._seen.append((now, self._tokens_of_ended + sum(each.tokens for each in sessions)))
+        while now - self._seen[0][0] > _WINDOW_S:
+            self._seen.popleft()
+
+    def rate_of(self, session: LiveSession) -> float:
+        """Return a session's tokens per second between the last two looks."""
+        return self._rates.get(session.name, 0.0)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second lately; 0 before the second look."""
+        if len(self._seen) < 2:
+            return 0.0
+        (first, before), (last, tokens) = self._seen[0], self._seen[-1]
+        return max(0.0, (tokens - before) / (last - first)) if last > first else 0.0
+
+    def seconds_left(self, now: float) -> float | None:
+        """Estimate the time left at the pace so far, or None."""
+        here = self.ended - self._ended_before
+        if self._began_at is None or not here or self.ended == self.total:
+            return None
+        return (now - self._began_at) / here * (self.total - self.ended)
+
+    def words(self, now: float) -> str:
+        """Return the status as one line."""
+        if not self.running:
+            return f"{printable(self.doing)}: {now - self.since:.0f} s"
+        states = Counter(printable(each.state) for each in self.sessions)
+        by_state = f" ({', '.join(f'{count} {state}' for state, count in states.most_common())})" if states else ""
+        left = self.seconds_left(now)
+        eta = "" if left is None else f", about {describe_seconds(left)} left"
+        return (
+            f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {self.tokens_per_s:.0f} tokens/s{eta}"
+        )
+
+
+def describe_seconds(seconds: float) -> str:
+    """Format `75` as `1:15`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,164 @@
+"""A session server and an engine server that can be killed and restarted at the same address.
+
+Killed, the port refuses and connections reset, without answers. The store is as a killed process leaves it; the engine
+outlives the session server.
+"""
+
+import asyncio
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp
+
+from harness.engines.base import TokenProvider
+from harness.lab.lanes import LaneSpec, open_lane
+from harness.lab.lanes.environment import Say
+from harness.lab.lanes.state import Lane
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.server.app import SessionServer
+from harness.server.serving import Around, RunningServer, alone, serve
+from harness.server.settings import ServerSettings
+from harness.server.store.connect import open_store
+from harness.sessions.session import Session
+from harness.suite.faults.agent_seam import AgentSeam
+from harness.tokens.chat_tokenizer import ChatTokenizer
+
+_HANG_UP_S = 0.005  # the loop needs some iterations to drop a connection; until then an answer could reach it
+
+
+class Restartable(ABC):
+    """Context manager of a restartable server."""
+
+    def __init__(self) -> None:
+        self._holds = AsyncExitStack()
+        """Resources of the running server."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holds.aclose()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start; after `kill`, at the same address."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End abruptly. Idempotent."""
+
+    async def _release(self) -> None:
+        """Release what the kernel reclaims from a dead process."""
+        holds, self._holds = self._holds, AsyncExitStack()
+        await holds.aclose()
+
+
+class KillableServer(Restartable):
+    """A session server. The caller enters `engine`."""
+
+    def __init__(
+        self,
+        engine: TokenProvider,
+        chat_tokenizer: ChatTokenizer,
+        database: Path,
+        settings: ServerSettings,
+        seam: AgentSeam,
+        *,
+        around: Around = alone,
+    ) -> None:
+        super().__init__()
+        self._engine = engine
+        self._chat_tokenizer = chat_tokenizer
+        self._database = database
+        self._settings = settings
+        self._seam = seam
+        self._around = around
+        self._running: RunningServer | None = None
+        self.url = ""
+        """Valid after entry, even while killed."""
+
+    @property
+    def address(self) -> SessionServerAddress:
+        return SessionServerAddress(self.url, self._settings.admin_token)
+
+    @property
+    def is_up(self) -> bool:
+        return self._running is not None
+
+    @property
+    def open_sessions(self) -> dict[str, int]:
+        """Sessions and their rollouts' numbers."""
+        if self._running is None:
+            return {}
+        in_memory = [
+            each for each in self._running.server.sessions if isinstance(each, Session)
+        ]  # this server evicts none
+        return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
+
+    async def start(self) -> None:
+        """See `Restartable.start`."""
+        serving = serve(
+            self._engine,
+            self._chat_tokenizer,
+            open_store(self._database),
+            self._settings,
+            around=self._behind_seam,
+        )
+        self._running = await self._holds.enter_async_context(serving)
+        self.url = self._running.url
+        self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
+
+    async def kill(self) -> None:
+        """See `Restartable.kill`."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.hang_up()
+        await asyncio.sleep(_HANG_UP_S)
+        self._seam.drop()
+        await self._release()
+
+    @asynccontextmanager
+    async def _behind_seam(self, server: SessionServer) -> AsyncIterator[ASGIApp]:
+        async with self._around(server) as app:
+            yield self._seam.around(app)
+
+
+class KillableLane(Restartable):
+    """An engine server. Raises `LaneError` when it cannot start."""
+
+    def __init__(self, spec: LaneSpec, say: Say) -> None:
+        super().__init__()
+        self._spec = spec
+        self._say = say
+        self._lane: Lane | None = None
+        self.provider = ""
+        """Engine name, valid after the start."""
+        self.url = ""
+        """Valid after the start."""
+
+    async def start(self) -> None:
+        """See `Restartable.start`."""
+        self._lane = await self._holds.enter_async_context(open_lane(self._spec, say=self._say))
+        self.provider, self.url = self._lane.provider, self._lane.url
+        self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)
+
+    async def kill(self) -> None:
+        """Kill all processes with SIGKILL."""
+        if self._lane is not None:
+            # It may have died by itself.
+            with suppress(ProcessLookupError):
+                os.killpg(self._lane.group, signal.SIGKILL)
+            self._lane = None
+        await self._release()

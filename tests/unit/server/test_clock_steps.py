@@ -8,9 +8,8 @@ import pytest
 from harness.machine.clock import steady, steady_time
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.wire import HoldRequest, RenewRequest
 from harness.server.registry import SessionRegistry
-from harness.sessions.gate import GateState, HoldKind
+from harness.sessions.gate import GateState, HoldKind, HoldRequest, RenewRequest
 from harness.sessions.session_config import SessionConfig
 from harness.store.base import SessionStore
 from harness.store.memory import MemoryStore

@@ -11,10 +11,9 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.wire import HoldRequest, ReleaseRequest
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.sessions.gate import HoldKind, Work
+from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest, Work
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer

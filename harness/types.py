@@ -287,7 +287,7 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
     """Kinds of tools that the model does not see."""
     tools: int | None = None
-    """Number of tools; None if the turn is no root."""
+    """Number of tools of a root, in old stores of every turn."""
     toolset: str = ""
     """Digest of a root's tools; hex."""
     template_variables: Json = {}
@@ -299,8 +299,8 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     response_id: str = ""
     client: Json = {}
     """`user_agent`, `ids`, `traceparent` and `process` of the client."""
-    matched_loosely: tuple[Json, ...] = ()
-    """Differences that the session's `matching` overlooked (`Divergence`)."""
+    matched_loosely: tuple[Json, ...] | Json = ()
+    """Differences that the session's `matching` overlooked (`Divergence`); in old stores the one of the answer."""
     ambiguous: tuple[int, ...] = ()
     """Other turns that it could continue."""
     noise: str = ""

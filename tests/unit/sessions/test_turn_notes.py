@@ -44,6 +44,13 @@ def test_stored_notes_are_written_as_they_were_read() -> None:
     assert TurnNotes().to_json() == {}
 
 
+def test_a_difference_of_an_old_store_is_no_list() -> None:
+    """Servers once noted the answer's alone."""
+    noted = {"matched_loosely": NOTED["matched_loosely"][0], "side_call": "title"}
+
+    assert TurnNotes.from_json(noted).to_json() == noted
+
+
 def test_notes_of_other_versions_survive() -> None:
     """A server of before or after, or a dialect of an operator, has written them."""
     notes = TurnNotes.from_json({"attempts": 3, **FOREIGN})

@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, convert, json
+from msgspec.structs import astuple
 
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
@@ -331,8 +332,10 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> Json:
         """Return the notes that differ from the default."""
-        given = {name: value for name, default in _NOTES.items() if (value := getattr(self, name)) != default}
-        return given | self.others
+        values = zip(_NOTES.items(), astuple(self), strict=False)  # `others` is the last field
+        return {
+            name: value for (name, default), value in values if value is not default and value != default
+        } | self.others
 
 
 _NOTES = {name: getattr(TurnNotes(), name) for name in TurnNotes.__struct_fields__ if name != "others"}

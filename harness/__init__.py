@@ -15,43 +15,6 @@ if TYPE_CHECKING:
     from harness.adapters.ray.node import NodeSetup as NodeSetup
     from harness.adapters.ray.rollouts import NodeRollout as NodeRollout
     from harness.adapters.ray.rollouts import RayRollouts as RayRollouts
-    from harness.client.connections import SessionServerAddress as SessionServerAddress
-    from harness.client.session_server import Deadlines as Deadlines
-    from harness.collector.collector import Collector as Collector
-    from harness.collector.fates import OnFailure as OnFailure
-    from harness.collector.groups import drop_zero_variance as drop_zero_variance
-    from harness.collector.groups import standardize as standardize
-    from harness.collector.groups import take_rewards as take_rewards
-    from harness.collector.pipeline import StepPipeline as StepPipeline
-    from harness.collector.record.step_record import StepRecord as StepRecord
-    from harness.collector.record.step_record import pack_again as pack_again
-    from harness.collector.record.step_table import StepTable as StepTable
-    from harness.collector.record.step_tables import read_step as read_step
-    from harness.collector.rollout_index import GroupIndex as GroupIndex
-    from harness.collector.rollout_index import RolloutIndex as RolloutIndex
-    from harness.collector.rollout_index import ScoredRollout as ScoredRollout
-    from harness.collector.rollout_source import RolloutSource as RolloutSource
-    from harness.collector.sampling_scale import OffScale as OffScale
-    from harness.collector.segment_maker import SegmentMaker as SegmentMaker
-    from harness.collector.segment_maker import Stale as Stale
-    from harness.collector.session_source import SessionSource as SessionSource
-    from harness.collector.step_budget import StepBudget as StepBudget
-    from harness.collector.step_flow import Normalizer as Normalizer
-    from harness.collector.step_outcome import CollectedGroup as CollectedGroup
-    from harness.collector.step_plan import Order as Order
-    from harness.collector.step_result import TrainedStep as TrainedStep
-    from harness.collector.step_rules import Partial as Partial
-    from harness.collector.step_rules import StepRules as StepRules
-    from harness.control.abort import abort_rollout as abort_rollout
-    from harness.control.abort_report import AbortBudget as AbortBudget
-    from harness.control.abort_report import AbortReport as AbortReport
-    from harness.control.abort_report import AgentHooks as AgentHooks
-    from harness.control.abort_report import Keep as Keep
-    from harness.control.pause import PauseReport as PauseReport
-    from harness.control.pause import paused_rollout as paused_rollout
-    from harness.control.weights import WeightUpdater as WeightUpdater
-    from harness.control.weights_report import UpdateBudget as UpdateBudget
-    from harness.control.weights_report import UpdateReport as UpdateReport
     from harness.engines.base import PauseMode as PauseMode
     from harness.engines.base import TokenProvider as TokenProvider
     from harness.engines.connect import open_engine as open_engine
@@ -65,20 +28,24 @@ if TYPE_CHECKING:
     from harness.engines.scripted import ScriptedFault as ScriptedFault
     from harness.engines.scripted import ScriptStep as ScriptStep
     from harness.errors import HarnessError as HarnessError
-    from harness.learner.learner import Learner as Learner
-    from harness.learner.learner import LossSums as LossSums
-    from harness.learner.learner import StepReport as StepReport
-    from harness.learner.scripted import ScriptedLearner as ScriptedLearner
-    from harness.learner.settings import LossKind as LossKind
-    from harness.learner.settings import LossSettings as LossSettings
-    from harness.learner.settings import OptimizerSettings as OptimizerSettings
-    from harness.learner.torch_learner import TorchLearner as TorchLearner
-    from harness.models.resolve import resolve_model as resolve_model
+    from harness.lab.models.resolve import resolve_model as resolve_model
     from harness.rollouts.agents.programs import bundled_agent as bundled_agent
     from harness.rollouts.agents.programs import prepare_agent as prepare_agent
     from harness.rollouts.agents.task import AgentTask as AgentTask
     from harness.rollouts.agents.task import FunctionAgent as FunctionAgent
     from harness.rollouts.agents.task import ProgramAgent as ProgramAgent
+    from harness.rollouts.client.connections import SessionServerAddress as SessionServerAddress
+    from harness.rollouts.client.session_server import Deadlines as Deadlines
+    from harness.rollouts.control.abort import abort_rollout as abort_rollout
+    from harness.rollouts.control.abort_report import AbortBudget as AbortBudget
+    from harness.rollouts.control.abort_report import AbortReport as AbortReport
+    from harness.rollouts.control.abort_report import AgentHooks as AgentHooks
+    from harness.rollouts.control.abort_report import Keep as Keep
+    from harness.rollouts.control.pause import PauseReport as PauseReport
+    from harness.rollouts.control.pause import paused_rollout as paused_rollout
+    from harness.rollouts.control.weights import WeightUpdater as WeightUpdater
+    from harness.rollouts.control.weights_report import UpdateBudget as UpdateBudget
+    from harness.rollouts.control.weights_report import UpdateReport as UpdateReport
     from harness.rollouts.manager import SessionManager as SessionManager
     from harness.samples.codec import read_samples as read_samples
     from harness.samples.codec import write_samples as write_samples
@@ -106,12 +73,45 @@ if TYPE_CHECKING:
     from harness.server.serving import RunningServer as RunningServer
     from harness.server.serving import serve as serve
     from harness.server.settings import ServerSettings as ServerSettings
-    from harness.store.connect import open_store as open_store
-    from harness.store.memory import MemoryStore as MemoryStore
-    from harness.store.sqlite import SQLiteStore as SQLiteStore
+    from harness.server.store.connect import open_store as open_store
+    from harness.server.store.memory import MemoryStore as MemoryStore
+    from harness.server.store.sqlite import SQLiteStore as SQLiteStore
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer as ChatTemplateTokenizer
+    from harness.training.collector.collector import Collector as Collector
+    from harness.training.collector.fates import OnFailure as OnFailure
+    from harness.training.collector.groups import drop_zero_variance as drop_zero_variance
+    from harness.training.collector.groups import standardize as standardize
+    from harness.training.collector.groups import take_rewards as take_rewards
+    from harness.training.collector.pipeline import StepPipeline as StepPipeline
+    from harness.training.collector.record.step_record import StepRecord as StepRecord
+    from harness.training.collector.record.step_record import pack_again as pack_again
+    from harness.training.collector.record.step_table import StepTable as StepTable
+    from harness.training.collector.record.step_tables import read_step as read_step
+    from harness.training.collector.rollout_index import GroupIndex as GroupIndex
+    from harness.training.collector.rollout_index import RolloutIndex as RolloutIndex
+    from harness.training.collector.rollout_index import ScoredRollout as ScoredRollout
+    from harness.training.collector.rollout_source import RolloutSource as RolloutSource
+    from harness.training.collector.sampling_scale import OffScale as OffScale
+    from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
+    from harness.training.collector.segment_maker import Stale as Stale
+    from harness.training.collector.session_source import SessionSource as SessionSource
+    from harness.training.collector.step_budget import StepBudget as StepBudget
+    from harness.training.collector.step_flow import Normalizer as Normalizer
+    from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
+    from harness.training.collector.step_plan import Order as Order
+    from harness.training.collector.step_result import TrainedStep as TrainedStep
+    from harness.training.collector.step_rules import Partial as Partial
+    from harness.training.collector.step_rules import StepRules as StepRules
+    from harness.training.learner.learner import Learner as Learner
+    from harness.training.learner.learner import LossSums as LossSums
+    from harness.training.learner.learner import StepReport as StepReport
+    from harness.training.learner.scripted import ScriptedLearner as ScriptedLearner
+    from harness.training.learner.settings import LossKind as LossKind
+    from harness.training.learner.settings import LossSettings as LossSettings
+    from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
+    from harness.training.learner.torch_learner import TorchLearner as TorchLearner
     from harness.turn_ends import TurnEnd as TurnEnd
     from harness.turn_ends import TurnStatus as TurnStatus
     from harness.types import GenerationRequest as GenerationRequest
@@ -133,30 +133,30 @@ _HOMES: Mapping[str, str] = {
     "Rollout": "harness.samples.rollout",
     "Outcome": "harness.samples.rollout",
     "OutcomeKind": "harness.samples.rollout",
-    "Deadlines": "harness.client.session_server",
+    "Deadlines": "harness.rollouts.client.session_server",
     # Control: abort, pause, weight updates
-    "abort_rollout": "harness.control.abort",
-    "AbortBudget": "harness.control.abort_report",
-    "AbortReport": "harness.control.abort_report",
-    "AgentHooks": "harness.control.abort_report",
-    "Keep": "harness.control.abort_report",
-    "paused_rollout": "harness.control.pause",
-    "PauseReport": "harness.control.pause",
-    "WeightUpdater": "harness.control.weights",
+    "abort_rollout": "harness.rollouts.control.abort",
+    "AbortBudget": "harness.rollouts.control.abort_report",
+    "AbortReport": "harness.rollouts.control.abort_report",
+    "AgentHooks": "harness.rollouts.control.abort_report",
+    "Keep": "harness.rollouts.control.abort_report",
+    "paused_rollout": "harness.rollouts.control.pause",
+    "PauseReport": "harness.rollouts.control.pause",
+    "WeightUpdater": "harness.rollouts.control.weights",
     "NodeSetup": "harness.adapters.ray.node",
     "NodeRollout": "harness.adapters.ray.rollouts",
     "RayRollouts": "harness.adapters.ray.rollouts",
-    "UpdateBudget": "harness.control.weights_report",
-    "UpdateReport": "harness.control.weights_report",
+    "UpdateBudget": "harness.rollouts.control.weights_report",
+    "UpdateReport": "harness.rollouts.control.weights_report",
     "PauseMode": "harness.engines.base",
-    "SessionServerAddress": "harness.client.connections",
+    "SessionServerAddress": "harness.rollouts.client.connections",
     # The session server
     "serve": "harness.server.serving",
     "RunningServer": "harness.server.serving",
     "ServerSettings": "harness.server.settings",
-    "open_store": "harness.store.connect",
-    "MemoryStore": "harness.store.memory",
-    "SQLiteStore": "harness.store.sqlite",
+    "open_store": "harness.server.store.connect",
+    "MemoryStore": "harness.server.store.memory",
+    "SQLiteStore": "harness.server.store.sqlite",
     # Engines
     "open_engine": "harness.engines.connect",
     "TokenProvider": "harness.engines.base",
@@ -192,48 +192,48 @@ _HOMES: Mapping[str, str] = {
     "plan_packs": "harness.samples.packing",
     "PackStream": "harness.samples.pack_stream",
     "Pack": "harness.samples.packs",
-    "StepPipeline": "harness.collector.pipeline",
-    "StepRules": "harness.collector.step_rules",
-    "StepBudget": "harness.collector.step_budget",
-    "SessionSource": "harness.collector.session_source",
-    "RolloutIndex": "harness.collector.rollout_index",
-    "SegmentMaker": "harness.collector.segment_maker",
-    "Stale": "harness.collector.segment_maker",
-    "TrainedStep": "harness.collector.step_result",
-    "Collector": "harness.collector.collector",
-    "RolloutSource": "harness.collector.rollout_source",
-    "GroupIndex": "harness.collector.rollout_index",
-    "ScoredRollout": "harness.collector.rollout_index",
-    "CollectedGroup": "harness.collector.step_outcome",
-    "Order": "harness.collector.step_plan",
-    "OnFailure": "harness.collector.fates",
-    "Partial": "harness.collector.step_rules",
-    "OffScale": "harness.collector.sampling_scale",
-    "Normalizer": "harness.collector.step_flow",
-    "drop_zero_variance": "harness.collector.groups",
-    "standardize": "harness.collector.groups",
-    "take_rewards": "harness.collector.groups",
+    "StepPipeline": "harness.training.collector.pipeline",
+    "StepRules": "harness.training.collector.step_rules",
+    "StepBudget": "harness.training.collector.step_budget",
+    "SessionSource": "harness.training.collector.session_source",
+    "RolloutIndex": "harness.training.collector.rollout_index",
+    "SegmentMaker": "harness.training.collector.segment_maker",
+    "Stale": "harness.training.collector.segment_maker",
+    "TrainedStep": "harness.training.collector.step_result",
+    "Collector": "harness.training.collector.collector",
+    "RolloutSource": "harness.training.collector.rollout_source",
+    "GroupIndex": "harness.training.collector.rollout_index",
+    "ScoredRollout": "harness.training.collector.rollout_index",
+    "CollectedGroup": "harness.training.collector.step_outcome",
+    "Order": "harness.training.collector.step_plan",
+    "OnFailure": "harness.training.collector.fates",
+    "Partial": "harness.training.collector.step_rules",
+    "OffScale": "harness.training.collector.sampling_scale",
+    "Normalizer": "harness.training.collector.step_flow",
+    "drop_zero_variance": "harness.training.collector.groups",
+    "standardize": "harness.training.collector.groups",
+    "take_rewards": "harness.training.collector.groups",
     "deliver": "harness.samples.delivery",
     "rollout_advantages": "harness.samples.credit",
     "turn_advantages": "harness.samples.credit",
     "return_to_go_advantages": "harness.samples.credit",
     "RolloutReward": "harness.samples.turn_rewards",
     "reward_turns": "harness.samples.turn_rewards",
-    "StepTable": "harness.collector.record.step_table",
-    "StepRecord": "harness.collector.record.step_record",
-    "read_step": "harness.collector.record.step_tables",
-    "pack_again": "harness.collector.record.step_record",
-    "Learner": "harness.learner.learner",
-    "LossSums": "harness.learner.learner",
-    "StepReport": "harness.learner.learner",
-    "ScriptedLearner": "harness.learner.scripted",
-    "TorchLearner": "harness.learner.torch_learner",
-    "LossKind": "harness.learner.settings",
-    "LossSettings": "harness.learner.settings",
-    "OptimizerSettings": "harness.learner.settings",
+    "StepTable": "harness.training.collector.record.step_table",
+    "StepRecord": "harness.training.collector.record.step_record",
+    "read_step": "harness.training.collector.record.step_tables",
+    "pack_again": "harness.training.collector.record.step_record",
+    "Learner": "harness.training.learner.learner",
+    "LossSums": "harness.training.learner.learner",
+    "StepReport": "harness.training.learner.learner",
+    "ScriptedLearner": "harness.training.learner.scripted",
+    "TorchLearner": "harness.training.learner.torch_learner",
+    "LossKind": "harness.training.learner.settings",
+    "LossSettings": "harness.training.learner.settings",
+    "OptimizerSettings": "harness.training.learner.settings",
     # Models and files
     "open_chat_tokenizer": "harness.tokens.model_family",
-    "resolve_model": "harness.models.resolve",
+    "resolve_model": "harness.lab.models.resolve",
     "read_samples": "harness.samples.codec",
     "write_samples": "harness.samples.codec",
     "read_run": "harness.suite.run.read_run",

@@ -20,7 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from examples.object_list.object_list import ListEnd, ObjectList, find_missing, is_box, is_polygon, read_object_list
-from harness import EncodedSample, Rollout, Sample, Segment
+from harness import Rollout, Sample
+from harness.training import EncodedSample, Segment
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json

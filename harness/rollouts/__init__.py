@@ -1,4 +1,4 @@
 """Rollouts: agents run against session servers. Trainers import this room.
 
-Uses `harness.control` and `harness.client`. Start with `manager.py`.
+Uses `harness.rollouts.control` and `harness.rollouts.client`. Start with `manager.py`.
 """

@@ -16,6 +16,8 @@ from harness.machine.clock import Clock, steady
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import (
     Gate,
     GateAnswer,
@@ -28,8 +30,6 @@ from harness.sessions.gate import (
 )
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.types import Json
 
 HOLD_PLACED = "gate_hold_placed"

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.collector import running_rollouts
-from harness.collector.collector import Collector
-from harness.collector.fates import OnFailure
-from harness.collector.groups import drop_zero_variance
-from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_outcome import CollectedStep, RolloutUse
-from harness.collector.step_plan import Order
-from harness.collector.step_rules import Partial, StepRules
 from harness.errors import SegmentError, StepError
 from harness.samples.rollout import OutcomeKind, Rollout
+from harness.training.collector import running_rollouts
+from harness.training.collector.collector import Collector
+from harness.training.collector.fates import OnFailure
+from harness.training.collector.groups import drop_zero_variance
+from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_outcome import CollectedStep, RolloutUse
+from harness.training.collector.step_plan import Order
+from harness.training.collector.step_rules import Partial, StepRules
 from tests.collector.staged_source import Part, StagedSource
 from tests.thoroughness import examples
 

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.collector.pipeline import StepPipeline
-from harness.collector.record.step_ledger import book_step
-from harness.collector.rollout_index import RolloutIndex
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_flow import Normalizer
-from harness.collector.step_outcome import RolloutUse
-from harness.collector.step_result import PackedStep
-from harness.collector.step_rules import Partial, StepRules
 from harness.errors import LearnerError, StepError
-from harness.learner.learner import LossSums, StepReport
-from harness.learner.scripted import ScriptedLearner
 from harness.samples.encoders import EncodedSample, WholeSampleEncoder
 from harness.samples.packs import Pack
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.samples.segments import TooLong
+from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.rollout_index import RolloutIndex
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_flow import Normalizer
+from harness.training.collector.step_outcome import RolloutUse
+from harness.training.collector.step_result import PackedStep
+from harness.training.collector.step_rules import Partial, StepRules
+from harness.training.learner.learner import LossSums, StepReport
+from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Sample
 from tests.builders import sample
 from tests.collector.staged_source import Part, StagedSource

@@ -4,14 +4,14 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from harness.collector.collector import Collector
-from harness.collector.rollout_index import RolloutIndex
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_outcome import RolloutUse
-from harness.collector.step_rules import Partial, StepRules
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
+from harness.training.collector.collector import Collector
+from harness.training.collector.rollout_index import RolloutIndex
+from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_outcome import RolloutUse
+from harness.training.collector.step_rules import Partial, StepRules
 from harness.types import SampleStatus
 from tests.builders import toy_template
 from tests.collector.training import DEADLINES, Field, playing

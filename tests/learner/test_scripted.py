@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Learner, Pack, ScriptedLearner, Segment, StepReport
+from harness.training import Learner, Pack, ScriptedLearner, Segment, StepReport
 from harness.errors import LearnerError
 
 

@@ -14,9 +14,9 @@ from harness import errors
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase
-from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.turn_ends import TURN_ENDS
 from tests.builders import toy_template, toy_tokenizer, turn_service
 from tests.checkout import ROOT

@@ -89,7 +89,7 @@ class ShortenRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
 
 """,
     },
-    "harness/client/gate.py": {
+    "harness/rollouts/client/gate.py": {
         "    async def resume(": """\
     async def shorten(self, ttl_s: float, *, deadline_s: float) -> GateReport:
         return await self._ask("POST", "shorten", deadline_s, self._holder | {"ttl_s": ttl_s})
@@ -151,7 +151,7 @@ asyncio.run(main())
 TRY_VERB = """
 import asyncio
 
-from harness.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import SessionServerClient
 from tests.session_servers.served import says, serving
 
 

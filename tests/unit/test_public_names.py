@@ -180,6 +180,6 @@ def test_a_name_like_no_other_gets_the_plain_error() -> None:
 def test_a_learner_without_its_libraries_names_the_extra() -> None:
     """An error of the harness, as whoever trains has to catch it anyway."""
     code = "import sys; sys.modules['torch'] = None\nimport harness\n"
-    code += "try: harness.TorchLearner\nexcept harness.errors.LearnerError as error: print(error)"
+    code += "try: harness.training.TorchLearner\nexcept harness.errors.LearnerError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'session-harness[learner]'" in done.stdout

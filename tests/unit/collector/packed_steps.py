@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
-from harness.collector.sample_account import SegmentedSample
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import CarriedGroup, CollectedStep, RolloutUse, SettledRollout
-from harness.collector.step_result import PackedStep, PackFacts
 from harness.samples.pack_stream import PackStream
 from harness.samples.packs import Pack
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger
+from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.sample_account import SegmentedSample
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_outcome import CarriedGroup, CollectedStep, RolloutUse, SettledRollout
+from harness.training.collector.step_result import PackedStep, PackFacts
 from harness.types import Sample, as_ids, as_logprobs
 from tests.builders import sample
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from harness.collector.fates import FATES, OnFailure, RolloutFate, fate_of
-from harness.collector.groups import drop_zero_variance
 from harness.samples.rollout import OutcomeKind
+from harness.training.collector.fates import FATES, OnFailure, RolloutFate, fate_of
+from harness.training.collector.groups import drop_zero_variance
 from tests.checkout import ROOT
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.step_budget import StepBudget
 from harness.errors import StepError
+from harness.training.collector.step_budget import StepBudget
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 12))

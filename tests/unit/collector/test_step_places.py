@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.collector.fates import RolloutFate
-from harness.collector.rollout_index import ScoredRollout
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_outcome import CarriedGroup
-from harness.collector.step_places import EndedRollout, StepPlaces
-from harness.collector.step_plan import RolloutAttempt
-from harness.collector.step_rules import StepRules
 from harness.samples.rollout import Outcome, OutcomeKind
+from harness.training.collector.fates import RolloutFate
+from harness.training.collector.rollout_index import ScoredRollout
+from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_outcome import CarriedGroup
+from harness.training.collector.step_places import EndedRollout, StepPlaces
+from harness.training.collector.step_plan import RolloutAttempt
+from harness.training.collector.step_rules import StepRules
 from tests.unit.collector.packed_steps import index_of, scored_rollout
 
 INDEX = index_of(0, 1)

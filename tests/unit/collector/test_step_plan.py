@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.fates import RolloutFate
-from harness.collector.step_plan import Order, RolloutAttempt, StepPlan
 from harness.errors import StepError
+from harness.training.collector.fates import RolloutFate
+from harness.training.collector.step_plan import Order, RolloutAttempt, StepPlan
 
 PLANS = st.builds(
     StepPlan,

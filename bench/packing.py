@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import read_samples
-from harness.training import PackStream, Segment, plan_packs
 from harness.samples.packing import fewest_packs
+from harness.training import PackStream, Segment, plan_packs
 
 PACKING_LENGTH = 131_072
 LOOKAHEAD = 64

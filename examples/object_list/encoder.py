@@ -21,9 +21,9 @@ import numpy as np
 
 from examples.object_list.object_list import ListEnd, ObjectList, find_missing, is_box, is_polygon, read_object_list
 from harness import Rollout, Sample
-from harness.training import EncodedSample, Segment
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED
+from harness.training import EncodedSample, Segment
 from harness.types import Json
 
 

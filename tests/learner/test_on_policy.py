@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from harness import AgentTask, FunctionAgent, MemoryStore, Rollout, SessionManager, open_chat_tokenizer, serve
+from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.training import (
     LossKind,
     LossSettings,
@@ -22,7 +23,6 @@ from harness.training import (
     WholeSampleEncoder,
     plan_packs,
 )
-from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.training.learner.packed_forward import packed_logprobs
 from harness.types import Json
 from tests.learner.tiny_models import tiny_model

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.training import Segment
 from harness.errors import LearnerError
+from harness.training import Segment
 from harness.training.learner.losses import LOSSES
 from harness.training.learner.packed_forward import packed_logprobs
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings

@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 
-from harness.training import Pack, Segment
 from harness.errors import LearnerError
+from harness.training import Pack, Segment
 from harness.training.learner.losses import TokenLosses, TrainedTokens, cross_entropy
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner

@@ -1,17 +1,20 @@
 """The multi-turn agent session harness: agents as processes in, token-exact training samples out.
 
-The names in `__all__` are the whole public interface: import them from here. The modules below may move. A name is
-loaded on first use, so `import harness` takes milliseconds and imports neither torch nor an HTTP stack.
+The names in `__all__`, and those of `harness.training`, are the whole public interface. The modules below may move.
+Names load on first use, so `import harness` takes milliseconds and imports neither torch nor an HTTP stack.
 """
 
+import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from harness._front_door import lazy_loader
 from harness._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from harness import errors as errors
+    from harness import training as training
     from harness.adapters.ray.node import NodeSetup as NodeSetup
     from harness.adapters.ray.rollouts import NodeRollout as NodeRollout
     from harness.adapters.ray.rollouts import RayRollouts as RayRollouts
@@ -49,27 +52,10 @@ if TYPE_CHECKING:
     from harness.rollouts.manager import SessionManager as SessionManager
     from harness.samples.codec import read_samples as read_samples
     from harness.samples.codec import write_samples as write_samples
-    from harness.samples.credit import return_to_go_advantages as return_to_go_advantages
-    from harness.samples.credit import rollout_advantages as rollout_advantages
-    from harness.samples.credit import turn_advantages as turn_advantages
     from harness.samples.delivery import Selection as Selection
-    from harness.samples.delivery import deliver as deliver
-    from harness.samples.encoders import EncodedSample as EncodedSample
-    from harness.samples.encoders import SegmentEncoder as SegmentEncoder
-    from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
-    from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
-    from harness.samples.pack_stream import PackStream as PackStream
-    from harness.samples.packing import plan_packs as plan_packs
-    from harness.samples.packs import Pack as Pack
     from harness.samples.rollout import Outcome as Outcome
     from harness.samples.rollout import OutcomeKind as OutcomeKind
     from harness.samples.rollout import Rollout as Rollout
-    from harness.samples.segments import LostTokens as LostTokens
-    from harness.samples.segments import Segment as Segment
-    from harness.samples.segments import TooLong as TooLong
-    from harness.samples.segments import fit_segment as fit_segment
-    from harness.samples.turn_rewards import RolloutReward as RolloutReward
-    from harness.samples.turn_rewards import reward_turns as reward_turns
     from harness.server.serving import RunningServer as RunningServer
     from harness.server.serving import serve as serve
     from harness.server.settings import ServerSettings as ServerSettings
@@ -79,39 +65,6 @@ if TYPE_CHECKING:
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer as ChatTemplateTokenizer
-    from harness.training.collector.collector import Collector as Collector
-    from harness.training.collector.fates import OnFailure as OnFailure
-    from harness.training.collector.groups import drop_zero_variance as drop_zero_variance
-    from harness.training.collector.groups import standardize as standardize
-    from harness.training.collector.groups import take_rewards as take_rewards
-    from harness.training.collector.pipeline import StepPipeline as StepPipeline
-    from harness.training.collector.record.step_record import StepRecord as StepRecord
-    from harness.training.collector.record.step_record import pack_again as pack_again
-    from harness.training.collector.record.step_table import StepTable as StepTable
-    from harness.training.collector.record.step_tables import read_step as read_step
-    from harness.training.collector.rollout_index import GroupIndex as GroupIndex
-    from harness.training.collector.rollout_index import RolloutIndex as RolloutIndex
-    from harness.training.collector.rollout_index import ScoredRollout as ScoredRollout
-    from harness.training.collector.rollout_source import RolloutSource as RolloutSource
-    from harness.training.collector.sampling_scale import OffScale as OffScale
-    from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
-    from harness.training.collector.segment_maker import Stale as Stale
-    from harness.training.collector.session_source import SessionSource as SessionSource
-    from harness.training.collector.step_budget import StepBudget as StepBudget
-    from harness.training.collector.step_flow import Normalizer as Normalizer
-    from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
-    from harness.training.collector.step_plan import Order as Order
-    from harness.training.collector.step_result import TrainedStep as TrainedStep
-    from harness.training.collector.step_rules import Partial as Partial
-    from harness.training.collector.step_rules import StepRules as StepRules
-    from harness.training.learner.learner import Learner as Learner
-    from harness.training.learner.learner import LossSums as LossSums
-    from harness.training.learner.learner import StepReport as StepReport
-    from harness.training.learner.scripted import ScriptedLearner as ScriptedLearner
-    from harness.training.learner.settings import LossKind as LossKind
-    from harness.training.learner.settings import LossSettings as LossSettings
-    from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
-    from harness.training.learner.torch_learner import TorchLearner as TorchLearner
     from harness.turn_ends import TurnEnd as TurnEnd
     from harness.turn_ends import TurnStatus as TurnStatus
     from harness.types import GenerationRequest as GenerationRequest
@@ -180,57 +133,6 @@ _HOMES: Mapping[str, str] = {
     "SamplingParams": "harness.types",
     "GenerationRequest": "harness.types",
     "GenerationResult": "harness.types",
-    # Training
-    "Segment": "harness.samples.segments",
-    "TooLong": "harness.samples.segments",
-    "fit_segment": "harness.samples.segments",
-    "LostTokens": "harness.samples.segments",
-    "SegmentEncoder": "harness.samples.encoders",
-    "EncodedSample": "harness.samples.encoders",
-    "WholeSampleEncoder": "harness.samples.encoders",
-    "require_sampled_prefix": "harness.samples.encoders",
-    "plan_packs": "harness.samples.packing",
-    "PackStream": "harness.samples.pack_stream",
-    "Pack": "harness.samples.packs",
-    "StepPipeline": "harness.training.collector.pipeline",
-    "StepRules": "harness.training.collector.step_rules",
-    "StepBudget": "harness.training.collector.step_budget",
-    "SessionSource": "harness.training.collector.session_source",
-    "RolloutIndex": "harness.training.collector.rollout_index",
-    "SegmentMaker": "harness.training.collector.segment_maker",
-    "Stale": "harness.training.collector.segment_maker",
-    "TrainedStep": "harness.training.collector.step_result",
-    "Collector": "harness.training.collector.collector",
-    "RolloutSource": "harness.training.collector.rollout_source",
-    "GroupIndex": "harness.training.collector.rollout_index",
-    "ScoredRollout": "harness.training.collector.rollout_index",
-    "CollectedGroup": "harness.training.collector.step_outcome",
-    "Order": "harness.training.collector.step_plan",
-    "OnFailure": "harness.training.collector.fates",
-    "Partial": "harness.training.collector.step_rules",
-    "OffScale": "harness.training.collector.sampling_scale",
-    "Normalizer": "harness.training.collector.step_flow",
-    "drop_zero_variance": "harness.training.collector.groups",
-    "standardize": "harness.training.collector.groups",
-    "take_rewards": "harness.training.collector.groups",
-    "deliver": "harness.samples.delivery",
-    "rollout_advantages": "harness.samples.credit",
-    "turn_advantages": "harness.samples.credit",
-    "return_to_go_advantages": "harness.samples.credit",
-    "RolloutReward": "harness.samples.turn_rewards",
-    "reward_turns": "harness.samples.turn_rewards",
-    "StepTable": "harness.training.collector.record.step_table",
-    "StepRecord": "harness.training.collector.record.step_record",
-    "read_step": "harness.training.collector.record.step_tables",
-    "pack_again": "harness.training.collector.record.step_record",
-    "Learner": "harness.training.learner.learner",
-    "LossSums": "harness.training.learner.learner",
-    "StepReport": "harness.training.learner.learner",
-    "ScriptedLearner": "harness.training.learner.scripted",
-    "TorchLearner": "harness.training.learner.torch_learner",
-    "LossKind": "harness.training.learner.settings",
-    "LossSettings": "harness.training.learner.settings",
-    "OptimizerSettings": "harness.training.learner.settings",
     # Models and files
     "open_chat_tokenizer": "harness.tokens.model_family",
     "resolve_model": "harness.lab.models.resolve",
@@ -242,27 +144,27 @@ _HOMES: Mapping[str, str] = {
 }
 """Public names, and the modules that define them."""
 
-__all__ = ["errors"]
+__all__ = ["errors", "training"]
 __all__ += list(_HOMES)
 
+_load = lazy_loader(globals(), _HOMES)
 
-def _load(name: str) -> object:
+
+def _find(name: str) -> object:
     """Load a public name. Raises `AttributeError`, suggesting similar names."""
-    if name == "errors":
-        return import_module("harness.errors")
-    if name not in _HOMES:
-        from difflib import get_close_matches  # only a mistake pays for it
-
-        near = [] if name.startswith("__") else get_close_matches(name, __all__, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise AttributeError(f"module 'harness' has no attribute {name!r}{hint}", name=name)
-    found: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found  # the next use finds it without asking here
-    return found
+    if name in ("errors", "training"):
+        return import_module(f"harness.{name}")
+    if name in _HOMES or name.startswith("__"):
+        return _load(name)
+    training = import_module("harness.training")
+    if name not in training.__all__:
+        return _load(name)
+    warnings.warn(f"harness.{name} has moved to harness.training.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(training, name)
 
 
 if not TYPE_CHECKING:  # else a type checker would take every name for one that may exist
-    __getattr__ = _load
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

@@ -24,12 +24,11 @@ from unittest.mock import patch
 import httpx
 import psutil
 
+from harness.collector.groups import RolloutIndex
 from harness.collector.pipeline import StepPipeline
-from harness.collector.rollout_index import RolloutIndex
 from harness.collector.segment_maker import SegmentMaker
 from harness.collector.session_source import SessionSource
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_rules import StepRules
+from harness.collector.step_rules import StepBudget, StepRules
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.learner.learner import LossSums
 from harness.learner.scripted import ScriptedLearner

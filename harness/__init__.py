@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from harness.client.connections import SessionServerAddress as SessionServerAddress
     from harness.client.session_server import Deadlines as Deadlines
     from harness.collector.collector import Collector as Collector
-    from harness.collector.fates import OnFailure as OnFailure
+    from harness.collector.groups import GroupIndex as GroupIndex
+    from harness.collector.groups import RolloutIndex as RolloutIndex
+    from harness.collector.groups import ScoredRollout as ScoredRollout
     from harness.collector.groups import drop_zero_variance as drop_zero_variance
     from harness.collector.groups import standardize as standardize
     from harness.collector.groups import take_rewards as take_rewards
+    from harness.collector.pipeline import Normalizer as Normalizer
     from harness.collector.pipeline import StepPipeline as StepPipeline
     from harness.collector.record.step_record import StepRecord as StepRecord
     from harness.collector.record.step_record import pack_again as pack_again
     from harness.collector.record.step_table import StepTable as StepTable
-    from harness.collector.record.step_tables import read_step as read_step
-    from harness.collector.rollout_index import GroupIndex as GroupIndex
-    from harness.collector.rollout_index import RolloutIndex as RolloutIndex
-    from harness.collector.rollout_index import ScoredRollout as ScoredRollout
+    from harness.collector.record.step_table import read_step as read_step
     from harness.collector.rollout_source import RolloutSource as RolloutSource
     from harness.collector.sampling_scale import OffScale as OffScale
     from harness.collector.segment_maker import SegmentMaker as SegmentMaker
     from harness.collector.segment_maker import Stale as Stale
     from harness.collector.session_source import SessionSource as SessionSource
-    from harness.collector.step_budget import StepBudget as StepBudget
-    from harness.collector.step_flow import Normalizer as Normalizer
     from harness.collector.step_outcome import CollectedGroup as CollectedGroup
-    from harness.collector.step_plan import Order as Order
-    from harness.collector.step_result import TrainedStep as TrainedStep
+    from harness.collector.step_outcome import TrainedStep as TrainedStep
+    from harness.collector.step_rules import OnFailure as OnFailure
+    from harness.collector.step_rules import Order as Order
     from harness.collector.step_rules import Partial as Partial
+    from harness.collector.step_rules import StepBudget as StepBudget
     from harness.collector.step_rules import StepRules as StepRules
     from harness.control.abort import abort_rollout as abort_rollout
     from harness.control.abort_report import AbortBudget as AbortBudget
@@ -194,22 +194,22 @@ _HOMES: Mapping[str, str] = {
     "Pack": "harness.samples.packs",
     "StepPipeline": "harness.collector.pipeline",
     "StepRules": "harness.collector.step_rules",
-    "StepBudget": "harness.collector.step_budget",
+    "StepBudget": "harness.collector.step_rules",
     "SessionSource": "harness.collector.session_source",
-    "RolloutIndex": "harness.collector.rollout_index",
+    "RolloutIndex": "harness.collector.groups",
     "SegmentMaker": "harness.collector.segment_maker",
     "Stale": "harness.collector.segment_maker",
-    "TrainedStep": "harness.collector.step_result",
+    "TrainedStep": "harness.collector.step_outcome",
     "Collector": "harness.collector.collector",
     "RolloutSource": "harness.collector.rollout_source",
-    "GroupIndex": "harness.collector.rollout_index",
-    "ScoredRollout": "harness.collector.rollout_index",
+    "GroupIndex": "harness.collector.groups",
+    "ScoredRollout": "harness.collector.groups",
     "CollectedGroup": "harness.collector.step_outcome",
-    "Order": "harness.collector.step_plan",
-    "OnFailure": "harness.collector.fates",
+    "Order": "harness.collector.step_rules",
+    "OnFailure": "harness.collector.step_rules",
     "Partial": "harness.collector.step_rules",
     "OffScale": "harness.collector.sampling_scale",
-    "Normalizer": "harness.collector.step_flow",
+    "Normalizer": "harness.collector.pipeline",
     "drop_zero_variance": "harness.collector.groups",
     "standardize": "harness.collector.groups",
     "take_rewards": "harness.collector.groups",
@@ -221,7 +221,7 @@ _HOMES: Mapping[str, str] = {
     "reward_turns": "harness.samples.turn_rewards",
     "StepTable": "harness.collector.record.step_table",
     "StepRecord": "harness.collector.record.step_record",
-    "read_step": "harness.collector.record.step_tables",
+    "read_step": "harness.collector.record.step_table",
     "pack_again": "harness.collector.record.step_record",
     "Learner": "harness.learner.learner",
     "LossSums": "harness.learner.learner",

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from harness.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.collector.groups import RolloutIndex, ScoredRollout
 from harness.control.abort_report import AbortBudget, Keep, was_cut_short
 from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from harness.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.collector.groups import RolloutIndex, ScoredRollout
 from harness.control.abort_report import Keep
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger

@@ -11,8 +11,7 @@ from harness.client.session_server import SessionHandle, SessionServerClient
 from harness.collector.pipeline import StepPipeline
 from harness.collector.record.step_table import StepTable
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_rules import Partial, StepRules
+from harness.collector.step_rules import Partial, StepBudget, StepRules
 from harness.engines.scripted import ScriptStep
 from harness.errors import SessionServerError
 from harness.learner.scripted import ScriptedLearner

@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.collector.pipeline import StepPipeline
+from harness.collector.groups import RolloutIndex
+from harness.collector.pipeline import Normalizer, StepPipeline
 from harness.collector.record.step_ledger import book_step
-from harness.collector.rollout_index import RolloutIndex
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_flow import Normalizer
-from harness.collector.step_outcome import RolloutUse
-from harness.collector.step_result import PackedStep
-from harness.collector.step_rules import Partial, StepRules
+from harness.collector.step_outcome import Disposition, PackedStep
+from harness.collector.step_rules import Partial, StepBudget, StepRules
 from harness.errors import LearnerError, StepError
 from harness.learner.learner import LossSums, StepReport
 from harness.learner.scripted import ScriptedLearner
@@ -237,7 +234,7 @@ async def test_what_is_too_old_at_its_hand_over_is_dropped():
         step = await pipeline.run(0, version=2)
     assert [dict(each.dropped) for each in step.packed.samples] == [{"stale": 4}] * 12
     assert (step.packed.packs, step.packed.normalizer) == ((), 0)
-    assert Counter(each.use for each in step.packed.collected.rollouts) == {RolloutUse.DELIVERED: 12}
+    assert Counter(each.use for each in step.packed.collected.rollouts) == {Disposition.DELIVERED: 12}
 
 
 async def test_a_segment_that_is_too_long_ends_the_step_before_anything_is_trained():

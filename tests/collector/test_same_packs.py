@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.collector.groups import drop_zero_variance
+from harness.collector.groups import RolloutIndex, drop_zero_variance
 from harness.collector.pipeline import StepPipeline
 from harness.collector.record.step_ledger import book_step
-from harness.collector.rollout_index import RolloutIndex
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_rules import StepRules
+from harness.collector.step_rules import StepBudget, StepRules
 from harness.engines.base import TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.learner.scripted import ScriptedLearner

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import standardize, take_rewards
-from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, standardize, take_rewards
 from harness.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
 from harness.collector.segment_maker import SegmentMaker
 from harness.errors import StepError

@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import credit_turns
+from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, credit_turns
 from harness.collector.pipeline import StepPipeline
-from harness.collector.record.kept_rollout import from_bytes, to_bytes
 from harness.collector.record.step_ledger import book_rollout
-from harness.collector.record.step_record import StepRecord, pack_again
-from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
 from harness.collector.segment_maker import SegmentMaker, Stale
 from harness.collector.session_source import SessionSource
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_rules import StepRules
+from harness.collector.step_rules import StepBudget, StepRules
 from harness.learner.scripted import ScriptedLearner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.samples.credit import turn_advantages

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from harness.client.session_server import Deadlines
-from harness.collector.rollout_index import RolloutIndex
+from harness.collector.groups import RolloutIndex
 from harness.collector.session_source import SessionSource
 from harness.control.abort_report import AbortBudget
 from harness.engines.base import TokenProvider

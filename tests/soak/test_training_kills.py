@@ -25,8 +25,7 @@ from typing import Any
 import pytest
 
 from harness.collector.record.step_record import StepRecord, pack_again
-from harness.collector.record.step_table import StepTable
-from harness.collector.record.step_tables import read_step
+from harness.collector.record.step_table import StepTable, read_step
 from harness.collector.segment_maker import SegmentMaker
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode

@@ -1,23 +1,24 @@
 """Step record: a line of `steps.jsonl` per committed step and rank, with every decision that depended on time.
 
-With the record and its rollouts, which hold the tokens, `pack_again` reproduces a step digest for digest.
+With the record and its rollouts, which hold the tokens and are kept as bytes, `pack_again` reproduces a step digest for
+digest.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from harness.collector.groups import Advantage
-from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.groups import Advantage, GroupIndex, RolloutIndex, ScoredRollout
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import RolloutUse, SettledRollout
-from harness.collector.step_result import PackedStep
-from harness.errors import StepError
+from harness.collector.step_outcome import Disposition, PackedStep, SettledRollout
+from harness.errors import Cause, RunError, StepError
+from harness.samples.codec import sample_from_binary, sample_to_binary
 from harness.samples.packs import Pack
-from harness.samples.rollout import OutcomeKind
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment
 from harness.sessions.ledger import Ledger
+from harness.types import Json
 
 
 class RecordedGroup(NamedTuple):
@@ -33,7 +34,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     group: RecordedGroup
     member: int
     attempt: int = 0
-    use: RolloutUse
+    use: Disposition
     kind: OutcomeKind | None = None
     session_id: str | None = None
     reward: float | None = None
@@ -179,6 +180,56 @@ def pack_again(record: StepRecord, rollouts: Iterable[ScoredRollout], maker: Seg
             )
         packs.append(pack)
     return packs
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    index: tuple[int, int, int, int]
+    session_id: str | None
+    kind: OutcomeKind
+    cause: Cause | None
+    detail: str
+    samples: list[dict[str, Any]]
+    session: Json
+    agent_result: Json | None
+    seconds: float
+    reward: float | None
+    error: str
+
+
+def to_bytes(scored: ScoredRollout) -> bytes:
+    """Encode `scored` with its samples and session record."""
+    group, rollout = scored.index.group, scored.rollout
+    kept = _Kept(
+        index=(group.step, group.number, scored.index.member, scored.index.attempt),
+        session_id=rollout.session_id,
+        kind=rollout.outcome.kind,
+        cause=rollout.outcome.cause,
+        detail=rollout.outcome.detail,
+        samples=[sample_to_binary(sample) for sample in rollout.samples],
+        session=rollout.session,
+        agent_result=rollout.agent_result,
+        seconds=rollout.seconds,
+        reward=scored.reward,
+        error=scored.error,
+    )
+    return msgspec.msgpack.encode(kept)
+
+
+def from_bytes(blob: bytes) -> ScoredRollout:
+    """Decode `to_bytes`. Raises `StepError` if damaged."""
+    try:
+        kept = msgspec.msgpack.decode(blob, type=_Kept)
+        samples = tuple(sample_from_binary(sample) for sample in kept.samples)
+    except (msgspec.MsgspecError, RunError) as error:
+        raise StepError(f"a rollout that was kept is damaged: {error}") from error
+    step, number, member, attempt = kept.index
+    outcome = Outcome(kept.kind, kept.cause, kept.detail)
+    return ScoredRollout(
+        RolloutIndex(GroupIndex(step, number), member, attempt),
+        Rollout(kept.session_id, outcome, samples, kept.session, kept.agent_result, kept.seconds),
+        kept.reward,
+        kept.error,
+    )
 
 
 def _record_groups(groups: Iterable[GroupIndex]) -> tuple[RecordedGroup, ...]:

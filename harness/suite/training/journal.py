@@ -15,11 +15,10 @@ import asyncio
 
 import msgspec
 
-from harness.collector.record.step_ledger import book_step
+from harness.collector.record.step_ledger import book_step, step_telemetry
 from harness.collector.record.step_record import StepRecord
 from harness.collector.record.step_table import StepTable
-from harness.collector.record.step_telemetry import step_telemetry
-from harness.collector.step_result import PackedStep, TrainedStep
+from harness.collector.step_outcome import PackedStep, TrainedStep
 from harness.learner.learner import Learner
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.seeds import derive_seed

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.collector.groups import RolloutIndex, ScoredRollout
 from harness.collector.record.step_table import StepTable
-from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.collector.rollout_source import RolloutSource
 from harness.control.abort_report import Keep
 from harness.errors import StoreFull

@@ -5,7 +5,7 @@ Groups take the prompts in turn. The metadata `group_seed`, equal within a group
 
 from dataclasses import dataclass
 
-from harness.collector.rollout_index import GroupIndex, RolloutIndex
+from harness.collector.groups import GroupIndex, RolloutIndex
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.seeds import derive_seed

@@ -4,17 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from harness.collector.fates import OnFailure
 from harness.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
-from harness.collector.pipeline import StepPipeline
+from harness.collector.pipeline import Normalizer, StepPipeline
 from harness.collector.record.step_table import StepTable
 from harness.collector.sampling_scale import OffScale
 from harness.collector.segment_maker import SegmentMaker, Stale
 from harness.collector.session_source import SessionSource
-from harness.collector.step_budget import StepBudget
-from harness.collector.step_flow import Normalizer
-from harness.collector.step_plan import Order
-from harness.collector.step_rules import Partial, StepRules
+from harness.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.errors import ScenarioError
 from harness.learner.learner import Learner
 from harness.rollouts.agents.function_file import load_named

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.collector.record.step_record import pack_again
-from harness.collector.record.step_tables import read_step
+from harness.collector.record.step_table import read_step
 from harness.collector.segment_maker import SegmentMaker
 from harness.samples.codec import read_samples
 from harness.suite.exits import ExitCode

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.collector.groups import RolloutIndex
 from harness.collector.record.step_ledger import StepDropReason, account_step, book_dropped, book_rollout, book_step
-from harness.collector.rollout_index import RolloutIndex
-from harness.collector.sample_account import SegmentedSample
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import RolloutUse
+from harness.collector.segment_maker import SegmentedSample, SegmentMaker
+from harness.collector.step_outcome import Disposition
 from harness.errors import LedgerImbalance
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger, Unknown
@@ -27,11 +26,11 @@ def part(trained: int, masked: int, **dropped: int) -> SegmentedSample:
 
 
 @given(
-    st.lists(st.sampled_from(RolloutUse), max_size=12),
+    st.lists(st.sampled_from(Disposition), max_size=12),
     st.integers(3, 33),
     st.sampled_from([TooLong.CUT, TooLong.DROP]),
 )
-def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_length: int, too_long: TooLong):
+def test_every_token_of_a_step_is_in_one_column(uses: list[Disposition], packing_length: int, too_long: TooLong):
     """Whatever packs, filters and failures take away: the books balance, and say what the sessions said."""
     step = pack_step(
         3, SegmentMaker(packing_length, too_long=too_long), {index_of(3, at): use for at, use in enumerate(uses)}
@@ -39,14 +38,14 @@ def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_
 
     ledger = book_step(step.packed)
 
-    ended = [each for each in step.packed.collected.rollouts if each.use is not RolloutUse.CARRIED]
+    ended = [each for each in step.packed.collected.rollouts if each.use is not Disposition.CARRIED]
     assert ledger.generated == sum(each.ledger["generated"] for each in ended)
     assert ledger.trained == sum(int(pack.loss_mask.sum()) for pack in step.packs)
     assert ledger.difference == 0
     assert ledger.dropped.get("after_incomplete", 0) == 3 * len(ended)
     for use, reason in (
-        (RolloutUse.FILTERED, "filtered"),
-        (RolloutUse.OVER_SAMPLED, "over_sampled"),
+        (Disposition.FILTERED, "filtered"),
+        (Disposition.OVER_SAMPLED, "over_sampled"),
     ):
         delivered = [each.ledger["trained"] + each.ledger["masked"] for each in ended if each.use is use]
         assert ledger.dropped.get(reason, 0) == sum(delivered)
@@ -54,7 +53,7 @@ def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_
 
 def test_a_rollout_that_counts_and_one_that_was_replaced_have_failed():
     """Neither is trained, and the reason is the same."""
-    uses = {index_of(0, 0): RolloutUse.COUNTED, index_of(0, 1): RolloutUse.REPLACED}
+    uses = {index_of(0, 0): Disposition.COUNTED, index_of(0, 1): Disposition.REPLACED}
     step = pack_step(0, MAKER, uses)
     delivered = sum(each.ledger["trained"] + each.ledger["masked"] for each in step.packed.collected.rollouts)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.collector.step_result import StepTimes, TrainedStep
+from harness.collector.step_outcome import StepTimes, TrainedStep
 from harness.learner.learner import LossSums, StepReport
 from harness.learner.scripted import ScriptedLearner
 from harness.suite.record.rundir import RunDirectory

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.collector.groups import RolloutIndex, ScoredRollout
 from harness.collector.record.step_table import StepTable
-from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.control.abort_report import Keep
 from harness.errors import StoreFull
 from harness.sessions.session import Session

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from harness.collector.step_budget import StepBudget
+from harness.collector.step_rules import StepBudget
 from harness.errors import ScenarioError
 from harness.suite.scenarios.folder import load_scenario
 from harness.suite.scenarios.train_spec import TrainSpec

@@ -24,17 +24,12 @@ from harness.collector.step_rules import Partial, StepRules
 from harness.control.abort_report import Keep
 from harness.errors import StepError
 from harness.machine.deadlines import read_end, to_the_end
-from harness.samples.rollout import Rollout
-
-
-async def take_all(rollout: Rollout) -> None:
-    """Accept every rollout."""
 
 
 class Collector:
     """Async context manager for one step at a time. `check` runs for every rewarded rollout."""
 
-    def __init__(self, source: RolloutSource, rules: StepRules, check: RolloutCheck = take_all) -> None:
+    def __init__(self, source: RolloutSource, rules: StepRules, check: RolloutCheck | None = None) -> None:
         self._source = source
         self._rules = rules
         self._check = check
@@ -89,7 +84,7 @@ class StepCollection:
         step: int,
         source: RolloutSource,
         rules: StepRules,
-        check: RolloutCheck,
+        check: RolloutCheck | None,
         *,
         inherited: Sequence[CarriedGroup] = (),
         keeps: bool = False,

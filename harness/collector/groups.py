@@ -6,6 +6,7 @@ A rule filters a group, or computes its advantages.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 from harness.rollouts.seeds import derive_seed
 from harness.samples.credit import Advantages, Group
@@ -27,8 +28,7 @@ Advantage = float | tuple[float, ...]
 _LEAST_DEVIATION = 1e-4  # rewards that are nearly equal do not become large advantages
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GroupIndex:
+class GroupIndex(NamedTuple):
     """A prompt's position: the step that began it, and its number."""
 
     step: int

@@ -65,7 +65,9 @@ class RolloutSource(Protocol):
 class RunningRollouts:
     """Rollouts of `source`, checked once scored, ended after `deadline_s`."""
 
-    def __init__(self, source: RolloutSource, check: RolloutCheck, *, deadline_s: float, off_scale: OffScale) -> None:
+    def __init__(
+        self, source: RolloutSource, check: RolloutCheck | None, *, deadline_s: float, off_scale: OffScale
+    ) -> None:
         self._source = source
         self._check = check
         self._deadline_s = deadline_s
@@ -128,7 +130,8 @@ class RunningRollouts:
         if scored.reward is None or not abs(scored.reward) <= _LARGEST_REWARD:  # rejects NaN too
             return scored.error or f"its reward is {scored.reward}"
         try:
-            await self._check(scored.rollout)
+            if self._check is not None:
+                await self._check(scored.rollout)
         except SegmentError as error:
             return error.message
         return ""

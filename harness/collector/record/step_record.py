@@ -21,17 +21,10 @@ from harness.sessions.ledger import Ledger
 from harness.types import Json
 
 
-class RecordedGroup(NamedTuple):
-    """`GroupIndex`."""
-
-    step: int
-    number: int
-
-
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rollout that ended or is carried."""
 
-    group: RecordedGroup
+    group: GroupIndex
     member: int
     attempt: int = 0
     use: Disposition
@@ -45,11 +38,10 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @classmethod
     def of(cls, settled: SettledRollout) -> Self:
-        group, member, attempt = settled.index.group, settled.index.member, settled.index.attempt
         return cls(
-            group=RecordedGroup(group.step, group.number),
-            member=member,
-            attempt=attempt,
+            group=settled.index.group,
+            member=settled.index.member,
+            attempt=settled.index.attempt,
             use=settled.use,
             kind=settled.kind,
             session_id=settled.session_id,
@@ -61,7 +53,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     @property
     def index(self) -> RolloutIndex:
         """Position in training."""
-        return RolloutIndex(GroupIndex(*self.group), self.member, self.attempt)
+        return RolloutIndex(self.group, self.member, self.attempt)
 
 
 class RecordedSegment(NamedTuple):
@@ -88,14 +80,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     rollout_seed_base: int
     version: int
     """Live policy version at the hand-over."""
-    groups: tuple[RecordedGroup, ...]
+    groups: tuple[GroupIndex, ...]
     """In hand-over order."""
     rollouts: tuple[RecordedRollout, ...]
     dropped_groups: Mapping[str, int]
     """Filtered groups by reason."""
-    ended_groups: tuple[RecordedGroup, ...]
+    ended_groups: tuple[GroupIndex, ...]
     """Over-sampled groups."""
-    carried_groups: tuple[RecordedGroup, ...]
+    carried_groups: tuple[GroupIndex, ...]
     """Over-sampled groups that the next step continues."""
     packs: tuple[RecordedPack, ...]
     """In order."""
@@ -124,11 +116,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             step=collected.step,
             rollout_seed_base=rollout_seed_base,
             version=packed.version,
-            groups=_record_groups(collected.groups),
+            groups=collected.groups,
             rollouts=tuple(RecordedRollout.of(each) for each in collected.rollouts),
             dropped_groups=dict(collected.dropped),
-            ended_groups=_record_groups(collected.ended_groups),
-            carried_groups=_record_groups(each.index for each in collected.carried),
+            ended_groups=collected.ended_groups,
+            carried_groups=tuple(each.index for each in collected.carried),
             packs=tuple(packs),
             encoder_counts=dict(packed.encoder_counts),
             normalizer=packed.normalizer,
@@ -198,9 +190,9 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_bytes(scored: ScoredRollout) -> bytes:
     """Encode `scored` with its samples and session record."""
-    group, rollout = scored.index.group, scored.rollout
+    index, rollout = scored.index, scored.rollout
     kept = _Kept(
-        index=(group.step, group.number, scored.index.member, scored.index.attempt),
+        index=(*index.group, index.member, index.attempt),
         session_id=rollout.session_id,
         kind=rollout.outcome.kind,
         cause=rollout.outcome.cause,
@@ -230,7 +222,3 @@ def from_bytes(blob: bytes) -> ScoredRollout:
         kept.reward,
         kept.error,
     )
-
-
-def _record_groups(groups: Iterable[GroupIndex]) -> tuple[RecordedGroup, ...]:
-    return tuple(RecordedGroup(group.step, group.number) for group in groups)

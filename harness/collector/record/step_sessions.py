@@ -86,7 +86,7 @@ def has_steps(connection: sqlite3.Connection) -> bool:
 
 def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
     """Return the columns of `index`."""
-    return index.group.step, index.group.number, index.member, index.attempt
+    return (*index.group, index.member, index.attempt)
 
 
 def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:

@@ -26,8 +26,8 @@ import httpx
 import psutil
 import uvloop
 
-from harness.control.abort import abort_rollout
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.manager import SessionManager
 from harness.types import Sample
 
@@ -49,8 +49,8 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
     from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
-    from harness.store.connect import open_store
-    from harness.telemetry.logging import configure_logging
+    from harness.server.store.connect import open_store
+    from harness.server.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging("error")

@@ -24,7 +24,7 @@ import psutil
 import uvloop
 
 from bench.collecting import copy_session, write_one_session
-from harness.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import SessionServerClient
 
 THIS = Path(__file__).resolve()
 

@@ -24,14 +24,7 @@ from unittest.mock import patch
 import httpx
 import psutil
 
-from harness.collector.groups import RolloutIndex
-from harness.collector.pipeline import StepPipeline
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.session_source import SessionSource
-from harness.collector.step_rules import StepBudget, StepRules
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.learner.learner import LossSums
-from harness.learner.scripted import ScriptedLearner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.pack_stream import PackStream
@@ -39,9 +32,16 @@ from harness.samples.packs import Pack
 from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
-from harness.telemetry.logging import configure_logging
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.logging import configure_logging
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.session_source import SessionSource
+from harness.training.collector.step_rules import StepBudget, StepRules
+from harness.training.learner.learner import LossSums
+from harness.training.learner.scripted import ScriptedLearner
 from tests.toy_model import write_toy_model
 
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -194,7 +194,10 @@ async def main(rollouts: int, concurrency: int, steps: int) -> bool:
     configure_logging("error")
     print("ratio  packs  generate     learn      step     bound   overlap   waits  packs   live  bound", end="")
     print(f"   ({rollouts} rollouts, {concurrency} at once; seconds, segments)")
-    with tempfile.TemporaryDirectory() as directory, patch("harness.collector.pipeline.PackStream", WatchedStream):
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        patch("harness.training.collector.pipeline.PackStream", WatchedStream),
+    ):
         async with _opened(Path(directory)) as bench:
             packing_length = PER_PACK * await measure_length(bench)
             is_quick = [await time_ratio(bench, packing_length, each, rollouts, concurrency) for each in RATIOS]

@@ -142,8 +142,8 @@ async def run_server(tokenizer: Path, context: int) -> None:
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
     from harness.server.serving import serve
     from harness.server.settings import ServerSettings
-    from harness.store.connect import open_store
-    from harness.telemetry.logging import configure_logging
+    from harness.server.store.connect import open_store
+    from harness.server.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()

@@ -30,8 +30,9 @@ from time import process_time
 import numpy as np
 import numpy.typing as npt
 
-from harness import PackStream, Segment, plan_packs, read_samples
+from harness import read_samples
 from harness.samples.packing import fewest_packs
+from harness.training import PackStream, Segment, plan_packs
 
 PACKING_LENGTH = 131_072
 LOOKAHEAD = 64

@@ -29,8 +29,8 @@ import aiohttp
 
 from bench.tool_loop.bars import Bar
 from bench.tool_loop.processes import compared_process
-from harness.lanes import Dtype, LaneEngine, LaneSpec, open_lane
-from harness.models import resolve_model
+from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, open_lane
+from harness.lab.models import resolve_model
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from server_patch.force_tokens.script import PARAMETER

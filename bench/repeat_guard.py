@@ -23,7 +23,7 @@ from time import perf_counter
 import torch
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.models import resolve_model
+from harness.lab.models import resolve_model
 from harness.types import GenerationDelta, GenerationRequest, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 from server_patch.repeat_terminate.batched import BatchedRepeatDetector

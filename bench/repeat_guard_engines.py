@@ -21,9 +21,9 @@ from uuid import uuid4
 from harness.engines.base import TokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
-from harness.lanes.overlay import write_overlay
-from harness.models import resolve_model
+from harness.lab.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
+from harness.lab.lanes.overlay import write_overlay
+from harness.lab.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig

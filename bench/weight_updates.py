@@ -20,17 +20,17 @@ from typing import Any
 
 import httpx
 
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.huggingface.scheduler import StepPiece
-from harness.models import resolve_model
-from harness.models.perturb import perturb_checkpoint
+from harness.lab.models import resolve_model
+from harness.lab.models.perturb import perturb_checkpoint
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
-from harness.telemetry.logging import configure_logging
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.logging import configure_logging
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 

@@ -34,22 +34,22 @@ from typing import Any
 import aiohttp
 import psutil
 
-from harness.client.session_server import Deadlines
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget, AbortReport
-from harness.control.engines import EngineInProcess, EngineWorker
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
-from harness.lanes.spec import Dtype
-from harness.models import resolve_model
+from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
+from harness.lab.lanes.spec import Dtype
+from harness.lab.models import resolve_model
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.session_server import Deadlines
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget, AbortReport
+from harness.rollouts.control.engines import EngineInProcess, EngineWorker
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 from soak.cycle_figures import Figures

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.engines.base import CountsTokens, EngineCount, TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.pool.pool import EnginePool
-from harness.lanes import LaneEngine, LaneSpec
-from harness.models import resolve_model
+from harness.lab.lanes import LaneEngine, LaneSpec
+from harness.lab.models import resolve_model
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.suite.faults.killable import KillableLane
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationDelta, GenerationRequest, GenerationResult, Json

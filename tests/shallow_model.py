@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.models import resolve_model
+from harness.lab.models import resolve_model
 
 NAME = "smollm2-135m-instruct"
 LAYERS = 8

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
-from harness.client.connections import SessionServerAddress
+from harness.rollouts.client.connections import SessionServerAddress
 from tests.processes.family import is_running
 from tests.toy_model import write_toy_model
 

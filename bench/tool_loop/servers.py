@@ -84,8 +84,8 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
     from harness.server.settings import ServerSettings
-    from harness.store.connect import open_store
-    from harness.telemetry.logging import configure_logging
+    from harness.server.store.connect import open_store
+    from harness.server.telemetry.logging import configure_logging
 
     sys.stderr = (options.directory / f"{options.role}.log").open("w")
     configure_logging()

@@ -74,11 +74,13 @@ def _bare_bars(code: re.Match[str]) -> str:
 def public_names(api: str) -> str:
     """The page with the docstrings of all names of docs/api.md, under its headings."""
     lines = ["# Public names", "", "Signatures and docstrings of what [Python](api.md) lists."]
+    door = "harness"
     for line in api.splitlines():
         if line.startswith("## "):
             lines += ["", line]
+            door = "harness.training" if line == "## Training" else "harness"
         elif name := re.match(r"\| `(\w+)` \|", line):
-            lines += ["", f"::: harness.{name[1]}"]
+            lines += ["", f"::: {door}.{name[1]}"]
     return "\n".join(lines) + "\n"
 
 

@@ -20,9 +20,10 @@ from typing import Protocol
 import numpy as np
 
 from examples.object_list.object_list import ListEnd, ObjectList, find_missing, is_box, is_polygon, read_object_list
-from harness import EncodedSample, Rollout, Sample, Segment
+from harness import Rollout, Sample
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED
+from harness.training import EncodedSample, Segment
 from harness.types import Json
 
 

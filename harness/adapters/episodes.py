@@ -12,9 +12,9 @@ from uuid import uuid4
 from harness.adapters.agents import find_function, find_script, is_script, program_metadata
 from harness.adapters.sampling import session_sampling
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, rollout_directory
-from harness.client.connections import SessionServerAddress
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.delivery import Selection
 from harness.samples.rollout import Rollout
 from harness.types import Json, Message

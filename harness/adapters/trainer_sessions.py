@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Generic, NamedTuple, TypeVar
 
 from harness._version import __version__
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import ProgramAgent
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
 
 ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable

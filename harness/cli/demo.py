@@ -40,7 +40,7 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     import uvloop
 
     from harness.errors import RunError
-    from harness.models.small_tokenizer import WORDS, write_small_tokenizer
+    from harness.lab.models.small_tokenizer import WORDS, write_small_tokenizer
     from harness.suite.scenarios.folder import find_scenarios
 
     store, tokenizer = out / "sessions.db", out / "tokenizer"
@@ -62,14 +62,14 @@ async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
     """Play every prompt of `folder` once, cut the last one short, and return the id of the session that resumes it."""
     import msgspec
 
-    from harness.control.abort_report import Keep
     from harness.engines.scripted import Script, ScriptedEngine
     from harness.rollouts.agents.task import AgentTask, FunctionAgent
+    from harness.rollouts.control.abort_report import Keep
     from harness.rollouts.manager import SessionManager
     from harness.server.http.access import new_admin_token
     from harness.server.serving import serve
     from harness.server.settings import ServerSettings
-    from harness.store.sqlite import SQLiteStore
+    from harness.server.store.sqlite import SQLiteStore
     from harness.tokens.model_family import open_chat_tokenizer
 
     chat_tokenizer = open_chat_tokenizer(tokenizer)

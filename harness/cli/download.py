@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from harness.models import FetchPhase, FetchProgress, resolve_model
+from harness.lab.models import FetchPhase, FetchProgress, resolve_model
 
 _WORDS = {
     FetchPhase.WAIT: "waiting for another process that fetches",

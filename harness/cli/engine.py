@@ -8,7 +8,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.lanes import Lane
+    from harness.lab.lanes import Lane
 
 app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
 
@@ -52,7 +52,7 @@ def up(
     import asyncio
 
     from harness.cli.download import fetch
-    from harness.lanes import Dtype, LaneEngine, LaneSpec, start_lane
+    from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 
     if engine not in list(LaneEngine):
         raise typer.BadParameter(f"no engine {engine!r}; expected one of {', '.join(LaneEngine)}")
@@ -85,8 +85,8 @@ def down(
 
     Examples: `harness engine down sglang-8200`, `harness engine down vllm`, `harness engine down --all`
     """
-    from harness.lanes import down as end_lane
-    from harness.lanes import find_lanes
+    from harness.lab.lanes import down as end_lane
+    from harness.lab.lanes import find_lanes
 
     chosen = _choose(find_lanes(), target, every=every)
     ended = [lane.name for lane in chosen if end_lane(lane)]
@@ -99,7 +99,7 @@ def down(
 @app.command("list")
 def list_lanes(as_json: options.Json = False) -> None:
     """List the running servers."""
-    from harness.lanes import find_lanes
+    from harness.lab.lanes import find_lanes
 
     lanes = find_lanes()
     if as_json:
@@ -131,7 +131,7 @@ def doctor(
     import uvloop
 
     from harness.engines.examine.doctor import diagnose
-    from harness.models import resolve_model
+    from harness.lab.models import resolve_model
     from harness.suite.exits import ExitCode
     from harness.tokens.tokenizer import Tokenizer
 

@@ -64,7 +64,7 @@ def _takes_log_options(command: Callable[..., Any], usual: Level) -> Callable[..
 
     @functools.wraps(command)
     def run_command(*, verbose: int, quiet: bool, log_level: Level | None, **options: Any) -> Any:
-        from harness.telemetry.logging import configure_logging
+        from harness.server.telemetry.logging import configure_logging
 
         configure_logging(choose_level(usual, verbose=verbose, quiet=quiet, log_level=log_level))
         return command(**options)

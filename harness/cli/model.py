@@ -21,7 +21,7 @@ def get(
 ) -> None:
     """Fetch a model into the cache, unless it is there, and print its folder."""
     from harness.cli.download import open_download_progress
-    from harness.models import get_model
+    from harness.lab.models import get_model
 
     with open_download_progress(name) as progress:
         folder = get_model(name, progress=progress)

@@ -58,7 +58,7 @@ Template = Annotated[
 
 def find_tokenizer(named: str | Path) -> Path:
     """Resolve `--tokenizer`: a folder, or a model of the catalogue. Raises `ModelError`."""
-    from harness.models.catalogue import CATALOGUE
+    from harness.lab.models.catalogue import CATALOGUE
 
     if str(named) in CATALOGUE:
         from harness.cli.download import fetch
@@ -273,7 +273,7 @@ Otlp = Annotated[
 
 def require_collector(otlp: str | None) -> str | None:
     """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
-    from harness.telemetry.tracing.collector import read_headers, traces_url
+    from harness.server.telemetry.tracing.collector import read_headers, traces_url
 
     if otlp:
         traces_url(otlp)
@@ -372,7 +372,7 @@ class ServerOptions:
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
         from harness.errors import ScenarioError
-        from harness.models.chat_templates import find_template
+        from harness.lab.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 
         folder = self.tokenizer or model_dir

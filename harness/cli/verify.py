@@ -42,7 +42,7 @@ def tokens(
 
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
-    from harness.models.chat_templates import find_template
+    from harness.lab.models.chat_templates import find_template
     from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer
@@ -85,7 +85,7 @@ def engine(
 
     from harness.engines.connect import open_engine
     from harness.engines.examine.comparison import compare_engines
-    from harness.models import resolve_model
+    from harness.lab.models import resolve_model
     from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
 

@@ -25,7 +25,7 @@ SELF_TEST_S = 60.0
 """Seconds for all requests that test a server."""
 
 TEMPERATURE = 2.0
-"""Hot, because tokens of a certain model barely move: at 0.7, those of a small one differed by 0.05, an accepted value."""
+"""Hot, because tokens of a certain model barely move: at 0.7, values on the wrong scale differed by 0.05 only."""
 _TOKENS = 16
 SCALE_UNKNOWN = "logprob_scale_unknown"
 

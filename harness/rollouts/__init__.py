@@ -1,4 +1,5 @@
-"""Rollouts: agents run against session servers. Trainers import this room.
+"""Rollouts: agents run against session servers, as trainers start, abort, pause and update them.
 
-Uses `harness.control` and `harness.client`. Start with `manager.py`.
+Rooms, lowest first: `client/` of a session server, `control/` of engines and servers, `agents/`. Start with
+`manager.py`.
 """

@@ -18,15 +18,6 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from harness.client.connections import SessionServerAddress
-from harness.client.ended_session import SessionRecord, read_record
-from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
-from harness.control.engines import EngineServer
-from harness.control.pause import PauseReport, paused_rollout
-from harness.control.weights import WeightUpdate, WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode, TokenProvider
 from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
@@ -34,11 +25,20 @@ from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.ended_session import SessionRecord, read_record
+from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
+from harness.rollouts.control.engines import EngineServer
+from harness.rollouts.control.pause import PauseReport, paused_rollout
+from harness.rollouts.control.weights import WeightUpdate, WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.server.telemetry.secrets import shorten_secrets
 from harness.sessions.lifecycle import Phase, RolloutEnd
 from harness.sessions.record import empty_record
-from harness.telemetry.secrets import shorten_secrets
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
 

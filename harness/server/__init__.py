@@ -1,4 +1,5 @@
 """The session server: agents' model calls, owners' sessions, and the gate.
 
-Uses `engines`, `store`, `telemetry` and the layers below. Start with `turns`, then `serving`.
+Uses `engines`, `sessions` and the layers below; `store/` keeps sessions, `telemetry/` reports on them. Start with
+`turns.py`, then `serving.py`.
 """

@@ -19,14 +19,14 @@ from harness.machine.deadlines import to_the_end, within
 from harness.machine.log import bound, get_logger
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.tracing.tracer import SessionTracer
+from harness.server.telemetry.turn_seconds import measure_turn
 from harness.sessions.continuation import Output
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.tracer import SessionTracer
-from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"

@@ -29,10 +29,10 @@ from harness.server.registry import SessionRegistry
 from harness.server.routes import GateCounts, ServerApi
 from harness.server.session_routes import OwnSessions
 from harness.server.sweep import Sweep, parse_sweep
+from harness.server.telemetry.metrics import CONTENT_TYPE
 from harness.server.turns import TurnService
 from harness.sessions.gate import Work
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
-from harness.telemetry.metrics import CONTENT_TYPE
 
 log = get_logger(__name__)
 

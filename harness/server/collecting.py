@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from harness.machine.log import get_logger
 from harness.samples.codec import sample_to_json, samples_to_tensors
+from harness.server.telemetry.secrets import shorten_secrets
 from harness.sessions.record import RecordIds, empty_facts, empty_record, session_facts, session_record
 from harness.sessions.session import Session
-from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json, Sample
 
 TRAILING_TURNS_DROPPED = "trailing_turns_dropped"

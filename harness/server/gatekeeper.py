@@ -17,11 +17,11 @@ from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
 from harness.server.http.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.types import Json
 
 HOLD_PLACED = "gate_hold_placed"

@@ -20,11 +20,11 @@ from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
 from harness.server.housekeeping import LastUses
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.secrets import shorten_secrets
 from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
 from harness.sessions.session import IsComparable, Session
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
 
 PAGE_OUT_FAILED = "page_out_failed"
 """Logged if a session cannot be compared with its rows and stays in memory."""

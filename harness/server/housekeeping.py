@@ -12,7 +12,7 @@ from itertools import islice
 from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
-from harness.store.base import SessionStore
+from harness.server.store.base import SessionStore
 
 CLOSED_SESSIONS_FORGOTTEN = "closed_sessions_forgotten"
 

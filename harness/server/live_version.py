@@ -22,8 +22,8 @@ from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
 from harness.samples.versions import LabelOrder, is_unsettled, is_version, known_version
 from harness.server.http.connection import ClientConnection
+from harness.server.store.base import SessionStore
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights
-from harness.store.base import SessionStore
 from harness.types import GenerationResult, PromptLogprobs, VersionSpan
 
 _Labeled = TypeVar("_Labeled", VersionSpan, PromptLogprobs)

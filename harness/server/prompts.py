@@ -22,11 +22,11 @@ from harness.dialects.noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import MalformedRequest, ServerBusy
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.retries import CallParts, digest_kind, earlier_digests, request_digest
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete
 from harness.sessions.tree import AttachPoint
-from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
 from harness.tokens.history import Prefix

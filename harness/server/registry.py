@@ -19,16 +19,16 @@ from harness.machine.log import get_logger
 from harness.server.admitted import AdmittedTurns
 from harness.server.held_sessions import HeldSessions
 from harness.server.http.connection import HAND_OVER_S
+from harness.server.store.base import DamagedSession, SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.lifecycle import CloseReason, RolloutEnd
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import IsComparable, Session
 from harness.sessions.session_config import SessionConfig
 from harness.sessions.shard_ids import ShardPlace
 from harness.sessions.takeover import successor_config, turns_to_take_over
-from harness.store.base import DamagedSession, SessionStore
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
-from harness.telemetry.tracing.tracer import SessionTracer
 
 API_KEY_PREFIX = "sk-harness-"
 """Prefix of every session API key."""

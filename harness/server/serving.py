@@ -24,12 +24,12 @@ from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions, page_out_idle_sessions
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.tracing.collector import SpanCollector, read_headers, traces_url
+from harness.server.telemetry.tracing.sender import SpanSender
+from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.server.turns import TurnService
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import SpanCollector, read_headers, traces_url
-from harness.telemetry.tracing.sender import SpanSender
-from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.background import running
 

@@ -8,9 +8,9 @@ from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.samples.delivery import load_selection
+from harness.server.telemetry.tracing.collector import traces_url
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.shard_ids import ShardPlace
-from harness.telemetry.tracing.collector import traces_url
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 

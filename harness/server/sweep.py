@@ -19,12 +19,12 @@ from harness.machine.log import get_logger
 from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.secrets import shorten_secrets
 from harness.sessions.paging import SessionStub, waiting_of
 from harness.sessions.session import Session
 from harness.sessions.weights.scoring import count_waiting, next_scoring
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
-from harness.store.base import SessionStore
-from harness.telemetry.secrets import shorten_secrets
 from harness.types import Turn
 
 log = get_logger(__name__)

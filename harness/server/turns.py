@@ -38,6 +38,11 @@ from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, HeavyWork, Prompts, ReadCall
 from harness.server.scripts import require_scripts
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
+from harness.server.store.rows import TokenizerName
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
@@ -46,11 +51,6 @@ from harness.sessions.retries import Treatment
 from harness.sessions.session import KnownAnswer, Session
 from harness.sessions.session_config import Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
-from harness.store.base import SessionStore
-from harness.store.rows import TokenizerName
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
-from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
 from harness.types import Json, TopLogprobs, Turn

@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
-from harness.telemetry.printable import printable
 from harness.viewer.diff import CONFIDENCE, RunDiff, SessionPair
 from harness.viewer.divergence import FirstDifference, Part
 from harness.viewer.run_view import SHORT_ID, SessionLine

@@ -15,9 +15,9 @@ from harness.errors import HarnessError, RunError
 from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.samples.rollout import ENDED_WELL
+from harness.server.store.rows import StoredLine, TokenizerName
+from harness.server.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.sessions.record import session_record
-from harness.store.rows import StoredLine, TokenizerName
-from harness.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.suite.faults.firing import FaultLog
 from harness.suite.judge.accounting import ledger_of
 from harness.suite.record.attached_sessions import read_attached_record

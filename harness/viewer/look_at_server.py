@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import ServerDescription, SessionServerClient
 from harness.errors import RunError, SessionServerError
-from harness.store.rows import TokenizerName
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import ServerDescription, SessionServerClient
+from harness.server.store.rows import TokenizerName
 from harness.viewer.damage import say_missing
 from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band

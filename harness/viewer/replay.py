@@ -16,7 +16,7 @@ from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.sqlite import SQLiteStore, read_session
+from harness.server.store.sqlite import SQLiteStore, read_session
 from harness.suite.record.config import RunConfig, ScenarioEntry
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory

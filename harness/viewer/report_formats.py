@@ -12,7 +12,7 @@ from html import escape
 from itertools import groupby
 from xml.etree import ElementTree as ET
 
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 from harness.viewer.report import Case, CaseResult, FigureTable, Report
 
 HTML_BEGINNING = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<title>harness report</title>'

@@ -7,9 +7,9 @@ from shlex import quote
 from typing import Self
 
 from harness.errors import RunError
+from harness.server.store.rows import StoredLine
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import CloseReason, Phase
-from harness.store.rows import StoredLine
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
 from harness.viewer.damage import require_finite

@@ -16,8 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
-from harness.telemetry.printable import printable
 from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message

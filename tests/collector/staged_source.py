@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from harness.collector.groups import RolloutIndex, ScoredRollout
-from harness.control.abort_report import Keep
+from harness.rollouts.control.abort_report import Keep
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.types import Sample
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.session_server import SessionHandle, SessionServerClient
-from harness.collector.pipeline import StepPipeline
-from harness.collector.record.step_table import StepTable
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_rules import Partial, StepBudget, StepRules
 from harness.engines.scripted import ScriptStep
 from harness.errors import SessionServerError
-from harness.learner.scripted import ScriptedLearner
+from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
 from harness.rollouts.manager import SessionManager
-from harness.store.sqlite import SQLiteStore
-from harness.store.stored_sessions import count_sessions
+from harness.server.store.sqlite import SQLiteStore
+from harness.server.store.stored_sessions import count_sessions
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.journal import TrainingJournal
+from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.record.step_table import StepTable
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_rules import Partial, StepBudget, StepRules
+from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Json
 from tests.collector.training import DEADLINES, playing
 

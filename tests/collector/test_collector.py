@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.collector import rollout_source
-from harness.collector.collector import Collector
-from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, drop_zero_variance
-from harness.collector.step_outcome import CollectedStep, Disposition
-from harness.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.errors import SegmentError, StepError
 from harness.samples.rollout import OutcomeKind, Rollout
+from harness.training.collector import rollout_source
+from harness.training.collector.collector import Collector
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, drop_zero_variance
+from harness.training.collector.step_outcome import CollectedStep, Disposition
+from harness.training.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from tests.collector.staged_source import Part, StagedSource
 from tests.thoroughness import examples
 

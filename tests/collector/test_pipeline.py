@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.collector.groups import RolloutIndex
-from harness.collector.pipeline import Normalizer, StepPipeline
-from harness.collector.record.step_ledger import book_step
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import Disposition, PackedStep
-from harness.collector.step_rules import Partial, StepBudget, StepRules
 from harness.errors import LearnerError, StepError
-from harness.learner.learner import LossSums, StepReport
-from harness.learner.scripted import ScriptedLearner
 from harness.samples.encoders import EncodedSample, WholeSampleEncoder
 from harness.samples.packs import Pack
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.samples.segments import TooLong
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.pipeline import Normalizer, StepPipeline
+from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_outcome import Disposition, PackedStep
+from harness.training.collector.step_rules import Partial, StepBudget, StepRules
+from harness.training.learner.learner import LossSums, StepReport
+from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Sample
 from tests.builders import sample
 from tests.collector.staged_source import Part, StagedSource

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.collector.groups import RolloutIndex, drop_zero_variance
-from harness.collector.pipeline import StepPipeline
-from harness.collector.record.step_ledger import book_step
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_rules import StepBudget, StepRules
 from harness.engines.base import TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.learner.scripted import ScriptedLearner
+from harness.training.collector.groups import RolloutIndex, drop_zero_variance
+from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_rules import StepBudget, StepRules
+from harness.training.learner.scripted import ScriptedLearner
 from tests.builders import toy_tokenizer
 from tests.collector.training import playing
 from tests.toy_model import write_toy_model

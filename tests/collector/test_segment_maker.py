@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, standardize, take_rewards
-from harness.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
-from harness.collector.segment_maker import SegmentMaker
 from harness.errors import StepError
 from harness.samples.delivery import plan_delivery
 from harness.samples.encoders import EncodedSample, require_sampled_prefix
@@ -18,6 +15,9 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment, TooLong
 from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, standardize, take_rewards
+from harness.training.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
+from harness.training.collector.segment_maker import SegmentMaker
 from harness.types import Json, Sample, SamplingWishes
 from tests.builders import admit, assistant, finish, new_session, take_turn, user
 

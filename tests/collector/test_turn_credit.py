@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, credit_turns
-from harness.collector.pipeline import StepPipeline
-from harness.collector.record.step_ledger import book_rollout
-from harness.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
-from harness.collector.segment_maker import SegmentMaker, Stale
-from harness.collector.session_source import SessionSource
-from harness.collector.step_rules import StepBudget, StepRules
-from harness.learner.scripted import ScriptedLearner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.samples.credit import turn_advantages
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import TooLong
 from harness.samples.turn_rewards import RolloutReward
 from harness.sessions.ledger import Ledger
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, credit_turns
+from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.record.step_ledger import book_rollout
+from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
+from harness.training.collector.segment_maker import SegmentMaker, Stale
+from harness.training.collector.session_source import SessionSource
+from harness.training.collector.step_rules import StepBudget, StepRules
+from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Json, Sample, as_ids, as_logprobs
 from tests.builders import sample
 from tests.collector.training import Field, playing

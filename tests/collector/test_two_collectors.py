@@ -4,13 +4,13 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from harness.collector.collector import Collector
-from harness.collector.groups import RolloutIndex
-from harness.collector.step_outcome import Disposition
-from harness.collector.step_rules import Partial, StepBudget, StepRules
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
+from harness.training.collector.collector import Collector
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.step_outcome import Disposition
+from harness.training.collector.step_rules import Partial, StepBudget, StepRules
 from harness.types import SampleStatus
 from tests.builders import toy_template
 from tests.collector.training import DEADLINES, Field, playing

@@ -8,20 +8,20 @@ from typing import Any
 
 import httpx
 
-from harness.client.session_server import Deadlines
-from harness.collector.groups import RolloutIndex
-from harness.collector.session_source import SessionSource
-from harness.control.abort_report import AbortBudget
 from harness.engines.base import TokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.client.session_server import Deadlines
+from harness.rollouts.control.abort_report import AbortBudget
 from harness.rollouts.manager import SessionManager
 from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.base import SessionStore
-from harness.store.memory import MemoryStore
+from harness.server.store.base import SessionStore
+from harness.server.store.memory import MemoryStore
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.session_source import SessionSource
 from harness.types import Json
 from tests.builders import toy_template
 

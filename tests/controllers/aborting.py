@@ -10,17 +10,17 @@ from typing import Any
 
 import httpx
 
-from harness.client.session_server import Deadlines
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget, AbortReport
-from harness.control.engines import EngineInProcess, EngineWorker
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.session_server import Deadlines
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget, AbortReport
+from harness.rollouts.control.engines import EngineInProcess, EngineWorker
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.types import Json
 from tests.builders import toy_template
 

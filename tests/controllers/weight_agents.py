@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateReport
 from harness.engines.base import PauseMode, TokenProvider
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateReport
 from harness.types import Json
 from tests.builders import user
 from tests.ground_truth import TruthReport, compare

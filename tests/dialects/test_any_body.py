@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.conversations import TOOLS
 from harness.types import Json, Message
 from tests.builders import toy_template

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import INSTALLED, LaneSpec
-from harness.lanes.environment import Requirements
+from harness.lab.lanes import INSTALLED, LaneSpec
+from harness.lab.lanes.environment import Requirements
 
 FAKE = Path(__file__).with_name("fake_python.py")
 

@@ -22,7 +22,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.engines.sglang_server import NativeServer, serve_in_process
-from harness.lanes import LaneEngine
+from harness.lab.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving

@@ -11,25 +11,19 @@ import httpx
 import numpy as np
 import torch
 
-from harness import (
-    AgentTask,
-    FunctionAgent,
+from harness import AgentTask, FunctionAgent, MemoryStore, Rollout, SessionManager, open_chat_tokenizer, serve
+from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.training import (
     LossKind,
     LossSettings,
-    MemoryStore,
     OptimizerSettings,
     Pack,
-    Rollout,
     Segment,
-    SessionManager,
     TorchLearner,
     WholeSampleEncoder,
-    open_chat_tokenizer,
     plan_packs,
-    serve,
 )
-from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.learner.packed_forward import packed_logprobs
+from harness.training.learner.packed_forward import packed_logprobs
 from harness.types import Json
 from tests.learner.tiny_models import tiny_model
 from tests.toy_model import SPECIALS, write_toy_model

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Segment
 from harness.errors import LearnerError
-from harness.learner.losses import LOSSES
-from harness.learner.packed_forward import packed_logprobs
-from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
-from harness.learner.torch_learner import TorchLearner
+from harness.training import Segment
+from harness.training.learner.losses import LOSSES
+from harness.training.learner.packed_forward import packed_logprobs
+from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import in_packs, plain_logprobs, some_segments, tiny_model, tiny_qwen3_vl
 
 LOW, HIGH, CAP = 0.15, 0.3, 1.4

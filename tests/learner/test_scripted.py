@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import Learner, Pack, ScriptedLearner, Segment, StepReport
 from harness.errors import LearnerError
+from harness.training import Learner, Pack, ScriptedLearner, Segment, StepReport
 
 
 def pack(*lengths: int) -> Pack:

@@ -13,11 +13,11 @@ import pytest
 import torch
 import transformers
 
-from harness import Pack, Segment
 from harness.errors import LearnerError
-from harness.learner.losses import TokenLosses, TrainedTokens, cross_entropy
-from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
-from harness.learner.torch_learner import TorchLearner
+from harness.training import Pack, Segment
+from harness.training.learner.losses import TokenLosses, TrainedTokens, cross_entropy
+from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import in_packs, some_segments, tiny_model, tiny_qwen3_vl
 
 LOSS = LossSettings(LossKind.DECOUPLED_PPO)

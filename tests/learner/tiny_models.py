@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import transformers
 
-from harness import Pack, Segment
+from harness.training import Pack, Segment
 
 VOCABULARY = 61
 

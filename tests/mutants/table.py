@@ -106,7 +106,7 @@ MUTANTS = (
         f"{SERVER}/test_outcomes.py::test_a_retry_that_takes_a_lost_turn_up_before_its_loser_is_told_has_it_to_itself",
     ),
     Mutant(
-        "harness/store/writer.py",
+        "harness/server/store/writer.py",
         "                error = self._commit(group)\n",
         "                self._answer(group, None)\n                error = self._commit(group)\n",
         "a write is called durable before it is committed",
@@ -129,21 +129,21 @@ MUTANTS = (
     ),
     # Abort and weights
     Mutant(
-        "harness/control/abort.py",
+        "harness/rollouts/control/abort.py",
         "                await abort.drain()\n                await abort.abort_engines()\n",
         "                await abort.abort_engines()\n                await abort.drain()\n",
         "an agent goes on from half an answer",
         f"{CONTROL}/test_abort.py::test_a_rollout_that_is_cut_short_leaves_partial_samples",
     ),
     Mutant(
-        "harness/control/abort.py",
+        "harness/rollouts/control/abort.py",
         "await to_the_end(abort.leave_open())",
         "await abort.leave_open()",
         "an abort that is cancelled twice leaves gates shut",
         f"{CONTROL}/test_abort.py::test_cancelling_again_and_again_opens_the_gate_all_the_same",
     ),
     Mutant(
-        "harness/control/weights.py",
+        "harness/rollouts/control/weights.py",
         "await to_the_end(update.reopen())",
         "await update.reopen()",
         "an update that is cancelled twice leaves engines paused",

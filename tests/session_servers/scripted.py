@@ -9,7 +9,7 @@ from typing import Any
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template
 
 

@@ -17,7 +17,7 @@ from harness.machine.clock import Clock
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer
 

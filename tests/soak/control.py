@@ -4,12 +4,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget, AgentHooks
-from harness.control.pause import paused_rollout
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget, AgentHooks
+from harness.rollouts.control.pause import paused_rollout
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 
 
 async def stay(server: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from tests.session_servers.served import serving
 
 SLOW = [ScriptStep(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]

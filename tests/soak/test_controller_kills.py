@@ -18,11 +18,11 @@ import httpx
 import pytest
 from aiohttp import web
 
-from harness.control.weights import WeightUpdater
 from harness.engines.scripted import ScriptStep
+from harness.rollouts.control.weights import WeightUpdater
 from harness.samples.versions import known_version
 from harness.server.serving import RunningServer, serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.checkout import ROOT
 from tests.controllers.mortals import Death, Life, Mortality

@@ -17,11 +17,11 @@ import httpx
 import pytest
 from aiohttp import web
 
-from harness.client.session_server import SessionServerClient
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.engines.scripted import ScriptStep
 from harness.errors import HarnessError, SessionServerError
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from tests.builders import body, user
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang

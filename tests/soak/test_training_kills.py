@@ -24,11 +24,11 @@ from typing import Any
 
 import pytest
 
-from harness.collector.record.step_record import StepRecord, pack_again
-from harness.collector.record.step_table import StepTable, read_step
-from harness.collector.segment_maker import SegmentMaker
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
+from harness.training.collector.record.step_record import StepRecord, pack_again
+from harness.training.collector.record.step_table import StepTable, read_step
+from harness.training.collector.segment_maker import SegmentMaker
 from tests.checkout import ROOT
 from tests.session_servers.served import eventually
 from tests.soak.train_scenario import TRAIN, write_train_scenario

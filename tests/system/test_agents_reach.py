@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.gateway.router.gateway_program import gateway_program
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
-from harness.router.gateway_program import gateway_program
 from harness.suite.record.rollout_table import read_rollouts
 from server_patch.router.verbs import VERBS
 from tests.fake_engines.workers import worker_processes

@@ -10,7 +10,7 @@ import pytest
 
 from harness.cli.look.replay import replay as replay_command
 from harness.errors import RunError
-from harness.store.sqlite import read_session
+from harness.server.store.sqlite import read_session
 from harness.suite.record.rollout_table import read_rollouts
 from harness.types import Turn
 from harness.viewer.replay import AGENT, STORE, Replay, replay

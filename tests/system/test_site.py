@@ -119,4 +119,4 @@ def test_every_link_of_llms_txt_is_in_the_site(site: Path) -> None:
 def test_the_public_names_have_their_docstrings(pages: dict[Path, Found]) -> None:
     """The page of Python has an anchor for each name of docs/api.md."""
     [public] = [found for page, found in pages.items() if page.name == "public-names.html"]
-    assert {"harness.SessionManager", "harness.abort_rollout", "harness.TorchLearner"} <= public.anchors
+    assert {"harness.SessionManager", "harness.abort_rollout", "harness.training.TorchLearner"} <= public.anchors

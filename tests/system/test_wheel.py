@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
 from tests.harness_command import announced, harness, start_harness, wait, write_scenario
@@ -36,7 +36,7 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
         "harness/py.typed",
         "server_patch/environments/smg.txt",
         "server_patch/router/leash.py",
-        "harness/models/chatml_hermes.jinja",
+        "harness/lab/models/chatml_hermes.jinja",
         "harness/viewer/page/page.css",
         "harness/viewer/page/page.html",
         *(

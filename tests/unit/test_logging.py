@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.machine.log import bound, get_logger
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from server_patch.router.passthrough import log as passthrough_log
 
 LOGGER = "harness.server.turns"
@@ -112,7 +112,7 @@ def test_lines_of_several_threads_are_whole(monkeypatch: pytest.MonkeyPatch, tmp
 EMBEDDED = """
 import asyncio, logging, sys
 from harness import MemoryStore, Script, ScriptedEngine, ServerSettings, serve
-from harness.models.small_tokenizer import write_small_tokenizer
+from harness.lab.models.small_tokenizer import write_small_tokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from pathlib import Path
 if sys.argv[2:]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -64,6 +65,16 @@ PUBLIC = [
     "SamplingParams",
     "GenerationRequest",
     "GenerationResult",
+    "open_chat_tokenizer",
+    "resolve_model",
+    "read_samples",
+    "write_samples",
+    "read_run",
+    "errors",
+    "training",
+    "HarnessError",
+]
+TRAINING = [
     "Segment",
     "TooLong",
     "fit_segment",
@@ -114,39 +125,43 @@ PUBLIC = [
     "LossKind",
     "LossSettings",
     "OptimizerSettings",
-    "open_chat_tokenizer",
-    "resolve_model",
-    "read_samples",
-    "write_samples",
-    "read_run",
-    "errors",
-    "HarnessError",
 ]
 
 
-def test_the_public_names_are_these() -> None:
-    """Nobody's import breaks, and nothing is promised, by accident: this list is changed by hand."""
-    assert sorted(harness.__all__) == sorted(PUBLIC)
-    assert set(PUBLIC) <= set(dir(harness))
+@pytest.mark.parametrize(("door", "names"), [(harness, PUBLIC), (harness.training, TRAINING)])
+def test_the_public_names_are_these(door: ModuleType, names: list[str]) -> None:
+    """No import breaks, and no name is promised, by accident: these lists change by hand."""
+    assert sorted(door.__all__) == sorted(names)
+    assert set(names) <= set(dir(door))
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_real_and_documented(name: str) -> None:
+@pytest.mark.parametrize(
+    ("door", "name"), [*((harness, name) for name in PUBLIC), *((harness.training, name) for name in TRAINING)]
+)
+def test_a_public_name_is_real_and_documented(door: ModuleType, name: str) -> None:
     """It resolves to the thing of that name in the module that the table says, and that thing has a docstring."""
-    found = getattr(harness, name)
+    found = getattr(door, name)
     assert inspect.getdoc(found)
-    if name == "errors":
-        assert found is import_module("harness.errors")
+    if name in ("errors", "training"):
+        assert found is import_module(f"harness.{name}")
     else:
-        assert (found.__module__, found.__name__) == (harness._HOMES[name], name)
+        assert (found.__module__, found.__name__) == (door._HOMES[name], name)
 
 
-def test_type_checkers_see_what_programs_get() -> None:
+@pytest.mark.parametrize("door", [harness, harness.training])
+def test_type_checkers_see_what_programs_get(door: ModuleType) -> None:
     """The imports that only type checkers follow are the table."""
-    tree = ast.parse(Path(harness.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(door.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == {**harness._HOMES, "errors": "harness"}
+    assert seen == door._HOMES | ({"errors": "harness", "training": "harness"} if door is harness else {})
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_training_name_is_still_found_where_it_was(name: str) -> None:
+    """Programs of before go on, with a warning that names the new place."""
+    with pytest.warns(DeprecationWarning, match=f"harness.{name} has moved to harness.training.{name}"):
+        assert getattr(harness, name) is getattr(harness.training, name)
 
 
 def test_importing_harness_loads_nothing_else() -> None:
@@ -155,7 +170,10 @@ def test_importing_harness_loads_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     roots = {name.partition(".")[0] for name in done.stdout.split()} - {"harness"}
     assert "harness" in done.stdout.split()
-    assert [name for name in done.stdout.split() if name.startswith("harness.")] == ["harness._version"]
+    assert [name for name in done.stdout.split() if name.startswith("harness.")] == [
+        "harness._front_door",
+        "harness._version",
+    ]
     assert roots <= sys.stdlib_module_names
     assert not roots & {"asyncio", "http", "ssl", "socket"}
 
@@ -180,6 +198,6 @@ def test_a_name_like_no_other_gets_the_plain_error() -> None:
 def test_a_learner_without_its_libraries_names_the_extra() -> None:
     """An error of the harness, as whoever trains has to catch it anyway."""
     code = "import sys; sys.modules['torch'] = None\nimport harness\n"
-    code += "try: harness.TorchLearner\nexcept harness.errors.LearnerError as error: print(error)"
+    code += "try: harness.training.TorchLearner\nexcept harness.errors.LearnerError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'session-harness[learner]'" in done.stdout

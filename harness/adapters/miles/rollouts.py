@@ -7,9 +7,9 @@ from harness.adapters.agents import LoadFunction
 from harness.adapters.miles.agents import MilesAgent, find_agent
 from harness.adapters.miles.settings import read_settings
 from harness.adapters.trainer_sessions import TrainerSessions
-from harness.client.connections import SessionServerAddress
 from harness.machine.deadlines import read_end, to_the_end, within
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.client.connections import SessionServerAddress
-from harness.control.abort_report import AgentHooks, Keep
 from harness.engines.connect import open_engine
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.control.abort_report import AgentHooks, Keep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from harness.adapters.ray.node import NodeSetup, RolloutNode
-from harness.client.connections import SessionServerAddress
-from harness.control.abort_report import AgentHooks
 from harness.errors import AdapterError, Cause
 from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.control.abort_report import AgentHooks
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.record import empty_record
 

@@ -19,9 +19,9 @@ def doctor(*, as_json: options.Json = False) -> None:
 
     from harness.cli.installation.findings import Level, ask_all
     from harness.cli.installation.probes import PROBES
+    from harness.server.telemetry.printable import printable
     from harness.suite.exits import ExitCode
     from harness.suite.run.interrupts import terminated_as_interrupted
-    from harness.telemetry.printable import printable
 
     with terminated_as_interrupted():
         findings = ask_all(PROBES, _DEADLINE_S)

@@ -133,7 +133,7 @@ def _examine_clock(folder: Path) -> InstallationFinding:
 
 def _examine_tokenizer(scratch: Scratch) -> list[InstallationFinding]:
     """Check that a tokenizer opens and round-trips: that of `harness demo`, a few kilobytes."""
-    from harness.models.small_tokenizer import write_small_tokenizer
+    from harness.lab.models.small_tokenizer import write_small_tokenizer
     from harness.tokens.model_family import open_chat_tokenizer
 
     chat = open_chat_tokenizer(write_small_tokenizer(scratch.make() / "tokenizer"))
@@ -216,8 +216,8 @@ def _examine_installers(_: Scratch) -> list[InstallationFinding]:
 
 
 def _examine_engines(_: Scratch) -> list[InstallationFinding]:
-    from harness.lanes import INSTALLED
-    from harness.lanes.environment import Requirements, own_python, require_no_gpu
+    from harness.lab.lanes import INSTALLED
+    from harness.lab.lanes.environment import Requirements, own_python, require_no_gpu
 
     findings = []
     for engine in INSTALLED:

@@ -47,9 +47,9 @@ def replay(
     from msgspec import to_builtins
 
     from harness.errors import RunError
+    from harness.server.telemetry.printable import printable
     from harness.suite.exits import ExitCode
     from harness.suite.run.interrupts import terminated_as_interrupted
-    from harness.telemetry.printable import printable
     from harness.viewer.replay import AGENT
     from harness.viewer.replay import replay as replay_session
 

@@ -105,8 +105,8 @@ def _source(
     where: Path | None, session: str | None, server: str | None, admin_token: str | None, tokenizer: Path | None
 ) -> "tuple[Callable[[], RunView], Callable[[str], SessionView], str | None]":
     """Return the readers of a run, store or server and of its sessions, and the session to show."""
-    from harness.client.connections import SessionServerAddress, server_url
     from harness.errors import RunError
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import look_at, look_into
     from harness.viewer.look_at_server import look_at_server, look_into_server
 

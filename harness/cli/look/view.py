@@ -10,7 +10,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.client.connections import SessionServerAddress
+    from harness.rollouts.client.connections import SessionServerAddress
 
 _Where = Annotated[
     Path | None,
@@ -56,8 +56,8 @@ def view(
 
     Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`
     """
-    from harness.client.connections import SessionServerAddress, server_url
     from harness.errors import RunError
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import look_at, look_into, open_tokenizer
     from harness.viewer.look_at_server import look_at_server, look_into_all
     from harness.viewer.page.run_page import write_page

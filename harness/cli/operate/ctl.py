@@ -17,11 +17,11 @@ from harness.cli import options, output
 from harness.cli.operate.reach import AdminToken, Server, ask_server
 from harness.cli.operate.top import describe_hold, top
 from harness.errors import RunError, SessionServerError
+from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
-from harness.telemetry.printable import printable
 
 if TYPE_CHECKING:
-    from harness.client.session_server import RoutedWorker, ServerDescription, SessionServerClient
+    from harness.rollouts.client.session_server import RoutedWorker, ServerDescription, SessionServerClient
     from harness.sessions.gate import GateReport
 
 app = typer.Typer(no_args_is_help=True, help="Shut and open the gate of a server that runs, and see how it stands.")
@@ -122,7 +122,7 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
     """Pause or drain under a hold, and print its name."""
     from msgspec import to_builtins
 
-    from harness.client.gate import new_holder
+    from harness.rollouts.client.gate import new_holder
 
     name = holder or new_holder(_account())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from harness.client.session_server import SessionServerClient
+    from harness.rollouts.client.session_server import SessionServerClient
 
 _REACH_S = 5.0
 """Time for a server to answer at all, in case of a mistyped address."""
@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 
 def ask_server(server: str, admin_token: str | None, question: "Callable[[SessionServerClient], Awaitable[_T]]") -> _T:
     """Return the server's answer. Raises `ScenarioError` for a bad address, `SessionServerError`."""
-    from harness.client.connections import SessionServerAddress, server_url
-    from harness.client.session_server import SessionServerClient
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
+    from harness.rollouts.client.session_server import SessionServerClient
 
     address = SessionServerAddress(server_url(server), admin_token)
 

@@ -12,11 +12,11 @@ import typer
 from harness.cli import options, output
 from harness.cli.operate.reach import AdminToken, Server, ask_server
 from harness.errors import RunError, SessionDamaged, SessionServerError
+from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
-from harness.telemetry.printable import printable
 
 if TYPE_CHECKING:
-    from harness.client.session_server import SessionServerClient, SessionSummary
+    from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
 
 app = typer.Typer(no_args_is_help=True, help="The sessions of a server that runs.")
 

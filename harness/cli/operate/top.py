@@ -13,13 +13,13 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.operate.reach import AdminToken, Server, ask_server
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from harness.client.session_server import SampledBy, SessionList, SessionServerClient
+    from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient
     from harness.sessions.gate import GateReport, HoldReport
     from harness.types import Json
 

@@ -176,7 +176,7 @@ async def _play(
     import asyncio
     from dataclasses import replace
 
-    from harness.client.connections import server_url
+    from harness.rollouts.client.connections import server_url
     from harness.rollouts.agents.agent_environment import LOG_FILE
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
@@ -205,7 +205,7 @@ async def _show_output(log: Path, over: "asyncio.Event") -> None:
     """Copy the growing log to standard error, until `over`."""
     import asyncio
 
-    from harness.telemetry.printable import printable
+    from harness.server.telemetry.printable import printable
 
     decoder, position = codecs.getincrementaldecoder("utf-8")("replace"), 0
     while True:
@@ -237,8 +237,8 @@ def _new_folder() -> Path:
 
 
 async def _create(profile: "AgentProfile | None", server: str, admin_token: str | None) -> Any:
-    from harness.client.connections import SessionServerAddress, server_url
-    from harness.client.session_server import SessionServerClient
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
+    from harness.rollouts.client.session_server import SessionServerClient
 
     address = SessionServerAddress(server_url(server), admin_token)
     model = await _model(address.url, admin_token)
@@ -247,8 +247,8 @@ async def _create(profile: "AgentProfile | None", server: str, admin_token: str 
 
 
 async def _model(url: str, admin_token: str | None) -> str:
-    from harness.client.connections import SessionServerAddress
-    from harness.client.session_server import SessionServerClient
+    from harness.rollouts.client.connections import SessionServerAddress
+    from harness.rollouts.client.session_server import SessionServerClient
 
     async with SessionServerClient(SessionServerAddress(url, admin_token)) as client:
         described = await client.describe(deadline_s=_REACH_S)

@@ -21,7 +21,7 @@ from harness.errors import Cause
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 
 SILENCE_S = 1.5
 """Silence after which a pipe gets a status line."""

@@ -130,10 +130,10 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.client.connections import server_url
+    from harness.rollouts.client.connections import server_url
     from harness.engines.connect import EngineName
     from harness.errors import RunError, ScenarioError
-    from harness.models.chat_templates import TEMPLATES, find_template
+    from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.suite.record.config import Overrides
     from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import begin_run, resume_run

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.watch import LiveSession
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 
 _WINDOW_S = 10.0
 

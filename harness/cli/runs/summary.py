@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import Cause
-from harness.store.sqlite import read_session
+from harness.server.store.sqlite import read_session
 from harness.suite.judge.verdicts import sessions_words
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 from harness.types import Message
 from harness.viewer.look import look_at
 from harness.viewer.run_view import SessionLine

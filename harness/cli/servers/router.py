@@ -74,11 +74,11 @@ def router(
     import uvloop
 
     from harness.cli.download import fetch
+    from harness.gateway.router.gateway_program import gateway_program
+    from harness.gateway.router.routed import RouterSettings, route_forever
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
-    from harness.router.gateway_program import gateway_program
-    from harness.router.routed import RouterSettings, route_forever
-    from harness.store.connect import open_store
+    from harness.server.store.connect import open_store
 
     raise_descriptor_limit()
     settings = server.settings()

@@ -86,7 +86,7 @@ def serve(
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
-    from harness.store.connect import open_store
+    from harness.server.store.connect import open_store
 
     raise_descriptor_limit()
     settings = server.settings()
@@ -105,15 +105,15 @@ def serve(
 
     around: Around = alone
     if shard is not None and shards is not None:
+        from harness.gateway.shards.shard import as_shard
         from harness.machine.log import bind
         from harness.sessions.shard_ids import ShardPlace
-        from harness.shards.shard import as_shard
 
         bind(shard=shard)
         settings, around = replace(settings, shard=ShardPlace(shard, shards)), as_shard
     elif not EngineName.parse(engine).urls:
         from harness.engines.sglang_server import NativeServer
-        from harness.router.engine_verbs import with_verbs
+        from harness.gateway.router.engine_verbs import with_verbs
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -10,8 +10,8 @@ from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.dialects.request_limits import RequestLimits
-    from harness.shards.directory import ShardDirectory
-    from harness.shards.supervisor import StartShard
+    from harness.gateway.shards.directory import ShardDirectory
+    from harness.gateway.shards.supervisor import StartShard
 
 _DIVIDED = ("sessions", "connections", "waiting_bytes")
 """Server-wide limits, divided among shards; the others concern one request or session."""
@@ -34,8 +34,8 @@ def serve_shards(
 
     from harness.engines.connect import EngineName
     from harness.errors import ScenarioError
+    from harness.gateway.shards.serving import serve_shards_forever
     from harness.machine.descriptors import raise_descriptor_limit
-    from harness.shards.serving import serve_shards_forever
 
     named = EngineName.parse(engine)
     if not (named.urls or named.plays_script):
@@ -50,8 +50,8 @@ def serve_shards(
     settings = server.settings()
 
     def prepare(directory: "ShardDirectory") -> "StartShard":
-        from harness.shards.supervisor import ShardCommand, shard_environment
-        from harness.telemetry.logging import current_level
+        from harness.gateway.shards.supervisor import ShardCommand, shard_environment
+        from harness.server.telemetry.logging import current_level
 
         level = current_level()
         environment = shard_environment(settings.admin_token, server.engine_key)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.errors import ScenarioError
 from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.client.session_server import SessionHandle
 from harness.types import Json
 
 INSTRUCTION_FILE = "instruction.md"

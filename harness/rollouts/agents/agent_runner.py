@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
-from harness.client.session_server import SessionHandle
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError
 from harness.machine.deadlines import to_the_end
@@ -31,6 +30,7 @@ from harness.rollouts.agents.process import AgentProcess
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.result import AgentResult, read_result, result_of_value
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import AgentEnd, Ending
 
 

@@ -4,7 +4,6 @@ import os
 import tempfile
 from typing import NamedTuple
 
-from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS
 from harness.errors import HarnessError
@@ -15,6 +14,7 @@ from harness.rollouts.agents.agent_runner import resolve_command
 from harness.rollouts.agents.install import environment_of, is_installed
 from harness.rollouts.agents.profile import AgentProfile, expand
 from harness.rollouts.agents.programs import variables_of, with_own_program
+from harness.rollouts.client.session_server import SessionHandle
 
 _START_S = 60.0
 # Variables of a profile may reference those of a session.

@@ -24,9 +24,9 @@ from harness.machine.deadlines import within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
+from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.tracing.spans import read_traceparent
 from harness.sessions.session import Session
-from harness.telemetry.secrets import shorten_secrets
-from harness.telemetry.tracing.spans import read_traceparent
 from harness.types import Json
 
 HAND_OVER_S = 5.0

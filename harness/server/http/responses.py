@@ -31,8 +31,8 @@ from harness.errors import (
 from harness.machine.log import get_logger
 from harness.server.http.access import is_operator
 from harness.server.settings import ServerSettings
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.secrets import shorten_secrets
 
 log = get_logger(__name__)
 

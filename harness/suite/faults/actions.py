@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget
-from harness.control.engines import EngineInProcess
-from harness.control.pause import paused_rollout
 from harness.errors import HarnessError
-from harness.lanes.lane import START_S
+from harness.lab.lanes.lane import START_S
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget
+from harness.rollouts.control.engines import EngineInProcess
+from harness.rollouts.control.pause import paused_rollout
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault

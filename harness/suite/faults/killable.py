@@ -18,16 +18,16 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
-from harness.client.connections import SessionServerAddress
 from harness.engines.base import TokenProvider
-from harness.lanes import LaneSpec, open_lane
-from harness.lanes.environment import Say
-from harness.lanes.state import Lane
+from harness.lab.lanes import LaneSpec, open_lane
+from harness.lab.lanes.environment import Say
+from harness.lab.lanes.state import Lane
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.app import SessionServer
 from harness.server.serving import Around, RunningServer, alone, serve
 from harness.server.settings import ServerSettings
+from harness.server.store.connect import open_store
 from harness.sessions.session import Session
-from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.tokens.chat_tokenizer import ChatTokenizer
 

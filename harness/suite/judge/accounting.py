@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
+from harness.server.store.sqlite import count_generated, count_unknown
 from harness.sessions.ledger import DropReason, Ledger, Unknown, total
-from harness.store.sqlite import count_generated, count_unknown
 from harness.suite.record.attached_sessions import count_attached, read_attached_unknown
 from harness.suite.record.rollout_table import (
     INTERRUPTED,

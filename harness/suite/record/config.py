@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
-from harness.models.small_tokenizer import SMALL_TOKENIZER
+from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import (
     SCENARIO_FILE,
     ScenarioFolder,

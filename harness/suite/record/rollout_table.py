@@ -19,8 +19,8 @@ from harness.errors import Cause, StoreError
 from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
+from harness.server.store.only_reading import only_reading
 from harness.sessions.ledger import Ledger
-from harness.store.only_reading import only_reading
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Json, Sample
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import (
+from harness.errors import EngineUnavailable, ScenarioError, SessionExists, SessionServerError
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import (
     Collected,
     Deadlines,
     Futures,
@@ -23,7 +24,6 @@ from harness.client.session_server import (
     SessionHandle,
     SessionServerClient,
 )
-from harness.errors import EngineUnavailable, ScenarioError, SessionExists, SessionServerError
 from harness.rollouts.manager import SessionManager
 from harness.samples.turn_rewards import TurnRewards
 from harness.sessions.lifecycle import RolloutEnd

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from harness.engines.repeat_guard import choose_guard
 from harness.errors import EngineUnavailable
-from harness.router.gateway_program import gateway_program
-from harness.router.routed import Routed, RouterSettings, open_routed
+from harness.gateway.router.gateway_program import gateway_program
+from harness.gateway.router.routed import Routed, RouterSettings, open_routed
 from harness.server.settings import ServerSettings
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.router import GatewayKind

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
-from harness.client.session_server import Deadlines
+from harness.rollouts.client.session_server import Deadlines
 from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
 from harness.suite.faults.injector import FaultInjector

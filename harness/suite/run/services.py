@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.engines.identity import programs_of, serving_identity
 from harness.errors import HoldExpired, SessionServerError
-from harness.lanes import LaneEngine, LaneSpec
-from harness.models import resolve_model
-from harness.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
+from harness.lab.lanes import LaneEngine, LaneSpec
+from harness.lab.models import resolve_model
+from harness.lab.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.suite.faults.killable import KillableLane
 from harness.suite.faults.network import open_network
 from harness.suite.faults.seams import EngineServers, Seams, open_seams

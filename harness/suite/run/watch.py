@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
 from harness.errors import SessionServerError
 from harness.machine.deadlines import beside
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
 
 _EVERY_S = 1.0

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field
 
 import msgspec
 
-from harness.client.session_server import SessionServerClient, SessionSummary
-from harness.control.sample_sweep import sweep_samples
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.engines.base import LogprobScale, PauseMode
 from harness.errors import EngineError, ScenarioError, SessionServerError
+from harness.lab.models.perturb import perturb_checkpoint
 from harness.machine.deadlines import beside
-from harness.models.perturb import perturb_checkpoint
+from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
+from harness.rollouts.control.sample_sweep import sweep_samples
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.samples.versions import known_version
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.suite.record.rundir import RunDirectory

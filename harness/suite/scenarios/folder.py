@@ -14,7 +14,7 @@ import tomli_w
 
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
-from harness.models.chat_templates import find_template
+from harness.lab.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import load_profile

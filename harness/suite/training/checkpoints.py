@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 
 from harness.errors import RunError
-from harness.learner.learner import Learner
 from harness.suite.record.rundir import RunDirectory
+from harness.training.learner.learner import Learner
 
 
 class Checkpoints:

@@ -15,17 +15,17 @@ import asyncio
 
 import msgspec
 
-from harness.collector.record.step_ledger import book_step, step_telemetry
-from harness.collector.record.step_record import StepRecord
-from harness.collector.record.step_table import StepTable
-from harness.collector.step_outcome import PackedStep, TrainedStep
-from harness.learner.learner import Learner
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.seeds import derive_seed
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.report import TELEMETRY_FILE
 from harness.suite.training.step_file import StepFile
+from harness.training.collector.record.step_ledger import book_step, step_telemetry
+from harness.training.collector.record.step_record import StepRecord
+from harness.training.collector.record.step_table import StepTable
+from harness.training.collector.step_outcome import PackedStep, TrainedStep
+from harness.training.learner.learner import Learner
 
 
 class TrainingJournal:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.collector.groups import RolloutIndex, ScoredRollout
-from harness.collector.record.step_table import StepTable
-from harness.collector.rollout_source import RolloutSource
-from harness.control.abort_report import Keep
 from harness.errors import StoreFull
 from harness.machine.disk import disk_full
+from harness.rollouts.control.abort_report import Keep
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_table import StepTable
+from harness.training.collector.rollout_source import RolloutSource
 
 
 @dataclass(frozen=True, slots=True)

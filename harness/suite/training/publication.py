@@ -4,14 +4,14 @@ import asyncio
 
 import msgspec
 
-from harness.client.session_server import SessionServerClient
-from harness.control.weights import WeightUpdater
-from harness.learner.learner import Learner
 from harness.machine.deadlines import to_the_end
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.weights import WeightUpdater
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import OwnServices
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.step_file import StepFile
+from harness.training.learner.learner import Learner
 
 WEIGHTS_SECONDS = "weights/seconds"
 """Duration from the first byte written to the last gate opened."""

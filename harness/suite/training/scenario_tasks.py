@@ -5,7 +5,6 @@ Groups take the prompts in turn. The metadata `group_seed`, equal within a group
 
 from dataclasses import dataclass
 
-from harness.collector.groups import GroupIndex, RolloutIndex
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.seeds import derive_seed
@@ -15,6 +14,7 @@ from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import GroupIndex, RolloutIndex
 from harness.types import Json
 
 GROUP_SEED = "group_seed"

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 from harness.engines.connect import EngineName
-from harness.lanes import LaneEngine
-from harness.learner.learner import Learner
-from harness.learner.scripted import ScriptedLearner
+from harness.lab.lanes import LaneEngine
 from harness.suite.run.services import EngineChoice, find_model
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
+from harness.training.learner.learner import Learner
+from harness.training.learner.scripted import ScriptedLearner
 
 
 async def choose_engine(folder: ScenarioFolder) -> EngineChoice:
@@ -35,8 +35,8 @@ async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
 
 
 def _open_torch_learner(model_dir: Path, train: TrainSpec) -> Learner:
-    from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
-    from harness.learner.torch_learner import TorchLearner
+    from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+    from harness.training.learner.torch_learner import TorchLearner
 
     loss, optimizer = train.loss, train.optimizer
     return TorchLearner.open(

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from harness.collector.record.step_table import StepTable
-from harness.learner.learner import Learner
 from harness.machine.disk import disk_failures
+from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
@@ -29,7 +28,8 @@ from harness.suite.training.publication import Publication
 from harness.suite.training.report import TrainReport, read_telemetry
 from harness.suite.training.services import choose_engine, open_learner
 from harness.suite.training.training_pipeline import open_pipeline
-from harness.telemetry.gauges import FigureGauges
+from harness.training.collector.record.step_table import StepTable
+from harness.training.learner.learner import Learner
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from harness.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
-from harness.collector.pipeline import Normalizer, StepPipeline
-from harness.collector.record.step_table import StepTable
-from harness.collector.sampling_scale import OffScale
-from harness.collector.segment_maker import SegmentMaker, Stale
-from harness.collector.session_source import SessionSource
-from harness.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.errors import ScenarioError
-from harness.learner.learner import Learner
 from harness.rollouts.agents.function_file import load_named
 from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
 from harness.samples.encoders import SegmentEncoder, WholeSampleEncoder
@@ -27,6 +19,14 @@ from harness.suite.training.journal import TrainingJournal
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
+from harness.training.collector.pipeline import Normalizer, StepPipeline
+from harness.training.collector.record.step_table import StepTable
+from harness.training.collector.sampling_scale import OffScale
+from harness.training.collector.segment_maker import SegmentMaker, Stale
+from harness.training.collector.session_source import SessionSource
+from harness.training.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
+from harness.training.learner.learner import Learner
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:

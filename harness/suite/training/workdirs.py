@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.collector.groups import GroupIndex, RolloutIndex
+from harness.training.collector.groups import GroupIndex, RolloutIndex
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.telemetry.tracing.spans import TracedRequest, TracedSession, TracedTurn, write_request
+from harness.server.telemetry.tracing.spans import TracedRequest, TracedSession, TracedTurn, write_request
 from harness.types import Json, end_of_turn
 from harness.viewer.damage import say_missing
 from harness.viewer.look import look_at, look_into

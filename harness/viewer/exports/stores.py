@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import RunError
-from harness.telemetry.printable import printable
+from harness.server.telemetry.printable import printable
 from harness.viewer.exports.metrics import MetricPoint
 
 _LONGEST = 100  # characters of a name

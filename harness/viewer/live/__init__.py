@@ -1,4 +1,4 @@
 """The live page of a working server: the changes since the last look, for any number of browsers.
 
-Uses `harness.client` and the viewer's page. Start with `live_page.py`.
+Uses `harness.rollouts.client` and the viewer's page. Start with `live_page.py`.
 """

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
-from harness.client.session_server import SessionServerClient
 from harness.errors import HarnessError, SessionServerError
 from harness.machine.clock import Clock
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json

@@ -23,12 +23,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import Deadlines, SessionServerClient
 from harness.credentials import is_same
 from harness.errors import RequestError
 from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import Deadlines, SessionServerClient
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import BrowserState, LiveLook
 from harness.viewer.look import find_tokenizer

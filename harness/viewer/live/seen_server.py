@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import NamedTuple
 
-from harness.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
+from harness.rollouts.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.types import Json
 from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, line_data
 from harness.viewer.run_view import Band, SessionLine, hold_band

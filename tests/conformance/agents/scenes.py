@@ -13,7 +13,7 @@ import msgspec
 from harness.rollouts.agents.programs import bundled_profile, prepare_profile
 from harness.rollouts.agents.task import ProgramAgent
 from harness.server.settings import ServerSettings
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from tests.conformance.agents.parts import AGENTS, SYSTEM_AMONG_MESSAGES, long_part_of, made_impatient, part_of
 from tests.conformance.agents.stage import Incident, Played, Stage, staged

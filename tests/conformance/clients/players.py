@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.client.session_server import SessionHandle
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.agents.programs import prepare_agent
+from harness.rollouts.client.session_server import SessionHandle
 
 PROGRAMS = Path(__file__).parent / "programs"
 ANSWERS = ["It is 9.", "Yes."]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from harness.client.session_server import SessionHandle
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.rollouts.client.session_server import SessionHandle
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template
 from tests.conformance.clients.players import (
     LIBRARIES,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from tests.checkout import ROOT
 from tests.conformance.clients.players import ANSWERS, LIBRARIES, ClientLibrary
 from tests.conformance.clients.scenes import Findings, Played, play_all

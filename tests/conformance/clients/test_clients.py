@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import SessionServerClient
 from tests.conformance.clients.players import ANSWERS, SCRIPT
 from tests.conformance.clients.scenes import Findings, play_all, scene
 from tests.conformance.clients.table import PAGE, further_requests, table_in, table_of, without_seconds

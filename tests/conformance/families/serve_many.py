@@ -15,7 +15,7 @@ from time import monotonic
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from tests.checkout import ROOT
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.sampling import Plan, plans

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from harness.client.session_server import SessionHandle
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.programs import prepare_agent
+from harness.rollouts.client.session_server import SessionHandle
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
-from harness.telemetry.logging import configure_logging
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.logging import configure_logging
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult
 from tests.conformance.agents.staged_engine import SIDE_ANSWER

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.models import get_model
 from harness.machine.cache import sha256_of
-from harness.models import get_model
 from harness.tokens.model_family import open_chat_tokenizer
 
 NAME = "tiny-random-qwen3"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.connect import open_engine
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
 from harness.tokens.tokenizer import Tokenizer
 from tests.real_engines import of_one_version
 

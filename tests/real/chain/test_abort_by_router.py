@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from harness import AgentTask, ProgramAgent, Rollout, ServerSettings, SessionManager, prepare_agent, serve
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
-from harness.control.abort_report import AbortBudget
-from harness.router.gateway_program import GatewayProgram
-from harness.router.routed import RouterSettings, open_routed
+from harness.gateway.router.gateway_program import GatewayProgram
+from harness.gateway.router.routed import RouterSettings, open_routed
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort_report import AbortBudget
 from harness.samples.rollout import OutcomeKind
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnEnd
 from harness.types import Json

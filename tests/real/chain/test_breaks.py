@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
 from harness.samples.rollout import OutcomeKind
 from tests.real.chain.suite import SESSIONS, TURNS, Played, play_on_the_chain, prompts
 from tests.real.chain.tool_loop import CALL, LONG

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.engines.examine.doctor import ProbeAnswer
-from harness.lanes import INSTALLED
+from harness.lab.lanes import INSTALLED
 from tests.real_engines import on_real
 
 EXAMINED = {

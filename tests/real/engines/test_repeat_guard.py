@@ -17,7 +17,7 @@ from harness.engines.base import LogprobScale
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.errors import ScenarioError
-from harness.lanes import INSTALLED, LaneEngine
+from harness.lab.lanes import INSTALLED, LaneEngine
 from harness.sessions.continuation import Endings, Output
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import server_patch.repeat_terminate
-from harness.lanes import INSTALLED, LaneEngine, LaneSpec
-from harness.lanes.commands import server_command
-from harness.lanes.environment import Requirements, provide_python
-from harness.lanes.overlay import write_overlay
+from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec
+from harness.lab.lanes.commands import server_command
+from harness.lab.lanes.environment import Requirements, provide_python
+from harness.lab.lanes.overlay import write_overlay
 from server_patch.repeat_terminate.config import CONFIG_JSON
 from tests.looping_prompt import SERVED_CONFIG
 from tests.real_engines import in_environment_of

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 
 from harness.engines.pool.pool import EnginePool
-from harness.lanes import LaneEngine, LaneSpec, open_lane
-from harness.router.gateway_program import gateway_program
-from harness.router.routed import RouterSettings, open_routed
+from harness.gateway.router.gateway_program import gateway_program
+from harness.gateway.router.routed import RouterSettings, open_routed
+from harness.lab.lanes import LaneEngine, LaneSpec, open_lane
 from harness.server.serving import serve
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json, Message
 from tests.builders import user

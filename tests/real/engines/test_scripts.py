@@ -11,7 +11,7 @@ from harness.engines.connect import open_engine
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json, as_ids
 from tests.builders import tool, user

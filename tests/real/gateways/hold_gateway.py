@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from server_patch.router import GatewayKind, launch
 from server_patch.router.app import open_http
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
 from server_patch.router import Gateway, GatewayError, GatewayKind, attach, launch
 from server_patch.router.app import open_http
 from server_patch.router.workers import WorkerList, answer_of

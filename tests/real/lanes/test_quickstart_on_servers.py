@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from harness import read_samples
-from harness.lanes import INSTALLED, LaneEngine, find_lanes
+from harness.lab.lanes import INSTALLED, LaneEngine, find_lanes
 from harness.samples.delivery import turn_spans
 from tests.checkout import ROOT
 from tests.real_engines import on_real

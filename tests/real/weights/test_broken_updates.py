@@ -12,15 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget, UpdateReport
 from harness.engines.connect import open_engine
 from harness.errors import EngineError
-from harness.lanes import INSTALLED
-from harness.models.perturb import perturb_checkpoint
+from harness.lab.lanes import INSTALLED
+from harness.lab.models.perturb import perturb_checkpoint
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from tests.builders import user
 from tests.fake_engines.fake_server import Fault

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from harness.engines.connect import open_engine
-from harness.lanes import INSTALLED, LaneEngine
-from harness.models.perturb import perturb_checkpoint
+from harness.lab.lanes import INSTALLED, LaneEngine
+from harness.lab.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, TokenIds, as_ids

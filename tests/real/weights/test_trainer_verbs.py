@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.models.perturb import perturb_checkpoint
-from harness.router.gateway_program import GatewayProgram
-from harness.router.routed import RouterSettings, open_routed
+from harness.gateway.router.gateway_program import GatewayProgram
+from harness.gateway.router.routed import RouterSettings, open_routed
+from harness.lab.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 from tests.builders import user

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate
 from tests.controllers.aborting import stubborn
 from tests.session_servers.scripted import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.control.abort_report import Keep
-from harness.control.engines import EngineInProcess
-from harness.control.pause import paused_rollout
 from harness.engines.scripted import Script, ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.control.abort_report import Keep
+from harness.rollouts.control.engines import EngineInProcess
+from harness.rollouts.control.pause import paused_rollout
 from harness.samples.rollout import OutcomeKind
 from harness.types import Json, SampleStatus
 from tests.controllers.aborting import CALLING, PATIENT, Stage, as_agent, call, eventually, stage

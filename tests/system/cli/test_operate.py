@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.session_server import SessionServerClient
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import StoreError
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.server.serving import RunningServer, serve
+from harness.server.store.memory import MemoryStore
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
-from harness.store.memory import MemoryStore
 from tests.builders import toy_template
 from tests.harness_command import Ended, harness
 from tests.session_servers.scripted import scripted_server

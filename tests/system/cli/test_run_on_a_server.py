@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.client.session_server import Deadlines
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable, RunError, ScenarioError, SessionServerError
+from harness.rollouts.client.session_server import Deadlines
 from harness.server.settings import ServerSettings
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import read_rollouts

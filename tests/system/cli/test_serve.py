@@ -12,14 +12,24 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.store.sqlite import read_sessions
+from harness.server.store.sqlite import read_sessions
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.providers import scripted_engine
 from tests.harness_command import announced, start_harness, wait
 from tests.toy_model import write_toy_model
 
-HEAVY = {"torch", "transformers", "pyarrow", "ray", "openai", "renderers", "httpx", "harness.router", "harness.client"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "pyarrow",
+    "ray",
+    "openai",
+    "renderers",
+    "httpx",
+    "harness.gateway.router",
+    "harness.rollouts.client",
+}
 """Modules that a session server before running engines has no use for; each costs it time to start, and memory."""
 
 

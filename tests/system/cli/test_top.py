@@ -8,8 +8,14 @@ import subprocess
 import sys
 
 from harness.cli.operate.top import Reading, draw
-from harness.client.session_server import SampledBy, SessionList, SessionServerClient, SessionSummary, SessionTotals
 from harness.engines.scripted import ScriptStep
+from harness.rollouts.client.session_server import (
+    SampledBy,
+    SessionList,
+    SessionServerClient,
+    SessionSummary,
+    SessionTotals,
+)
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
 from harness.viewer.terminal import show
 from tests.builders import user

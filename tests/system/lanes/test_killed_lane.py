@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from harness.lanes import LaneSpec, find_lanes
+from harness.lab.lanes import LaneSpec, find_lanes
 from harness.machine.process_name import members
 from harness.suite.faults.killable import KillableLane
 

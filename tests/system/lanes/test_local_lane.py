@@ -13,13 +13,13 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from harness.control.weight_workers import reach
 from harness.engines.base import PauseMode
 from harness.engines.examine.doctor import ProbeAnswer, diagnose
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import LaneError
-from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lab.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.machine.process_name import members
+from harness.rollouts.control.weight_workers import reach
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig

@@ -10,8 +10,8 @@ import pytest
 
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import ScenarioError
-from harness.lanes import LaneEngine, LaneSpec, open_lane
-from harness.router.gateway_program import GatewayProgram
+from harness.gateway.router.gateway_program import GatewayProgram
+from harness.lab.lanes import LaneEngine, LaneSpec, open_lane
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.run.open_run import begin_run

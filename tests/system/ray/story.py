@@ -20,13 +20,13 @@ from ray.cluster_utils import Cluster
 
 from harness.adapters.ray.node import NodeSetup
 from harness.adapters.ray.rollouts import NodeRollout, RayRollouts
-from harness.client.gate import GateClient
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget
-from harness.control.pause import paused_rollout
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.client.gate import GateClient
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget
+from harness.rollouts.control.pause import paused_rollout
 
 HOST = "127.0.0.2"
 """Loopback; Ray takes 127.0.0.1 for the name of a machine that others can reach."""

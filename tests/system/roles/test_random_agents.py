@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from harness.collector.segment_maker import SegmentMaker
 from harness.samples.delivery import TRAINED_ROLES, turn_spans
 from harness.samples.segments import TooLong
 from harness.sessions.session import Session
+from harness.training.collector.segment_maker import SegmentMaker
 from harness.types import Json
 from tests.collector.test_segment_maker import rollout_of
 from tests.session_servers.served import serving

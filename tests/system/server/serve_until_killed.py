@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from harness.engines.scripted import ScriptStep
-from harness.telemetry.logging import configure_logging
+from harness.server.telemetry.logging import configure_logging
 from tests.session_servers.served import serving
 
 

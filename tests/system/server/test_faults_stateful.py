@@ -34,8 +34,8 @@ from hypothesis.stateful import (
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.server.app import SessionServer
-from harness.store.sqlite import SQLiteStore
-from harness.store.writer import _Stop
+from harness.server.store.sqlite import SQLiteStore
+from harness.server.store.writer import _Stop
 from harness.types import FinishReason, as_ids
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange

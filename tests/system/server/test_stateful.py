@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.app import SessionServer
-from harness.store.sqlite import SQLiteStore
+from harness.server.store.sqlite import SQLiteStore
 from harness.types import FinishReason
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.remembered import Remembered

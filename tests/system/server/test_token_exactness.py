@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.server.store.memory import MemoryStore
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete
-from harness.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, Message

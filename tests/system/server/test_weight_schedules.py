@@ -12,9 +12,9 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import example, given, settings
 
-from harness.control.weights import WeightUpdater
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptStep, scripted_logprobs
+from harness.rollouts.control.weights import WeightUpdater
 from harness.types import as_ids
 from tests.builders import user
 from tests.session_servers.served import Client, Served, serving

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 
 import harness as harness_api
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
 from harness.engines.scripted import ScriptStep
 from harness.machine.asgi import listening
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
 from tests.builders import user
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang

@@ -12,9 +12,9 @@ import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.models.perturb import perturb_checkpoint
+from harness.lab.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of

@@ -11,7 +11,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template
 
 AGENTS = "tests.unit.adapters.miles_agents"

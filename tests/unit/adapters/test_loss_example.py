@@ -12,8 +12,8 @@ import torch
 
 from harness.adapters.miles import convert
 from harness.engines.scripted import ScriptStep
-from harness.learner.losses import TrainedTokens, decoupled_ppo
-from harness.learner.settings import LossSettings
+from harness.training.learner.losses import TrainedTokens, decoupled_ppo
+from harness.training.learner.settings import LossSettings
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play

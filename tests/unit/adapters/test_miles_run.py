@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from harness.adapters.miles import convert
-from harness.client.connections import SessionServerAddress
-from harness.client.gate import GateClient
-from harness.client.session_server import SessionServerClient
 from harness.engines.scripted import ScriptStep
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.gate import GateClient
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.gate import GateState
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents

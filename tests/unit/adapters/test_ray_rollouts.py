@@ -10,9 +10,9 @@ import pytest
 
 from harness.adapters.ray.node import NodeSetup, RolloutNode
 from harness.adapters.ray.rollouts import RayRollouts, _Node
-from harness.client.connections import SessionServerAddress
 from harness.errors import TokenizerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.rollout import OutcomeKind
 from tests.toy_model import write_toy_model
 

@@ -10,7 +10,7 @@ import typer
 
 from harness.cli.main import app
 from harness.engines.kinds import ENGINE_KINDS, server_kinds
-from harness.lanes import LaneEngine
+from harness.lab.lanes import LaneEngine
 
 HERE = [name for name, kind in ENGINE_KINDS.items() if kind.server is None]
 SERVERS = list(server_kinds())

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from harness.machine.log import get_logger
-from harness.telemetry.logging import configure_logging
-from harness.telemetry.printable import printable
+from harness.server.telemetry.logging import configure_logging
+from harness.server.telemetry.printable import printable
 
 HOSTILE = "/sessions/\x1b[2J\x07\x9b1A\r/v1"
 

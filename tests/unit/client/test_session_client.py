@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.errors import SessionServerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.turn_ends import TurnStatus

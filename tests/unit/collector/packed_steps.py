@@ -5,9 +5,13 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout
-from harness.collector.segment_maker import SegmentedSample, SegmentMaker
-from harness.collector.step_outcome import (
+from harness.samples.pack_stream import PackStream
+from harness.samples.packs import Pack
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.sessions.ledger import Ledger
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.segment_maker import SegmentedSample, SegmentMaker
+from harness.training.collector.step_outcome import (
     CarriedGroup,
     CollectedStep,
     Disposition,
@@ -15,10 +19,6 @@ from harness.collector.step_outcome import (
     PackFacts,
     SettledRollout,
 )
-from harness.samples.pack_stream import PackStream
-from harness.samples.packs import Pack
-from harness.samples.rollout import Outcome, OutcomeKind, Rollout
-from harness.sessions.ledger import Ledger
 from harness.types import Sample, as_ids, as_logprobs
 from tests.builders import sample
 

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import RolloutIndex
-from harness.collector.record.step_ledger import StepDropReason, account_step, book_dropped, book_rollout, book_step
-from harness.collector.segment_maker import SegmentedSample, SegmentMaker
-from harness.collector.step_outcome import Disposition
 from harness.errors import LedgerImbalance
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger, Unknown
 from harness.suite.record.rollout_table import INTERRUPTED
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.record.step_ledger import (
+    StepDropReason,
+    account_step,
+    book_dropped,
+    book_rollout,
+    book_step,
+)
+from harness.training.collector.segment_maker import SegmentedSample, SegmentMaker
+from harness.training.collector.step_outcome import Disposition
 from tests.checkout import ROOT
 from tests.unit.collector.packed_steps import index_of, pack_step, usual_uses
 

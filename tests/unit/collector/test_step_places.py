@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, drop_zero_variance
-from harness.collector.step_outcome import CarriedGroup, Disposition
-from harness.collector.step_places import DueRollout, EndedRollout, StepPlaces
-from harness.collector.step_rules import OnFailure, Order, StepBudget, StepRules
 from harness.errors import StepError
 from harness.samples.rollout import Outcome, OutcomeKind
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, drop_zero_variance
+from harness.training.collector.step_outcome import CarriedGroup, Disposition
+from harness.training.collector.step_places import DueRollout, EndedRollout, StepPlaces
+from harness.training.collector.step_rules import OnFailure, Order, StepBudget, StepRules
 from tests.unit.collector.packed_steps import index_of, scored_rollout
 
 INDEX = index_of(0, 1)

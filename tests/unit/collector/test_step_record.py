@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.record.step_ledger import book_step
-from harness.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import Disposition
 from harness.errors import StepError
 from harness.samples.segments import COLUMNS, TooLong
+from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_outcome import Disposition
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses
 
 MAKER = SegmentMaker(packing_length=48)

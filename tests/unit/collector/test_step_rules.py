@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.groups import drop_zero_variance
-from harness.collector.step_outcome import Disposition
-from harness.collector.step_rules import DISPOSITIONS, OnFailure, Partial, StepBudget, StepRules, dispose
 from harness.errors import StepError
 from harness.samples.rollout import OutcomeKind
+from harness.training.collector.groups import drop_zero_variance
+from harness.training.collector.step_outcome import Disposition
+from harness.training.collector.step_rules import DISPOSITIONS, OnFailure, Partial, StepBudget, StepRules, dispose
 from tests.checkout import ROOT
 
 

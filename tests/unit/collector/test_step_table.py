@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.collector.groups import RolloutIndex, ScoredRollout
-from harness.collector.record.step_ledger import book_step
-from harness.collector.record.step_record import StepRecord, pack_again
-from harness.collector.record.step_table import StepTable, read_step
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import CarriedGroup, Disposition
 from harness.errors import LedgerImbalance, StepError, StoreError, StoreFull
+from harness.server.store.sqlite import SQLiteStore, count_generated
 from harness.sessions.ledger import Ledger
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.sqlite import SQLiteStore, count_generated
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.record.step_record import StepRecord, pack_again
+from harness.training.collector.record.step_table import StepTable, read_step
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_outcome import CarriedGroup, Disposition
 from tests.builders import take_turn, user
 from tests.thoroughness import examples
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, scored_rollout, session_of, usual_uses

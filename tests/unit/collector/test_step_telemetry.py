@@ -5,13 +5,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.collector.record.step_ledger import book_step, step_telemetry
-from harness.collector.record.step_record import StepRecord
-from harness.collector.segment_maker import SegmentMaker
-from harness.collector.step_outcome import Disposition, StepTimes, TrainedStep
-from harness.learner.learner import LossSums, StepReport
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger
+from harness.training.collector.record.step_ledger import book_step, step_telemetry
+from harness.training.collector.record.step_record import StepRecord
+from harness.training.collector.segment_maker import SegmentMaker
+from harness.training.collector.step_outcome import Disposition, StepTimes, TrainedStep
+from harness.training.learner.learner import LossSums, StepReport
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses
 
 MAKER = SegmentMaker(packing_length=24, too_long=TooLong.CUT)

@@ -9,16 +9,16 @@ from typing import ClassVar
 
 import pytest
 
-from harness.client.connections import Connections, SessionServerAddress
-from harness.client.gate import GateClient, renew_holds
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import _Abort, abort_rollout
-from harness.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
-from harness.control.abort_scope import WholeServers
-from harness.control.engines import EngineInProcess, EngineServer
-from harness.control.quiesce import GATE_NOT_RESUMED
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
+from harness.rollouts.client.connections import Connections, SessionServerAddress
+from harness.rollouts.client.gate import GateClient, renew_holds
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import _Abort, abort_rollout
+from harness.rollouts.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
+from harness.rollouts.control.abort_scope import WholeServers
+from harness.rollouts.control.engines import EngineInProcess, EngineServer
+from harness.rollouts.control.quiesce import GATE_NOT_RESUMED
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import ORDER, Keep
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import ORDER, Keep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings

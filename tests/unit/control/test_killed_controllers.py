@@ -14,16 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget, AgentHooks
-from harness.control.engines import EngineInProcess
-from harness.control.pause import paused_rollout
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.errors import HarnessError
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget, AgentHooks
+from harness.rollouts.control.engines import EngineInProcess
+from harness.rollouts.control.pause import paused_rollout
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.app import SessionServer
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.mortals import Death, Life, MortalEngine, Mortality
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine

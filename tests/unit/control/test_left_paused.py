@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortReport
-from harness.control.engines import EngineInProcess
 from harness.engines.base import PauseMode
 from harness.errors import EnginesHeld, SessionServerError
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortReport
+from harness.rollouts.control.engines import EngineInProcess
 from tests.controllers.aborting import IMPATIENT
 from tests.controllers.noting_engine import NotingEngine
 from tests.session_servers.served import eventually, serving_with

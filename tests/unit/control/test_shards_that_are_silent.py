@@ -2,12 +2,12 @@
 
 import msgspec
 
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.pause import paused_rollout
-from harness.control.weight_servers import ServersInUpdate
-from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.engines.base import PauseMode
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.pause import paused_rollout
+from harness.rollouts.control.weight_servers import ServersInUpdate
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.sessions.gate import GateReport, GateState
 from harness.sessions.weights.weight_update import LiveWeights
 from tests.session_servers.scripted import canned_server, http_answer

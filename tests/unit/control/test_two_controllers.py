@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.client.gate import renew_holds
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget
-from harness.control.engines import EngineInProcess
-from harness.control.pause import paused_rollout
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, EngineUnavailable, SessionServerError
+from harness.rollouts.client.gate import renew_holds
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import AbortBudget
+from harness.rollouts.control.engines import EngineInProcess
+from harness.rollouts.control.pause import paused_rollout
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import SetClock, eventually, serving_with

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.control.sample_sweep import sweep_samples
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget, UpdateStep
 from harness.engines.base import PauseMode
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE, UNSETTLED
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
+from harness.rollouts.control.sample_sweep import sweep_samples
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateStep
 from harness.samples.codec import sample_from_json
 from harness.samples.versions import unsettled_label
 from harness.sessions.weights.weight_update import SweepRequest

@@ -11,22 +11,22 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
-from harness.control.weight_workers import reach
-from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import UNSETTLED
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, EngineUnavailable, ScenarioError
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.weight_workers import reach
+from harness.rollouts.control.weights import WeightUpdater
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
+from harness.server.store.connect import open_store
+from harness.server.store.memory import MemoryStore
 from harness.sessions.gate import Hold, HoldKind
-from harness.store.connect import open_store
-from harness.store.memory import MemoryStore
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer, Fault, serving

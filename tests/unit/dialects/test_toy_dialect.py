@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.client.session_server import SessionHandle
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.agents.agent_environment import agent_environment
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.client.session_server import SessionHandle
 from harness.server.admitted import TURN_ENDED
 from harness.server.settings import ServerSettings
 from tests.logged import capture_logs

@@ -4,13 +4,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from harness.control.engines import EngineServer, as_workers
-from harness.control.weights import WeightUpdater
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.engines.examine.doctor import diagnose
 from harness.engines.remote.address import ENGINE_KEY
 from harness.errors import EngineRejected, ScenarioError
+from harness.rollouts.control.engines import EngineServer, as_workers
+from harness.rollouts.control.weights import WeightUpdater
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.fake_sglang import FakeSGLang

@@ -6,13 +6,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from harness.control.engines import EngineServer, as_workers
 from harness.engines.connect import open_engine
 from harness.engines.kinds import ENGINE_KINDS, ControlVerb, EngineKind, PauseQuestion, ServerKind
 from harness.errors import ScenarioError
-from harness.lanes import LaneEngine
+from harness.lab.lanes import LaneEngine
+from harness.rollouts.control.engines import EngineServer, as_workers
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import EOS, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client
 from tests.unit.engines.toy_provider import ToyProvider

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import Dtype, LaneEngine, LaneSpec
-from harness.lanes.commands import ServerCommand, server_command
+from harness.lab.lanes import Dtype, LaneEngine, LaneSpec
+from harness.lab.lanes.commands import ServerCommand, server_command
 
 PARENT = {"PATH": "/bin", "PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "HF_HUB_OFFLINE": "0"}
 GUARD = "HARNESS_REPEAT_TERMINATE_"

@@ -10,9 +10,9 @@ import pytest
 import uv
 
 from harness.errors import LaneError
-from harness.lanes import LaneEngine
-from harness.lanes.environment import Requirements, provide_python
-from harness.lanes.torch_source import torch_source
+from harness.lab.lanes import LaneEngine
+from harness.lab.lanes.environment import Requirements, provide_python
+from harness.lab.lanes.torch_source import torch_source
 
 
 @pytest.fixture(name="requirements")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.errors import LaneError
-from harness.lanes import INSTALLED, LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.machine.process_name import members
 
 
@@ -77,7 +77,7 @@ async def test_starting_can_be_cancelled(spec: LaneSpec) -> None:
 async def test_a_lane_dies_with_the_program_that_opened_it(installed: Path, weights: Path) -> None:
     """Even when that is killed with SIGKILL; its children go too."""
     program = (
-        "import asyncio, sys; from pathlib import Path; from harness.lanes import *\n"
+        "import asyncio, sys; from pathlib import Path; from harness.lab.lanes import *\n"
         "async def main():\n"
         f"    async with open_lane(LaneSpec(LaneEngine.VLLM, Path({str(weights)!r}))) as lane:\n"
         "        print(lane.group, flush=True); await asyncio.sleep(600)\n"

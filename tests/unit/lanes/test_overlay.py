@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import INSTALLED, LaneEngine
-from harness.lanes.overlay import write_overlay
+from harness.lab.lanes import INSTALLED, LaneEngine
+from harness.lab.lanes.overlay import write_overlay
 from tests.checkout import ROOT
 
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -64,8 +64,8 @@ def test_the_stand_ins_are_on_the_path_of_sglang_only(tmp_path: Path) -> None:
 def test_an_installed_wheel_works_as_a_checkout_does(tmp_path: Path, installed_wheel: Path) -> None:
     """There the entry points come from metadata, and all files that a lane needs are in the wheel."""
     program = (
-        "import harness; from pathlib import Path; from harness.lanes import LaneEngine\n"
-        "from harness.lanes.environment import Requirements; from harness.lanes.overlay import write_overlay\n"
+        "import harness; from pathlib import Path; from harness.lab.lanes import LaneEngine\n"
+        "from harness.lab.lanes.environment import Requirements; from harness.lab.lanes.overlay import write_overlay\n"
         f"paths = write_overlay(LaneEngine.SGLANG, Path({str(tmp_path / 'overlay')!r}))\n"
         "print(harness.__file__, Requirements.of(LaneEngine.VLLM).digest, *paths, sep='\\n')"
     )

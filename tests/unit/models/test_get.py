@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
+from harness.lab.models import FetchPhase, get_model
+from harness.lab.models.catalogue import SMOLLM2_135M_INSTRUCT
 from harness.machine.cache import MANIFEST
-from harness.models import FetchPhase, get_model
-from harness.models.catalogue import SMOLLM2_135M_INSTRUCT
 from harness.tokens.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("get_model")]  # fetched once, and not by both workers
@@ -39,7 +39,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", name="fetched")
 def _fetched(cache: Path) -> tuple[Path, Watching]:
     """The model, fetched by two processes that started at the same time, and how it looked from one of them."""
-    program = f"from harness.models import get_model; get_model({NAME!r})"
+    program = f"from harness.lab.models import get_model; get_model({NAME!r})"
     environment = os.environ | {"HARNESS_CACHE": str(cache)}
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as other:
         progress = Watching()

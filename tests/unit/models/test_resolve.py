@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
+from harness.lab.models import resolve_model
 from harness.machine.cache import cache_directory
-from harness.models import resolve_model
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_is_neither_is_refused(model: str) -> None:
 
 def test_a_hub_that_does_not_answer_is_a_model_error() -> None:
     """With the name of the model. In a process of its own: the address of the hub is read once per process."""
-    program = "from harness.models import resolve_model; resolve_model('nobody/nothing')"
+    program = "from harness.lab.models import resolve_model; resolve_model('nobody/nothing')"
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     finished = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False

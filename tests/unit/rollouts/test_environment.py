@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from harness.client.session_server import SessionHandle
 from harness.rollouts.agents.agent_environment import (
     MAX_VARIABLE_BYTES,
     agent_environment,
@@ -15,6 +14,7 @@ from harness.rollouts.agents.agent_environment import (
     without_session,
 )
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.client.session_server import SessionHandle
 
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
 

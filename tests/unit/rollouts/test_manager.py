@@ -14,10 +14,10 @@ import httpx
 import psutil
 import pytest
 
-from harness.client.session_server import Deadlines, SessionFacts, SessionServerClient
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import Cause
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.client.session_server import Deadlines, SessionFacts, SessionServerClient
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.serving import RunningServer

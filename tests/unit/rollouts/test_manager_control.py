@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.control.abort import abort_rollout
-from harness.control.abort_report import Fate, Keep
-from harness.control.engines import EngineInProcess, EngineServer, as_workers
-from harness.control.weights_report import UpdateBudget
 from harness.engines.base import TokenProvider
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import ScenarioError
+from harness.rollouts.control.abort import abort_rollout
+from harness.rollouts.control.abort_report import Fate, Keep
+from harness.rollouts.control.engines import EngineInProcess, EngineServer, as_workers
+from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings

@@ -7,14 +7,14 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import harness.router.gateway_program as gateway_program_module
+import harness.gateway.router.gateway_program as gateway_program_module
 from harness.errors import LaneError, ScenarioError
-from harness.router.gateway_program import GatewayProgram, gateway_program
-from harness.router.routed import RoutedApp, RouterSettings, open_routed
+from harness.gateway.router.gateway_program import GatewayProgram, gateway_program
+from harness.gateway.router.routed import RoutedApp, RouterSettings, open_routed
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer

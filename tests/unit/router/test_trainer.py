@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
-from harness.router.trainer import Intent, Then, Trainer, intent_of
+from harness.gateway.router.trainer import Intent, Then, Trainer, intent_of
 from server_patch.router.verbs import VerbOrder
 
 UNTIL = 10.0

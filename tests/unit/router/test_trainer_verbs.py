@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from harness.engines.scripted import ScriptStep, scripted_logprobs
-from harness.router.routed import RouterSettings, open_routed
-from harness.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
+from harness.gateway.router.routed import RouterSettings, open_routed
+from harness.gateway.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
 from harness.samples.proximal import NextVersions, count_next_versions
 from harness.server.app import SessionServer
 from harness.server.serving import serve
+from harness.server.store.connect import open_store
 from harness.sessions.gate import GateState
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
-from harness.store.connect import open_store
 from harness.types import Json, as_ids
 from server_patch.router.fan_out import VerbResult
 from server_patch.router.verbs import VerbOrder

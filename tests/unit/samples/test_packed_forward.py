@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import Pack, Segment, plan_packs
 from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.training import Pack, Segment, plan_packs
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.builders import sample
 from tests.local_model import LOCAL_ENGINE_GROUP

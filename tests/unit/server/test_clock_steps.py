@@ -10,12 +10,12 @@ from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.wire import HoldRequest, RenewRequest
 from harness.server.registry import SessionRegistry
+from harness.server.store.base import SessionStore
+from harness.server.store.memory import MemoryStore
+from harness.server.store.sqlite import SQLiteStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import GateState, HoldKind
 from harness.sessions.session_config import SessionConfig
-from harness.store.base import SessionStore
-from harness.store.memory import MemoryStore
-from harness.store.sqlite import SQLiteStore
-from harness.telemetry.metrics import ServerMetrics
 from tests.session_servers.served import SetClock
 
 DAYS, HOUR = 2 * 86_400.0, 3_600.0

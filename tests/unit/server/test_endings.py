@@ -11,7 +11,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with
 

@@ -14,7 +14,7 @@ from harness.engines.base import LogprobScale
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.types import STREAM_INTERVAL, Json
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer

@@ -7,15 +7,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.client.session_server import SessionServerClient
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.server.serving import serve
+from harness.server.store.connect import open_store
+from harness.server.store.memory import MemoryStore
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.gate import Hold, HoldKind
-from harness.store.connect import open_store
-from harness.store.memory import MemoryStore
-from harness.store.sqlite import SQLiteStore
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.served import SetClock, eventually, says, serving, serving_with
 

@@ -11,7 +11,7 @@ import pytest
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.housekeeping import forget_closed_sessions
 from harness.server.settings import ServerSettings
-from harness.store.sqlite import SQLiteStore, read_sessions
+from harness.server.store.sqlite import SQLiteStore, read_sessions
 from tests.builders import user
 from tests.session_servers.served import SetClock, eventually, says, serving
 from tests.session_servers.store_file import read_file

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from harness.engines.scripted import ScriptStep
-from harness.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.types import Json
 from tests.dialects.speakers import SPEAKERS, Speaker
 from tests.session_servers.scripted import scripted_server

@@ -15,7 +15,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripte
 from harness.errors import UnknownWeightVersion
 from harness.samples.versions import LARGEST, LabelOrder, policy_version
 from harness.server.serving import serve
-from harness.store.connect import open_store
+from harness.server.store.connect import open_store
 from harness.types import Json, as_ids
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, Served

@@ -11,7 +11,7 @@ from harness.dialects.request_limits import RequestLimits, read_limits
 from harness.errors import PromptTooLong, ScenarioError, ServerBusy
 from harness.server.prompts import HeavyWork
 from harness.server.settings import ServerSettings
-from harness.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.tokens.fitting import require_fitting
 from tests.builders import body, tool, toy_tokenizer, user
 from tests.session_servers.served import says, serving, url_of

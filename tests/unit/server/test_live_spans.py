@@ -16,8 +16,8 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.errors import ScenarioError
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.store.connect import open_store
-from harness.telemetry.tracing.collector import HEADERS_VARIABLES
+from harness.server.store.connect import open_store
+from harness.server.telemetry.tracing.collector import HEADERS_VARIABLES
 from harness.viewer.exports.spans import SPANS_FILE, write_spans
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.harness_command import harness, write_scenario

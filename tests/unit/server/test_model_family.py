@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json

@@ -12,8 +12,8 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.errors import EngineUnavailable, StoreFull
 from harness.server.app import SessionServer
 from harness.server.settings import ServerSettings
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.gate import ANONYMOUS
-from harness.store.sqlite import SQLiteStore
 from harness.types import GenerationRequest, GenerationResult, Json, Turn
 from tests.builders import body, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange

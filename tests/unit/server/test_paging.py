@@ -15,9 +15,9 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.errors import ScenarioError, StoreError
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
+from harness.server.store.memory import MemoryStore
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.paging import SessionStub
-from harness.store.memory import MemoryStore
-from harness.store.sqlite import SQLiteStore
 from harness.types import Turn
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, url_of

@@ -10,7 +10,7 @@ from harness.dialects.model_request import ModelAnswer, WireCall, seal
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_responses import OpenAIResponses
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user

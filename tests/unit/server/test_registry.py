@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from harness.errors import HarnessError, StoreError
 from harness.server.admitted import AdmittedTurns
 from harness.server.registry import SessionRegistry
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn
 from tests.builders import take_turn, user
 from tests.thoroughness import examples

@@ -6,9 +6,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from harness.client.session_server import SessionServerClient
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import ScriptedEngine, ScriptStep
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from server_patch.background import running

@@ -8,10 +8,10 @@ from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.base import EngineHealth
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.store.memory import MemoryStore
 from harness.server.turns import ServedTurn, TurnService
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.memory import MemoryStore
 from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 
 CUT = ScriptStep(text="one two three four five", fault=ScriptedFault.ABORT, fault_after=2)

@@ -16,12 +16,12 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
 from harness.server.serving import serve
+from harness.server.store.base import SessionStore
+from harness.server.store.connect import open_store
+from harness.server.store.memory import MemoryStore
+from harness.server.store.sqlite import SQLiteStore
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
-from harness.store.base import SessionStore
-from harness.store.connect import open_store
-from harness.store.memory import MemoryStore
-from harness.store.sqlite import SQLiteStore
 from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, Turn, as_ids
 from tests.builders import assistant, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says

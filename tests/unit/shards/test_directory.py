@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import CannotListen, ScenarioError, StoreError
+from harness.gateway.shards.directory import ShardDirectory
 from harness.machine.process_name import ProcessName
-from harness.shards.directory import ShardDirectory
 
 
 def opened(folder: Path, shards: int = 2, port: int = 0) -> ShardDirectory:

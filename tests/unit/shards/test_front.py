@@ -10,16 +10,16 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from harness.engines.scripted import ScriptedEngine
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.front import Front
+from harness.gateway.shards.link import ShardLink
+from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.standing import ShardCounts
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.shards.directory import ShardDirectory
-from harness.shards.front import Front
-from harness.shards.link import ShardLink
-from harness.shards.shard_links import ShardLinks
-from harness.shards.standing import ShardCounts
-from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.metrics import ServerMetrics
 from tests.builders import toy_template, turn_service
 from tests.fake_engines.providers import toy_tokenizer
 from tests.session_servers.asgi_client import Exchange

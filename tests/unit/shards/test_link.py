@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from harness.errors import ShardUnavailable
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.link import ShardLink
+from harness.gateway.shards.standing import ShardCounts, StandingAnswer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.shards.directory import ShardDirectory
-from harness.shards.link import ShardLink
-from harness.shards.standing import ShardCounts, StandingAnswer
-from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.metrics import ServerMetrics
 from tests.session_servers.scripted import canned_server, http_answer
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
-from harness.shards.placement import ShardLoad, choose_shard, read_wish
+from harness.gateway.shards.placement import ShardLoad, choose_shard, read_wish
 
 SESSION_0, SESSION_1 = "00" * 16, "01" * 16
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.errors import HarnessError
+from harness.gateway.shards.standing import AT_FIRST, Standing, mirrored, standing_of
 from harness.sessions.gate import Gate, GateState, Hold, HoldKind, Work
-from harness.shards.standing import AT_FIRST, Standing, mirrored, standing_of
 
 HOLDERS = st.sampled_from(["a", "b", "c"])
 KINDS = st.sampled_from(HoldKind)

@@ -13,16 +13,16 @@ import aiohttp
 import pytest
 
 from harness.errors import EnginesHeld
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.link import ShardLink
+from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.standing import ShardCounts
+from harness.gateway.shards.supervisor import ShardCommand, Supervisor, shard_environment
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
+from harness.server.store.memory import MemoryStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import Gate, Hold, HoldKind
-from harness.shards.directory import ShardDirectory
-from harness.shards.link import ShardLink
-from harness.shards.shard_links import ShardLinks
-from harness.shards.standing import ShardCounts
-from harness.shards.supervisor import ShardCommand, Supervisor, shard_environment
-from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
 from tests.processes.family import is_running
 from tests.session_servers.served import eventually
 

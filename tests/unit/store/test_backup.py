@@ -7,8 +7,8 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.session import Session
-from harness.store.sqlite import SQLiteStore
 from tests.builders import new_session, take_turn, user
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.store.sqlite import SQLiteStore, read_sessions
+from harness.server.store.sqlite import SQLiteStore, read_sessions
 
 OTHER_SERVER = """
 import asyncio, sys
 from pathlib import Path
-from harness.store.sqlite import SQLiteStore
+from harness.server.store.sqlite import SQLiteStore
 
 async def main():
     async with SQLiteStore(Path(sys.argv[1])):

@@ -8,8 +8,8 @@ import pytest
 
 from harness.engines.scripted import ScriptStep
 from harness.errors import StoreError
+from harness.server.store.sqlite import SQLiteStore, read_session, read_sessions
 from harness.sessions.session import Session
-from harness.store.sqlite import SQLiteStore, read_session, read_sessions
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.builders import tool, user

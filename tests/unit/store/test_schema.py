@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
+from harness.server.store.schema import (
+    _EXACT_KEYS,
+    _UNKNOWN_OUTPUT,
+    _WORK_OF_HOLDS,
+    FIRST_VERSION,
+    SCHEMA_VERSION,
+    STEPS,
+)
+from harness.server.store.sqlite import SQLiteStore, count_unknown, read_sessions
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.ledger import Unknown
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.schema import _EXACT_KEYS, _UNKNOWN_OUTPUT, _WORK_OF_HOLDS, FIRST_VERSION, SCHEMA_VERSION, STEPS
-from harness.store.sqlite import SQLiteStore, count_unknown, read_sessions
 from harness.types import UnknownOutput
 
 VERSION_2 = """

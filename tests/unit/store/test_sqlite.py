@@ -14,15 +14,15 @@ import pytest
 
 from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.delivery import Selection
+from harness.server.store.base import LoadedSessions
+from harness.server.store.connect import open_store
+from harness.server.store.sqlite import SQLiteStore, count_generated, read_hold_times, read_session, read_sessions
 from harness.sessions.admission import Limits
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.script import Step
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete, SessionConfig
-from harness.store.base import LoadedSessions
-from harness.store.connect import open_store
-from harness.store.sqlite import SQLiteStore, count_generated, read_hold_times, read_session, read_sessions
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, FinishReason, SamplingWishes, Turn
 from tests.builders import admit, assistant, fail, finish, new_session, take_turn, user

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.sqlite import SQLiteStore
 from tests.builders import take_turn, user
 from tests.checkout import ROOT
 from tests.session_servers.served import serving
@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from tests.builders import new_session, take_turn, user
 from harness.errors import StoreError
-from harness.store.sqlite import SQLiteStore
+from harness.server.store.sqlite import SQLiteStore
 
 async def main():
     session = new_session()

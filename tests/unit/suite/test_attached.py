@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.connections import SessionServerAddress
-from harness.client.session_server import Deadlines
 from harness.errors import SessionServerError
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import Deadlines
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.run.attached import AttachedClient
 from tests.fake_engines.fake_server import Fault

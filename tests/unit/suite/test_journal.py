@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.collector.step_outcome import StepTimes, TrainedStep
-from harness.learner.learner import LossSums, StepReport
-from harness.learner.scripted import ScriptedLearner
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.journal import TrainingJournal
+from harness.training.collector.step_outcome import StepTimes, TrainedStep
+from harness.training.learner.learner import LossSums, StepReport
+from harness.training.learner.scripted import ScriptedLearner
 from tests.unit.collector.test_step_table import new_run, usual
 
 PATIENCE_S = 30

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.collector.groups import RolloutIndex, ScoredRollout
-from harness.collector.record.step_table import StepTable
-from harness.control.abort_report import Keep
 from harness.errors import StoreFull
+from harness.rollouts.control.abort_report import Keep
+from harness.server.store.memory import MemoryStore
 from harness.sessions.session import Session
-from harness.store.memory import MemoryStore
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_table import StepTable
 from tests.collector.staged_source import StagedSource
 from tests.collector.training import playing
 from tests.unit.collector.packed_steps import index_of, scored_rollout

@@ -11,10 +11,10 @@ import pytest
 
 from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.samples.rollout import OutcomeKind
+from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.ledger import Ledger, Unknown
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.store.sqlite import SQLiteStore
 from harness.suite.judge.accounting import account_run, ledger_of
 from harness.suite.judge.witness import Witness
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord, read_rollouts

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from harness.collector.step_rules import StepBudget
 from harness.errors import ScenarioError
 from harness.suite.scenarios.folder import load_scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.training_pipeline import encoder_of, rules_of
+from harness.training.collector.step_rules import StepBudget
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import ScenarioError
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import (
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.tracing.collector import (
     Answer,
     DeliveryVerdict,
     SpanCollector,
@@ -25,8 +25,14 @@ from harness.telemetry.tracing.collector import (
     read_headers,
     traces_url,
 )
-from harness.telemetry.tracing.sender import SPANS_NOT_TAKEN, SPANS_TAKEN, SendingPace, SpanDropReason, SpanSender
-from harness.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
+from harness.server.telemetry.tracing.sender import (
+    SPANS_NOT_TAKEN,
+    SPANS_TAKEN,
+    SendingPace,
+    SpanDropReason,
+    SpanSender,
+)
+from harness.server.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
 from tests.checkout import ROOT
 from tests.logged import capture_logs
 from tests.otlp_collector import Answering, OtlpCollector, collecting, said, take

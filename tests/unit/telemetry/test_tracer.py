@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.json import encode
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.tracing.collector import SpanCollector, traces_url
+from harness.server.telemetry.tracing.sender import SpanSender
+from harness.server.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
+from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.telemetry.metrics import ServerMetrics
-from harness.telemetry.tracing.collector import SpanCollector, traces_url
-from harness.telemetry.tracing.sender import SpanSender
-from harness.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
-from harness.telemetry.tracing.tracer import SessionTracer
 from harness.types import Json
 from tests.builders import new_session, take_turn, user
 from tests.otlp_collector import collecting, read_request, said

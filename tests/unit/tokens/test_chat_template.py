@@ -243,7 +243,7 @@ def test_the_real_tokenizer_keeps_every_prompt_exact(real_template):
 @pytest.mark.model
 def test_the_real_template_is_ours_and_append_only(real_template):
     """The model's folder carries the template that renders tools."""
-    ours = resources.files("harness.models").joinpath("chatml_hermes.jinja").read_text(encoding="utf-8")
+    ours = resources.files("harness.lab.models").joinpath("chatml_hermes.jinja").read_text(encoding="utf-8")
 
     assert (real_template.template.text, real_template.describe().divergence) == (ours, None)
 

@@ -11,8 +11,8 @@ import pytest
 
 from harness.cli.look.diff import diff
 from harness.errors import RunError
+from harness.server.store.sqlite import read_session
 from harness.sessions.record import RecordIds, session_record
-from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from harness.client.connections import SessionServerAddress
 from harness.engines.scripted import ScriptStep
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
 from tests.browser import HOSTILE, PATIENCE_S, Sight, browsing, looking_at

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harness.client.session_server import SessionServerClient
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.server.app import SessionServer
 from harness.server.serving import serve
-from harness.store.memory import MemoryStore
+from harness.server.store.memory import MemoryStore
 from harness.types import Json
 from harness.viewer.live.live_look import BrowserState, LiveLook
 from tests.builders import toy_template, toy_tokenizer, user

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from harness.cli.look.view import view
-from harness.client.connections import SessionServerAddress
 from harness.errors import RunError, SessionServerError
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
 from harness.types import Json
 from harness.viewer.live.live_page import serve_live

@@ -18,8 +18,8 @@ from harness.engines.scripted import ScriptStep
 from harness.errors import Cause, RunError, SessionServerError
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
+from harness.server.store.sqlite import read_session
 from harness.sessions.record import session_record
-from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import Overrides, select
 from harness.suite.record.lock import note_engine, note_start

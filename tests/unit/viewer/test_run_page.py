@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from harness.cli.look.view import view
-from harness.client.connections import SessionServerAddress
 from harness.errors import RunError, SessionServerError
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
+from harness.server.store.sqlite import read_session
 from harness.sessions.record import session_record
-from harness.store.sqlite import read_session
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look_at_server import look_into_all

@@ -1,6 +1,6 @@
 """A server as it has been seen: each browser is told what it does not have, whatever the others were told."""
 
-from harness.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
+from harness.rollouts.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.sessions.gate import HoldKind
 from harness.sessions.hold_times import HoldTime
 from harness.types import Json

@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.cli.look.report import ReportFormat, report
+from harness.server.telemetry.tracing.spans import ATTRIBUTES
 from harness.suite.record.rundir import RunDirectory
-from harness.telemetry.tracing.spans import ATTRIBUTES
 from harness.types import Json
 from harness.viewer.exports.spans import SPANS_FILE, session_spans
 from harness.viewer.look import look_at, look_into

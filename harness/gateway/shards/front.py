@@ -1,0 +1,198 @@
+"""The public address of several shards: the gate, weight updates, and combined reports.
+
+    POST /sessions              sent to the shard with the fewest sessions; `base_url` has that shard's address
+    /sessions/{id}/...          requests of owners, forwarded to the session's shard (`front_sessions`)
+    gate verbs                  decided here, then sent to every shard
+    sweep, weights, metrics,    sent to every shard; the answers are merged
+    health, the list
+    model calls                 421 with the shard's address: turns never pass through a front
+
+The front owns the gate, with its holds in its own store. A verb takes effect at the front at once, then durably, then
+at every shard that answers in time. Each other shard adds a line to `problems` and is retried until it answers.
+"""
+
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.front_sessions import FrontSessions
+from harness.gateway.shards.link import VERB_S, ShardLink
+from harness.gateway.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
+from harness.gateway.shards.shard import ENGINES_PATH
+from harness.gateway.shards.shard_links import ShardLinks
+from harness.machine.log import get_logger
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.http.access import is_operator
+from harness.server.http.connection import Callers
+from harness.server.http.responses import ErrorAnswers, json_response
+from harness.server.http.wire import parse_expected, read_body
+from harness.server.left_engines import LeftEngines
+from harness.server.routes import GateCounts, ServerApi
+from harness.server.settings import ServerSettings
+from harness.server.sweep import parse_sweep
+from harness.server.telemetry.metrics import CONTENT_TYPE, ServerMetrics
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport
+
+_ENGINES_S = 8.0  # for engines to answer their shards
+_OVER_S = 15.0  # for a sweep to finish after its time budget
+
+log = get_logger(__name__)
+
+
+class Front(ServerApi):
+    def __init__(
+        self,
+        links: ShardLinks,
+        gatekeeper: Gatekeeper,
+        directory: ShardDirectory,
+        metrics: ServerMetrics,
+        settings: ServerSettings,
+    ) -> None:
+        super().__init__(gatekeeper, settings, ErrorAnswers(metrics, settings))
+        self.callers = Callers()
+        self.left_engines = LeftEngines(gatekeeper, self._continue_engines)
+        self._links = links
+        self._directory = directory
+        self._metrics = metrics
+        self._start = secrets.token_hex(8)
+
+    def app(self) -> Starlette:
+        """Build the ASGI application."""
+        sessions = FrontSessions(self._links, self.gatekeeper, self.callers, self.settings)
+        return self.build_app(sessions, before=[], after=sessions.redirects())
+
+    # Gate
+
+    async def drain_sessions(self) -> Callable[[], int]:
+        """See `ServerApi`. The gate state carries the drain to the shards."""
+        before = self._sessions_closed
+        self._directory.note_drain()
+        self.gatekeeper.look_again()
+        return lambda: self._sessions_closed - before
+
+    async def count_sessions(self) -> GateCounts:
+        """See `ServerApi`. Counts only shards that answer in time."""
+        told = await self._links.ask(ShardLink.tell, VERB_S)
+        counts = add_counts(told.answers.values())
+        return GateCounts(
+            counts.sessions,
+            counts.sessions_open,
+            counts.turns_in_flight,
+            counts.turns_held,
+            self.gatekeeper.held + counts.held,
+            told.problems,
+        )
+
+    @property
+    def released_elsewhere(self) -> int:
+        """See `ServerApi`."""
+        return sum(link.released for link in self._links)
+
+    @property
+    def _sessions_closed(self) -> int:
+        return sum(link.sessions_closed for link in self._links)
+
+    async def _continue_engines(self) -> None:
+
+        # One shard is enough, because all have the same engines. `some` raises if every shard fails.
+        async def wake(link: ShardLink) -> None:
+            (await link.ask("POST", ENGINES_PATH)).require()
+
+        _ = (await self._links.ask(wake, _ENGINES_S)).some
+
+    # Weight updates
+
+    async def _start_sweep(self, request: Request) -> Response:
+        asked = parse_sweep(await read_body(request, self.settings.limits))
+        share = msgspec.structs.replace(asked, concurrency=max(1, asked.concurrency // len(self._links)))
+        body = msgspec.json.encode(share)
+        refusals: list[Response] = []
+
+        async def sweep(link: ShardLink) -> SweepReport:
+            answer = await link.ask("POST", "/sessions/sweep", body)
+            if answer.status == MalformedRequest.status:
+                refusals.append(Response(answer.body, answer.status, media_type="application/json"))
+            return answer.read(SweepReport)
+
+        done = await self._links.ask(sweep, asked.budget_s + _OVER_S)
+        if refusals:
+            return refusals[0]
+        return json_response(merge_sweeps(done.some, {ShardUnavailable.code: len(done.problems)}))
+
+    async def _sweep_progress(self, request: Request) -> Response:
+        del request
+
+        async def look(link: ShardLink) -> SweepReport | None:
+            return (await link.ask("GET", "/sessions/sweep")).read(SweepReport | None)  # type: ignore[arg-type]
+
+        found = await self._links.ask(look, VERB_S)
+        reports = [report for report in found.some if report is not None]
+        return json_response(merge_sweeps(reports, {}) if reports else None)
+
+    async def _weights(self, request: Request) -> Response:
+        expected = msgspec.json.encode(parse_expected(await read_body(request, self.settings.limits)))
+
+        async def ask(link: ShardLink) -> LiveWeights:
+            return (await link.ask("POST", "/sessions/weights", expected)).read(LiveWeights)
+
+        asked = await self._links.ask(ask, _ENGINES_S)
+        return json_response(merge_weights(asked.some, asked.problems))
+
+    # Operation
+
+    async def _describe(self, request: Request) -> Response:
+        del request
+
+        async def ask(link: ShardLink) -> dict[str, Any]:
+            return (await link.ask("GET", "/sessions/server")).read(dict[str, Any])
+
+        said = (await self._links.ask(ask, VERB_S)).some[0]
+        return json_response({**said, "start": self._start, "shards": [link.url for link in self._links]})
+
+    async def _health(self, request: Request) -> Response:
+        if not is_operator(request.headers, self.settings.admin_token):
+            return json_response({"status": "alive"})
+
+        async def ask(link: ShardLink) -> dict[str, Any]:
+            answer = await link.ask("GET", "/health")
+            return answer.read(dict[str, Any], also=HTTPStatus.SERVICE_UNAVAILABLE)
+
+        asked = await self._links.ask(ask, VERB_S)
+        said = [{"shard": number, **answer} for number, answer in asked.answers.items()]
+        troubles = (
+            (ServerStopping.code, self.callers.is_stopping),
+            (ShardUnavailable.code, bool(asked.problems)),
+            (StoreError.code, any(each["status"] == StoreError.code for each in said)),
+            (EngineUnavailable.code, any(each["status"] == EngineUnavailable.code for each in said)),
+            ("engine_paused", self.left_engines.problem is not None),
+        )
+        others = (each["status"] for each in said if each["status"] != "ok")
+        status = next((code for code, is_so in troubles if is_so), next(others, "ok"))
+        body = {
+            "status": status,
+            "gate": str(self.gatekeeper.gate.state),
+            "shards": said,
+            "problems": asked.problems,
+            "left_paused": self.left_engines.problem or "",
+        }
+        return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _render_metrics(self, request: Request) -> Response:
+        del request
+
+        async def ask(link: ShardLink) -> bytes:
+            answer = await link.ask("GET", "/metrics")
+            answer.require()
+            return answer.body
+
+        asked = await self._links.ask(ask, VERB_S)
+        pages = {str(number): page for number, page in asked.answers.items()}
+        return Response(merge_metrics({"front": self._metrics.render(), **pages}), media_type=CONTENT_TYPE)

@@ -1,0 +1,223 @@
+"""A front's link to one shard: its address, gate state, and counts.
+
+The front sends its gate state on every change and once a second. A shard *serves* once it has answered the last state.
+Until then the front retries, places no session there, and each verb waits for its deadline and reports a problem.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from harness.errors import HarnessError, ShardLost, ShardUnavailable
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.placement import ShardLoad
+from harness.gateway.shards.shard import STANDING_PATH
+from harness.gateway.shards.standing import ShardCounts, Standing, StandingAnswer, ToldStanding, standing_of
+from harness.machine.deadlines import not_in_time, read_end, within
+from harness.machine.log import get_logger
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.settings import ServerSettings
+
+# Less than a third of the 10 s of one `GateClient` attempt, so that a hanging shard does not delay the others.
+VERB_S = 2.5
+"""Deadline of a shard for its part in a verb."""
+
+_EVERY_S = 1.0  # between two states when nothing changes
+_ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # no socket is bound here
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+log = get_logger(__name__)
+
+_T = TypeVar("_T")
+
+
+class ShardAnswer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def require(self, also: int = HTTPStatus.OK) -> None:
+        """Raise `ShardUnavailable` unless the status is 2xx or `also`."""
+        if not (HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES or self.status == also):
+            raise ShardUnavailable(f"it answered {self.status} {self.body[:300].decode(errors='replace')}")
+
+    def read(self, kind: type[_T], also: int = HTTPStatus.OK) -> _T:
+        """Call `require`, then decode the body. Raises `ShardUnavailable`."""
+        self.require(also)
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ShardUnavailable(f"unexpected answer: {error}") from error
+
+
+class ShardLink:
+    """Link to shard `number`."""
+
+    def __init__(
+        self,
+        number: int,
+        http: aiohttp.ClientSession,
+        gatekeeper: Gatekeeper,
+        directory: ShardDirectory,
+        settings: ServerSettings,
+    ) -> None:
+        self.number = number
+        self.url = ""
+        """Address for its front; empty while it starts."""
+        self.counts: ShardCounts | None = None
+        """Last counts; None while it does not serve."""
+        self.problem = "is being started"
+        """Reason it does not serve, or empty."""
+        self.orphans: set[str] = set()
+        """Sessions to delete: the answer to their creation was lost."""
+        self.sessions_closed = 0
+        """Sessions that drains closed, since this link exists."""
+        self.released = 0
+        """Requests that opening the gate released, since this link exists."""
+        self._placed = 0
+        self._http = http
+        self._gatekeeper = gatekeeper
+        self._directory = directory
+        self._host = _ON_THIS_MACHINE.get(settings.host, settings.host)
+        self._headers = {"authorization": f"Bearer {settings.admin_token}"} if settings.admin_token else {}
+        self._one_at_a_time = asyncio.Lock()  # an old state must not arrive after a newer one
+        self._start = secrets.token_hex(8)
+        self._telling = 0
+        self._told: Standing | None = None
+
+    @property
+    def port(self) -> int:
+        """Public port, which a restart keeps."""
+        return self._directory.record.ports[self.number]
+
+    @property
+    def load(self) -> ShardLoad | None:
+        """Load; None while it does not serve."""
+        return None if self.counts is None else ShardLoad(self.number, self.counts.sessions, self._placed)
+
+    def came_up(self) -> None:
+        """Record that a process answers; its gate stays closed until `tell`."""
+        self.url = str(URL.build(scheme="http", host=self._host, port=self.port))
+        self._told, self.problem = None, "has not been told how to stand"
+        self._gatekeeper.look_again()
+
+    def went_down(self, problem: str) -> None:
+        """Record that no process answers."""
+        self.url, self._told = "", None
+        self._fall_silent(problem)
+
+    def place(self) -> None:
+        """Count a session placed on the shard."""
+        self._placed += 1
+
+    async def tell(self) -> ShardCounts:
+        """Send the gate state and return the counts. Raises `ShardUnavailable`, `StoreError`."""
+        # States are sent one at a time, each built just before it is sent. So on return, the shard has the gate state
+        # of the time of the call, or a later one.
+        async with self._one_at_a_time:
+            # While the shard owes a drain it gets a closed gate, so that no newer session falls under that drain.
+            while owes := self._directory.owes(self.number):
+                await self._tell(standing_of(self._gatekeeper.gate, owes=owes))
+                self._directory.note_drained(self.number, owes)
+            return await self._tell(standing_of(self._gatekeeper.gate, owes=0))
+
+    async def keep_in_step(self) -> None:
+        """Send the gate state forever."""
+        while True:
+            await self._gatekeeper.until(lambda: bool(self.url))
+            await within(_EVERY_S, self._gatekeeper.until(self._is_behind))
+            if not self.url:
+                continue
+            try:
+                async with asyncio.timeout(VERB_S):
+                    await self.tell()
+                    await self._delete_orphans()
+            except TimeoutError:
+                self._fall_silent(not_in_time(VERB_S))
+            except HarnessError as error:
+                self._fall_silent(error.message)
+            if self.problem:
+                await asyncio.sleep(_EVERY_S / 4)
+
+    async def ask_while_it_serves(self, method: str, path: str, body: bytes) -> ShardAnswer:
+        """Send a request as `ask`. Raises `ShardLost` once the shard stops serving, even if still connected."""
+        asking = asyncio.ensure_future(self.ask(method, path, body))
+        asking.add_done_callback(read_end)
+        silence = asyncio.ensure_future(self._gatekeeper.until(lambda: self.counts is None))
+        try:
+            await asyncio.wait({asking, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise ShardLost(f"shard {self.number} {self.problem}")
+        finally:
+            asking.cancel()
+            silence.cancel()
+            await asyncio.wait({asking, silence})
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> ShardAnswer:
+        """Send a request as the operator. The caller sets a timeout. Raises as `answer`."""
+        async with self.answer(method, path, body) as response:
+            return ShardAnswer(response.status, response.headers, await response.read())
+
+    @asynccontextmanager
+    async def answer(
+        self, method: str, path: str, body: bytes | None = None, *, accept: str = "*/*", silence_s: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the response as it arrives.
+
+        Raises `ShardUnavailable` if the shard was not reached, `ShardLost` if it then disconnected or was silent for
+        `silence_s`.
+        """
+        if not self.url:
+            raise ShardUnavailable(f"shard {self.number} {self.problem}")
+        headers = {**self._headers, "accept": accept}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=VERB_S, sock_read=silence_s)
+        try:
+            async with self._http.request(
+                method, URL(f"{self.url}{path}", encoded=True), data=body, headers=headers, timeout=timeout
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError) as error:
+            said = f"{type(error).__name__} {error}".rstrip()
+            self._fall_silent(said)  # until it answers a new state, so no session goes there before
+            was_sent = not isinstance(error, _NEVER_SENT)
+            raise (ShardLost if was_sent else ShardUnavailable)(f"shard {self.number}: {said}") from error
+
+    def _is_behind(self) -> bool:
+        gate = self._gatekeeper.gate
+        return not self.url or self._told != standing_of(gate, owes=self._directory.owes(self.number))
+
+    async def _tell(self, standing: Standing) -> ShardCounts:
+        self._telling += 1
+        told = ToldStanding(self._start, self._telling, standing)
+        answer = (await self.ask("PUT", STANDING_PATH, msgspec.json.encode(told))).read(StandingAnswer)
+        if (answer.start, answer.telling) != (told.start, told.telling):
+            raise ShardUnavailable(
+                f"it stands as somebody else has told it (PUT {STANDING_PATH}, telling {answer.telling} of"
+                f" {answer.start!r}), not as its front has: kill it, and it is started again"
+            )
+        counts = answer.counts
+        if self.problem:
+            log.info("shard_serves", shard=self.number, url=self.url, sessions=counts.sessions)
+        self.counts, self.problem, self._told, self._placed = counts, "", standing, 0
+        self.sessions_closed += counts.sessions_closed
+        self.released += counts.released
+        return counts
+
+    def _fall_silent(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("shard_silent", shard=self.number, problem=problem)
+        self.counts, self.problem = None, problem
+        self._gatekeeper.look_again()
+
+    async def _delete_orphans(self) -> None:
+        for session_id in list(self.orphans):
+            (await self.ask("DELETE", f"/sessions/{session_id}")).require()
+            self.orphans.discard(session_id)

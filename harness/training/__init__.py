@@ -1,0 +1,127 @@
+"""Training on sessions: segments, packs, optimizer steps of exact size, rewards, learners.
+
+Programs import the names in `__all__` from here; the modules may move. Uses `rollouts`, `samples` and what these use.
+Start with `collector/`, which fills steps, then `learner/`, which trains them.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from harness._front_door import lazy_loader
+
+if TYPE_CHECKING:
+    from harness.samples.credit import return_to_go_advantages as return_to_go_advantages
+    from harness.samples.credit import rollout_advantages as rollout_advantages
+    from harness.samples.credit import turn_advantages as turn_advantages
+    from harness.samples.delivery import deliver as deliver
+    from harness.samples.encoders import EncodedSample as EncodedSample
+    from harness.samples.encoders import SegmentEncoder as SegmentEncoder
+    from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
+    from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
+    from harness.samples.pack_stream import PackStream as PackStream
+    from harness.samples.packing import plan_packs as plan_packs
+    from harness.samples.packs import Pack as Pack
+    from harness.samples.segments import LostTokens as LostTokens
+    from harness.samples.segments import Segment as Segment
+    from harness.samples.segments import TooLong as TooLong
+    from harness.samples.segments import fit_segment as fit_segment
+    from harness.samples.turn_rewards import RolloutReward as RolloutReward
+    from harness.samples.turn_rewards import reward_turns as reward_turns
+    from harness.training.collector.collector import Collector as Collector
+    from harness.training.collector.groups import GroupIndex as GroupIndex
+    from harness.training.collector.groups import RolloutIndex as RolloutIndex
+    from harness.training.collector.groups import ScoredRollout as ScoredRollout
+    from harness.training.collector.groups import drop_zero_variance as drop_zero_variance
+    from harness.training.collector.groups import standardize as standardize
+    from harness.training.collector.groups import take_rewards as take_rewards
+    from harness.training.collector.pipeline import Normalizer as Normalizer
+    from harness.training.collector.pipeline import StepPipeline as StepPipeline
+    from harness.training.collector.record.step_record import StepRecord as StepRecord
+    from harness.training.collector.record.step_record import pack_again as pack_again
+    from harness.training.collector.record.step_table import StepTable as StepTable
+    from harness.training.collector.record.step_table import read_step as read_step
+    from harness.training.collector.rollout_source import RolloutSource as RolloutSource
+    from harness.training.collector.sampling_scale import OffScale as OffScale
+    from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
+    from harness.training.collector.segment_maker import Stale as Stale
+    from harness.training.collector.session_source import SessionSource as SessionSource
+    from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
+    from harness.training.collector.step_outcome import TrainedStep as TrainedStep
+    from harness.training.collector.step_rules import OnFailure as OnFailure
+    from harness.training.collector.step_rules import Order as Order
+    from harness.training.collector.step_rules import Partial as Partial
+    from harness.training.collector.step_rules import StepBudget as StepBudget
+    from harness.training.collector.step_rules import StepRules as StepRules
+    from harness.training.learner.learner import Learner as Learner
+    from harness.training.learner.learner import LossSums as LossSums
+    from harness.training.learner.learner import StepReport as StepReport
+    from harness.training.learner.scripted import ScriptedLearner as ScriptedLearner
+    from harness.training.learner.settings import LossKind as LossKind
+    from harness.training.learner.settings import LossSettings as LossSettings
+    from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
+    from harness.training.learner.torch_learner import TorchLearner as TorchLearner
+
+
+_HOMES: Mapping[str, str] = {
+    "Segment": "harness.samples.segments",
+    "TooLong": "harness.samples.segments",
+    "fit_segment": "harness.samples.segments",
+    "LostTokens": "harness.samples.segments",
+    "SegmentEncoder": "harness.samples.encoders",
+    "EncodedSample": "harness.samples.encoders",
+    "WholeSampleEncoder": "harness.samples.encoders",
+    "require_sampled_prefix": "harness.samples.encoders",
+    "plan_packs": "harness.samples.packing",
+    "PackStream": "harness.samples.pack_stream",
+    "Pack": "harness.samples.packs",
+    "StepPipeline": "harness.training.collector.pipeline",
+    "StepRules": "harness.training.collector.step_rules",
+    "StepBudget": "harness.training.collector.step_rules",
+    "SessionSource": "harness.training.collector.session_source",
+    "RolloutIndex": "harness.training.collector.groups",
+    "SegmentMaker": "harness.training.collector.segment_maker",
+    "Stale": "harness.training.collector.segment_maker",
+    "TrainedStep": "harness.training.collector.step_outcome",
+    "Collector": "harness.training.collector.collector",
+    "RolloutSource": "harness.training.collector.rollout_source",
+    "GroupIndex": "harness.training.collector.groups",
+    "ScoredRollout": "harness.training.collector.groups",
+    "CollectedGroup": "harness.training.collector.step_outcome",
+    "Order": "harness.training.collector.step_rules",
+    "OnFailure": "harness.training.collector.step_rules",
+    "Partial": "harness.training.collector.step_rules",
+    "OffScale": "harness.training.collector.sampling_scale",
+    "Normalizer": "harness.training.collector.pipeline",
+    "drop_zero_variance": "harness.training.collector.groups",
+    "standardize": "harness.training.collector.groups",
+    "take_rewards": "harness.training.collector.groups",
+    "deliver": "harness.samples.delivery",
+    "rollout_advantages": "harness.samples.credit",
+    "turn_advantages": "harness.samples.credit",
+    "return_to_go_advantages": "harness.samples.credit",
+    "RolloutReward": "harness.samples.turn_rewards",
+    "reward_turns": "harness.samples.turn_rewards",
+    "StepTable": "harness.training.collector.record.step_table",
+    "StepRecord": "harness.training.collector.record.step_record",
+    "read_step": "harness.training.collector.record.step_table",
+    "pack_again": "harness.training.collector.record.step_record",
+    "Learner": "harness.training.learner.learner",
+    "LossSums": "harness.training.learner.learner",
+    "StepReport": "harness.training.learner.learner",
+    "ScriptedLearner": "harness.training.learner.scripted",
+    "TorchLearner": "harness.training.learner.torch_learner",
+    "LossKind": "harness.training.learner.settings",
+    "LossSettings": "harness.training.learner.settings",
+    "OptimizerSettings": "harness.training.learner.settings",
+}
+"""Public names, and the modules that define them."""
+
+__all__ = list(_HOMES)
+
+if not TYPE_CHECKING:  # else a type checker would take every name for one that may exist
+    __getattr__ = lazy_loader(globals(), _HOMES)
+
+
+def __dir__() -> list[str]:
+    """List the loaded names and every public name."""
+    return sorted({*globals(), *__all__})

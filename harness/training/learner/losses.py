@@ -1,0 +1,119 @@
+"""Losses per trained token. A learner sums them, and normalizes once per step.
+
+With pi the trained policy, A the advantage, r = pi / older policy, and c(r) = r between 1 - clip_low and 1 + clip_high:
+
+    cross_entropy    -A ln pi
+    ppo, grpo        -min(r A, c(r) A)       older policy: behavior
+    decoupled_ppo    -w min(r A, c(r) A)     older policy: proximal
+
+    with w = min(proximal / behavior, weight_cap), no gradient
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.samples.packs import Pack
+from harness.samples.versions import NOT_SAMPLED
+from harness.training.learner.settings import LossKind, LossSettings
+
+
+class TrainedTokens(NamedTuple):
+    """Tensors [t], in the dtype of `logprobs`."""
+
+    logprobs: Tensor
+    behavior_logprobs: Tensor
+    proximal_logprobs: Tensor
+    advantages: Tensor
+    is_sampled: Tensor
+
+    @classmethod
+    def of(cls, pack: Pack, logprobs: Tensor) -> "TrainedTokens":
+        """Select columns of `pack` for `logprobs` at `pack.logit_positions`."""
+        trained = pack.logit_positions + 1
+
+        def column(name: str) -> Tensor:
+            return torch.from_numpy(getattr(pack, name)[trained]).to(logprobs)
+
+        is_sampled = torch.from_numpy(pack.behavior_versions[trained] != NOT_SAMPLED).to(logprobs.device)
+        return cls(logprobs, column("behavior_logprobs"), column("proximal_logprobs"), column("advantages"), is_sampled)
+
+
+class TokenLosses(NamedTuple):
+    """Tensors [t]; only `loss` has a gradient."""
+
+    loss: Tensor
+    is_compared: Tensor  # bool: has a ratio, so that the figures below are valid
+    ratio: Tensor
+    log_ratio: Tensor
+    is_clipped: Tensor
+    weight: Tensor
+    is_capped: Tensor
+
+
+Loss = Callable[[TrainedTokens], TokenLosses]
+
+
+def cross_entropy(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:  # noqa: ARG001
+    """Weight the negative logprob by the advantage."""
+    nothing = torch.zeros_like(tokens.is_sampled)
+    ones = torch.ones_like(tokens.advantages)
+    return TokenLosses(-tokens.advantages * tokens.logprobs, nothing, ones, ones - 1, nothing, ones, nothing)
+
+
+def ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
+    """Clip the ratio to the behavior policy."""
+    return _clip(tokens, settings, tokens.behavior_logprobs, torch.ones_like(tokens.advantages))
+
+
+def grpo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
+    """Apply `ppo`: GRPO differs in its advantages."""
+    return ppo(tokens, settings)
+
+
+def decoupled_ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
+    """Clip the ratio to the proximal policy, weighted."""
+    # A token without its next policy has equal logprobs: weight 1, which is plain PPO.
+    weight = (tokens.proximal_logprobs - tokens.behavior_logprobs).exp()
+    return _clip(tokens, settings, tokens.proximal_logprobs, weight)
+
+
+# Sources. PPO: Schulman et al. 2017 (arXiv 1707.06347), without a value function. GRPO: Shao et al. 2024 (arXiv
+# 2402.03300), with the token sum of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783), without a reference
+# policy. Decoupled PPO: Hilton et al. 2021 (arXiv 2110.00641), with behavior policies that change inside an answer as
+# in AReaL (arXiv 2505.24298). Weights are truncated as in IMPALA (arXiv 1802.01561); AReaL drops such tokens.
+LOSSES: Mapping[LossKind, Callable[[TrainedTokens, LossSettings], TokenLosses]] = {
+    LossKind.CROSS_ENTROPY: cross_entropy,
+    LossKind.PPO: ppo,
+    LossKind.GRPO: grpo,
+    LossKind.DECOUPLED_PPO: decoupled_ppo,
+}
+
+
+def loss_of(settings: LossSettings) -> Loss:
+    """Return the loss of `settings`."""
+    function = LOSSES[settings.kind]
+    return lambda tokens: function(tokens, settings)
+
+
+def _clip(tokens: TrainedTokens, settings: LossSettings, older_logprobs: Tensor, weight: Tensor) -> TokenLosses:
+    log_ratio = tokens.logprobs - older_logprobs
+    ratio = log_ratio.exp()
+    gain = ratio * tokens.advantages
+    clipped_gain = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
+    capped_weight = weight.clamp(max=settings.weight_cap)
+    return TokenLosses(
+        loss=torch.where(
+            tokens.is_sampled,  # else no older policy: cross-entropy
+            -capped_weight * torch.minimum(gain, clipped_gain),
+            -tokens.advantages * tokens.logprobs,
+        ),
+        is_compared=tokens.is_sampled,
+        ratio=ratio.detach(),
+        log_ratio=log_ratio.detach(),
+        is_clipped=(clipped_gain < gain).detach(),
+        weight=capped_weight,
+        is_capped=weight > settings.weight_cap,
+    )

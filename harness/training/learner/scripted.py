@@ -1,0 +1,78 @@
+"""Scripted learner: no model, no torch.
+
+Its weights are a digest of all packs and steps so far, in order.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from harness.errors import LearnerError
+from harness.samples.packs import Pack
+from harness.training.learner.folders import write_folder
+from harness.training.learner.learner import LossSums, StepReport
+
+_STATE = "scripted_learner.json"
+
+
+class ScriptedLearner:
+    """`Learner` of one rank with a configurable duration."""
+
+    def __init__(
+        self, seconds_per_pack: float = 0.0, *, sleep: Callable[[float], None] = time.sleep, start: str = ""
+    ) -> None:
+        """Call `sleep` with `seconds_per_pack` per pack, from weights `start`."""
+        self.weights = start
+        """32 hex digits after a step."""
+        self.packs: list[str] = []
+        self._step = 0
+        self._seconds_per_pack = seconds_per_pack
+        self._sleep = sleep
+        self._sums = LossSums()
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def accumulate(self, pack: Pack) -> LossSums:
+        """Note the digest."""
+        self._sleep(self._seconds_per_pack)
+        self.packs.append(pack.digest())
+        sums = LossSums(trained_tokens=float(pack.loss_mask.sum()))
+        self._sums += sums
+        return sums
+
+    def finish_step(self, normalizer: float) -> StepReport:
+        """Update the digest, if a token is trained."""
+        packs, sums = self.packs, self._sums
+        self.discard_step()
+        if sums.trained_tokens:
+            if not 0 < normalizer < float("inf"):
+                raise LearnerError(f"the normalizer of a step is a positive number, this one is {normalizer}")
+            told = json.dumps([self.weights, packs, float(normalizer)])
+            self.weights = blake2b(told.encode(), digest_size=16).hexdigest()
+        self._step += 1
+        return StepReport(self._step, len(packs), sums, normalizer, gradient_norm=0.0, learning_rate=0.0)
+
+    def discard_step(self) -> None:
+        """See `Learner`."""
+        self.packs, self._sums = [], LossSums()
+
+    def save(self, folder: Path) -> None:
+        """Save for scripted engines only."""
+        self.save_state(folder)
+
+    def save_state(self, folder: Path) -> None:
+        """Write digest and step number."""
+        with write_folder(folder) as unfinished:
+            (unfinished / _STATE).write_text(json.dumps({"step": self._step, "weights": self.weights}))
+
+    def load_state(self, folder: Path) -> None:
+        """Load a scripted state. Raises `LearnerError`."""
+        try:
+            state = json.loads((folder / _STATE).read_text())
+            self._step, self.weights = int(state["step"]), str(state["weights"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LearnerError(f"{folder} has no state of a scripted learner: {error}") from error

@@ -22,8 +22,6 @@ from harness.training.collector.step_rules import OnFailure, Order, Partial, Ste
 from tests.collector.staged_source import Part, StagedSource
 from tests.thoroughness import examples
 
-FINISHED = OutcomeKind.FINISHED
-
 RULES = st.builds(
     StepRules,
     budget=st.builds(lambda groups, size: StepBudget(groups * size, size), st.integers(1, 3), st.integers(1, 3)),
@@ -104,16 +102,6 @@ async def test_three_steps_in_any_order_of_events(seed: int, rules: StepRules):
         assert accounted + source.lost == source.sampled
 
 
-def fails(times: int) -> Callable[[RolloutIndex], Part]:
-    """Place 1 of group 1 fails so many times."""
-
-    def part_of(index: RolloutIndex) -> Part:
-        is_failing = (index.group.number, index.member) == (1, 1) and index.attempt < times
-        return Part(kind=OutcomeKind.ENGINE_FAILED if is_failing else FINISHED, reward=index.member / 2)
-
-    return part_of
-
-
 async def collect(source: StagedSource, rules: StepRules, **how: Any) -> CollectedStep:
     """One step."""
     async with Collector(source, rules, **how) as collector:
@@ -124,17 +112,6 @@ async def collect(source: StagedSource, rules: StepRules, **how: Any) -> Collect
 
 
 RULES_2X2 = StepRules(StepBudget(4, 2), concurrency=4)
-
-
-async def test_a_place_has_its_attempts_and_then_the_step_fails():
-    """With the causes in the message, and after everything that ran has ended."""
-    step = await collect(StagedSource(fails(2)), RULES_2X2)
-    assert Counter(each.use for each in step.rollouts) == {Disposition.DELIVERED: 4, Disposition.REPLACED: 2}
-    source = StagedSource(fails(3))
-    with pytest.raises(StepError, match=r"place 1 of group 1 has used up its 3 attempts.*engine_failed: as planned x3"):
-        await collect(source, RULES_2X2)
-    assert not source.running
-    assert not source.sessions
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), 1e39])

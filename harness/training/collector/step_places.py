@@ -222,6 +222,7 @@ class StepPlaces:
         if disposition is not Disposition.REPLACED:
             place = self._place(ended.index)
             place.filled, place.is_counted = ended.scored, disposition is Disposition.COUNTED
+            place.next_attempt = ended.index.attempt  # a next step that inherits the place begins with this end
         self._record(ended.index, ended.scored, disposition, cause)
 
     def _judge(self, group: _Group) -> None:
@@ -261,6 +262,7 @@ class StepPlaces:
             reward=None if scored is None else scored.reward,
             cause=cause,
             ledger=Ledger().to_json() if rollout is None else rollout.session.get("ledger", Ledger().to_json()),
+            seconds=0.0 if rollout is None else rollout.seconds,
         )
         self._settled.append(settled)
 
@@ -271,8 +273,5 @@ def _carry(group: _Group) -> CarriedGroup:
         group.index,
         ended={member: place.filled for member, place in places.items() if place.filled is not None},
         cut_short={member: place.cut_short for member, place in places.items() if place.cut_short is not None},
-        attempts={
-            member: place.filled.index.attempt if place.filled is not None else place.next_attempt
-            for member, place in places.items()
-        },
+        attempts={member: place.next_attempt for member, place in places.items()},
     )

@@ -403,13 +403,15 @@ async def test_a_session_that_nobody_stands_for_is_interrupted(run: Run):
 
 
 async def test_tokens_that_come_after_their_session_was_read_are_undelivered(run: Run):
-    """They are in the books of the next step."""
+    """They are in the books of the next step, and of a run that ends without one."""
     first = usual(0)
     late = first.packed.collected.rollouts[1]
     with run.table() as table:
         await run.collect(table, first)
         table.commit(0)
         await run.more(late.session_id, 4)
+        books = table.close_books()
+        assert (books.generated, books.dropped["undelivered"]) == (run.generated, 4)
         table.plan(1)
         ledger = table.collect(record_of(usual(1))).ledger
         assert ledger.dropped["undelivered"] == 4
@@ -429,17 +431,6 @@ async def test_the_books_of_a_run_have_a_step_that_was_collected_and_not_committ
     assert books.dropped["interrupted"] == run.generated - ledger.generated
     with run.table() as table:
         assert table.close_books() == books
-
-
-async def test_the_books_of_a_run_have_what_came_after_its_last_step(run: Run):
-    """No step is left that would be told."""
-    step = usual(0)
-    with run.table() as table:
-        await run.collect(table, step)
-        table.commit(0)
-        await run.more(step.packed.collected.rollouts[1].session_id, 4)
-        books = table.close_books()
-    assert (books.generated, books.dropped["undelivered"]) == (run.generated, 4)
 
 
 async def test_a_ledger_that_says_more_than_the_store_is_an_imbalance(run: Run):

@@ -17,7 +17,7 @@ from harness.types import Json
 
 
 class Disposition(StrEnum):
-    """What a step does with a rollout."""
+    """Use of a rollout in a step."""
 
     DELIVERED = "delivered"
     """Trained."""

@@ -317,7 +317,7 @@ class ServerOptions:
 
     def settings(self) -> "ServerSettings":
         """Return the server's settings. Raises `ScenarioError` if they would leave it open by mistake."""
-        from harness.dialects.noise import BILLING_HEADER
+        from harness.dialects.prompt_noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.errors import ScenarioError
         from harness.server.http.access import new_admin_token

@@ -23,10 +23,10 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.connection import ClientConnection
 from harness.server.live_version import LiveVersion
 from harness.server.settings import ServerSettings
-from harness.sessions.arrived import Arrived
 from harness.sessions.continuation import Broken, Endings, Output
 from harness.sessions.gate import Work
 from harness.sessions.ledger import DropReason
+from harness.sessions.partial_output import PartialOutput
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
 from harness.tokens.outputs.live_text import LiveText
@@ -61,7 +61,7 @@ class Generation:
     failure: EngineError | None = None
     """Reason the engine did not hand over a drained session's turn."""
     _unsolicited_aborts: int = 0
-    _arrived: Arrived | None = None
+    _kept: PartialOutput | None = None
 
     def __post_init__(self) -> None:
         self.output = self.admission.output_so_far().end_as_whole(self.admission.params, self.endings)
@@ -69,7 +69,7 @@ class Generation:
     @property
     def sampled(self) -> int:
         """Tokens received for the turn, those of the current request included."""
-        return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.sampled)
+        return int(self.output.ids.size) + (0 if self._kept is None else self._kept.sampled)
 
     @property
     def may_go_on(self) -> bool:
@@ -194,11 +194,11 @@ class Generation:
         return min(starts, default=None)
 
     async def _ask_once(self) -> GenerationResult:
-        self._arrived = arrived = Arrived()
+        self._kept = kept = PartialOutput()
         live_text = self.live_text
 
         def hear(ids: Sequence[int]) -> None:
-            arrived.heard += len(ids)
+            kept.heard += len(ids)
             live_text.hear(ids)
 
         request = self.output.next_request(
@@ -208,7 +208,7 @@ class Generation:
             session_id=self.session.session_id,
             prompt_logprobs_from=self._scoring_start(),
             script_ids=self.admission.script_ids,
-            on_delta=arrived.add,
+            on_delta=kept.add,
             on_ids=hear if live_text.is_open else None,
             write_prompt=self.admission.path.json,
         )
@@ -219,10 +219,10 @@ class Generation:
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: no task waits for it then
-            self._keep(request, arrived, error, began_at)
+            self._keep(request, kept, error, began_at)
             raise
         finally:  # counted in the output from here on
-            self._arrived = None
+            self._kept = None
         scoring = result.prompt_logprobs
         if scoring is None:
             return result
@@ -239,17 +239,17 @@ class Generation:
         # The machine's clock may be set back.
         return max(0.0, self.clock() - began_at)
 
-    def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException, began_at: float) -> None:
-        if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
+    def _keep(self, request: GenerationRequest, kept: PartialOutput, error: BaseException, began_at: float) -> None:
+        if isinstance(error, EngineError) and not error.may_have_sampled and not kept.count:
             return
-        is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
-        partial = arrived.partial(request, self.live.number_known(arrived.version_spans) if is_valid else ())
+        is_valid = not isinstance(error, EngineReplyInvalid) and kept.follows(request.script_ids)
+        partial = kept.partial(request, self.live.number_known(kept.version_spans) if is_valid else ())
         partial = replace(partial, began_at=began_at, seconds=self._seconds_since(began_at))
         cause = Broken(
             error.code if isinstance(error, HarnessError) else _GIVEN_UP,
             DropReason.UNVERSIONED if is_valid else DropReason.INVALID_REPLY,
         )
-        self.output = self.output.join_broken(partial, arrived.count, request.params.max_new_tokens, cause)
+        self.output = self.output.join_broken(partial, kept.count, request.params.max_new_tokens, cause)
 
     @asynccontextmanager
     async def _until_hand_over(self) -> AsyncIterator[None]:

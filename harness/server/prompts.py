@@ -18,7 +18,7 @@ from msgspec import json
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode, WireCall
-from harness.dialects.noise import NoiseRules
+from harness.dialects.prompt_noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import MalformedRequest, ServerBusy

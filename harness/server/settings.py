@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from harness.dialects.dialect import DIALECTS, Dialect
-from harness.dialects.noise import BILLING_HEADER, NoiseRules
+from harness.dialects.prompt_noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.samples.delivery import load_selection

@@ -22,7 +22,7 @@ from typing import Self, assert_never
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
-from harness.dialects.noise import NoiseRules
+from harness.dialects.prompt_noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, StrayRefused, TurnAborted

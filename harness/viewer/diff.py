@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from harness.types import Json
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.divergence import FirstDifference, find_divergence
 from harness.viewer.look import look_at, look_into, open_tokenizer
 from harness.viewer.run_view import RunView, SessionLine

@@ -12,7 +12,7 @@ from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import ServerDescription, SessionServerClient
 from harness.server.store.rows import TokenizerName
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView

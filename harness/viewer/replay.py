@@ -25,7 +25,7 @@ from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at
 from harness.viewer.recorded_engine import RecordedEngine
 from harness.viewer.run_view import SessionLine

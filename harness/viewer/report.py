@@ -21,7 +21,7 @@ from harness.samples.rollout import ENDED_WELL
 from harness.sessions.ledger import Ledger, total
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.exports.metrics import STATISTICS, MetricPoint, keep_numbers, key_of, session_point, training_points
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import RunView, SessionLine

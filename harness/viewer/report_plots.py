@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from io import BytesIO
 
 from harness.errors import RunError
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.report import Chart
 
 _BARS = 20

@@ -12,7 +12,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
-from harness.viewer.damage import require_finite
+from harness.viewer.damaged_run import require_finite
 
 SHORT_ID = 8
 """Hex digits of session ids in lists. A shorter decimal name is a rollout's number."""

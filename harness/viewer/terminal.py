@@ -21,7 +21,7 @@ from harness.sessions.ledger import Ledger
 from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
 

@@ -23,7 +23,7 @@ from server_patch.router.workers import answer_of
 
 log = logging.getLogger(f"harness.{__name__}")
 
-_LEASH = Path(__file__).with_name("leash.py")
+_PARENT_PROGRAM = Path(__file__).with_name("end_with_parent.py")
 _ATTEMPTS = 3  # at a pair of ports that is free
 _PORT_TAKEN = "Address already in use"
 _LOOPBACK = "127.0.0.1"
@@ -168,9 +168,9 @@ async def _leashed(
         raise GatewayError(f"cannot write the gateway's log {log_file}: {error.strerror}") from error
     with output:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_LEASH), str(log_file), str(log_bytes), *command),
+            *(sys.executable, "-I", "-S", str(_PARENT_PROGRAM), str(log_file), str(log_bytes), *command),
             stdin=asyncio.subprocess.PIPE,
-            stdout=output,  # of the leash itself
+            stdout=output,  # of the program that ends with its parent
             stderr=output,
             env=env,
             start_new_session=True,
@@ -183,7 +183,7 @@ async def _leashed(
 
 async def _end(child: asyncio.subprocess.Process) -> None:
     assert child.stdin is not None
-    child.stdin.close()  # the leash ends the group; what ignores that is killed below
+    child.stdin.close()  # its parent program ends the group; what ignores that is killed below
     try:
         async with asyncio.timeout(_STOP_S):
             await child.wait()

@@ -35,7 +35,7 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
     expected = {
         "harness/py.typed",
         "server_patch/environments/smg.txt",
-        "server_patch/router/leash.py",
+        "server_patch/router/end_with_parent.py",
         "harness/lab/models/chatml_hermes.jinja",
         "harness/viewer/page/page.css",
         "harness/viewer/page/page.html",

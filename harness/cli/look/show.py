@@ -57,7 +57,7 @@ def show(
 
     from harness.errors import RunError
     from harness.viewer import terminal
-    from harness.viewer.damage import say_missing
+    from harness.viewer.damaged_run import say_missing
     from harness.viewer.look import open_tokenizer
     from harness.viewer.session_view import unknown_ids
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.server_option import AdminToken, Server, ask_server
 from harness.cli.operate.top import describe_hold, top
 from harness.errors import RunError, SessionServerError
 from harness.server.telemetry.printable import printable

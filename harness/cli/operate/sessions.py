@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.server_option import AdminToken, Server, ask_server
 from harness.errors import RunError, SessionDamaged, SessionServerError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode

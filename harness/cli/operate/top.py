@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.server_option import AdminToken, Server, ask_server
 from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.runs.standing import RunStanding, describe_seconds
+from harness.cli.runs.run_status import RunStatus, describe_seconds
 from harness.errors import Cause
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.watch import LiveSession
@@ -48,7 +48,7 @@ class RunProgress:
         self._clock = clock
         self._is_resumed = is_resumed
         self._began_at = self._said_at = clock()
-        self.standing = RunStanding(since=self._began_at)
+        self.standing = RunStatus(since=self._began_at)
 
     def say(self, text: str) -> None:
         """Print a message."""

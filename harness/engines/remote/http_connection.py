@@ -17,7 +17,7 @@ from typing import cast
 import httptools
 
 from harness.machine.descriptors import descriptor_limit
-from harness.machine.dial import CONNECT_S, DialedAddress
+from harness.machine.named_address import CONNECT_S, NamedAddress
 
 _CLOSE_S = 2.0
 _KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
@@ -228,7 +228,7 @@ class EngineConnections:
     """
 
     def __init__(self, url: str) -> None:
-        self._address = DialedAddress(url)
+        self._address = NamedAddress(url)
         self._open: set[EngineConnection] = set()
         self._idle: list[EngineConnection] = []
         """Most recently used last, and used first."""

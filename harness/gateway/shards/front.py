@@ -24,10 +24,10 @@ from starlette.responses import Response
 from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front_sessions import FrontSessions
-from harness.gateway.shards.link import VERB_S, ShardLink
 from harness.gateway.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
 from harness.gateway.shards.shard import ENGINES_PATH
-from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.shard_client import VERB_S, ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import is_operator
@@ -50,7 +50,7 @@ log = get_logger(__name__)
 class Front(ServerApi):
     def __init__(
         self,
-        links: ShardLinks,
+        links: ShardClients,
         gatekeeper: Gatekeeper,
         directory: ShardDirectory,
         metrics: ServerMetrics,
@@ -80,7 +80,7 @@ class Front(ServerApi):
 
     async def count_sessions(self) -> GateCounts:
         """See `ServerApi`. Counts only shards that answer in time."""
-        told = await self._links.ask(ShardLink.tell, VERB_S)
+        told = await self._links.ask(ShardClient.tell, VERB_S)
         counts = add_counts(told.answers.values())
         return GateCounts(
             counts.sessions,
@@ -103,7 +103,7 @@ class Front(ServerApi):
     async def _continue_engines(self) -> None:
 
         # One shard is enough, because all have the same engines. `some` raises if every shard fails.
-        async def wake(link: ShardLink) -> None:
+        async def wake(link: ShardClient) -> None:
             (await link.ask("POST", ENGINES_PATH)).require()
 
         _ = (await self._links.ask(wake, _ENGINES_S)).some
@@ -116,7 +116,7 @@ class Front(ServerApi):
         body = msgspec.json.encode(share)
         refusals: list[Response] = []
 
-        async def sweep(link: ShardLink) -> SweepReport:
+        async def sweep(link: ShardClient) -> SweepReport:
             answer = await link.ask("POST", "/sessions/sweep", body)
             if answer.status == MalformedRequest.status:
                 refusals.append(Response(answer.body, answer.status, media_type="application/json"))
@@ -130,7 +130,7 @@ class Front(ServerApi):
     async def _sweep_progress(self, request: Request) -> Response:
         del request
 
-        async def look(link: ShardLink) -> SweepReport | None:
+        async def look(link: ShardClient) -> SweepReport | None:
             return (await link.ask("GET", "/sessions/sweep")).read(SweepReport | None)  # type: ignore[arg-type]
 
         found = await self._links.ask(look, VERB_S)
@@ -140,7 +140,7 @@ class Front(ServerApi):
     async def _weights(self, request: Request) -> Response:
         expected = msgspec.json.encode(parse_expected(await read_body(request, self.settings.limits)))
 
-        async def ask(link: ShardLink) -> LiveWeights:
+        async def ask(link: ShardClient) -> LiveWeights:
             return (await link.ask("POST", "/sessions/weights", expected)).read(LiveWeights)
 
         asked = await self._links.ask(ask, _ENGINES_S)
@@ -151,7 +151,7 @@ class Front(ServerApi):
     async def _describe(self, request: Request) -> Response:
         del request
 
-        async def ask(link: ShardLink) -> dict[str, Any]:
+        async def ask(link: ShardClient) -> dict[str, Any]:
             return (await link.ask("GET", "/sessions/server")).read(dict[str, Any])
 
         said = (await self._links.ask(ask, VERB_S)).some[0]
@@ -161,7 +161,7 @@ class Front(ServerApi):
         if not is_operator(request.headers, self.settings.admin_token):
             return json_response({"status": "alive"})
 
-        async def ask(link: ShardLink) -> dict[str, Any]:
+        async def ask(link: ShardClient) -> dict[str, Any]:
             answer = await link.ask("GET", "/health")
             return answer.read(dict[str, Any], also=HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -188,7 +188,7 @@ class Front(ServerApi):
     async def _render_metrics(self, request: Request) -> Response:
         del request
 
-        async def ask(link: ShardLink) -> bytes:
+        async def ask(link: ShardClient) -> bytes:
             answer = await link.ask("GET", "/metrics")
             answer.require()
             return answer.body

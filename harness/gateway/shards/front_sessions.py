@@ -23,9 +23,9 @@ from starlette.routing import Route
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, ShardUnavailable
-from harness.gateway.shards.link import VERB_S, ShardLink
 from harness.gateway.shards.placement import Wish, read_wish
-from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.shard_client import VERB_S, ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, require_admin
 from harness.server.http.connection import Callers, ClientConnection
@@ -52,7 +52,7 @@ _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 class FrontSessions(SessionsApi):
     """Owner requests for sessions."""
 
-    def __init__(self, links: ShardLinks, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
+    def __init__(self, links: ShardClients, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
         self._links = links
         self._gatekeeper = gatekeeper
         self._callers = callers
@@ -84,8 +84,8 @@ class FrontSessions(SessionsApi):
                         raise ShardUnavailable(error.message) from error
         raise AssertionError("the last attempt returns or raises")
 
-    async def _wait_for_shard(self, only: int | None, client: ClientConnection) -> ShardLink:
-        found: list[ShardLink] = []
+    async def _wait_for_shard(self, only: int | None, client: ClientConnection) -> ShardClient:
+        found: list[ShardClient] = []
 
         def choose() -> bool:
             link = self._links.choose(only)
@@ -101,7 +101,7 @@ class FrontSessions(SessionsApi):
             raise ShardUnavailable(f"no shard for the session within {RESTART_S:g} s: {'; '.join(problems)}") from None
         return found[0]
 
-    async def _create_at(self, link: ShardLink, wish: Wish, request: Request, client: ClientConnection) -> Response:
+    async def _create_at(self, link: ShardClient, wish: Wish, request: Request, client: ClientConnection) -> Response:
         place = self._links.place_of(link.number)
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
         link.place()
@@ -125,7 +125,7 @@ class FrontSessions(SessionsApi):
         limit = parse_list(request.query_params).limit
         query = f"?{request.url.query}" if request.url.query else ""
 
-        async def ask(link: ShardLink) -> _Listed:
+        async def ask(link: ShardClient) -> _Listed:
             return (await link.ask("GET", f"/sessions{query}")).read(_Listed)
 
         asked = await self._links.ask(ask, _READ_S)
@@ -150,7 +150,7 @@ class FrontSessions(SessionsApi):
         for session_id, since in parse_times(request.query_params).items():
             wanted.setdefault(self._links.find(session_id).number, []).append(f"from={quote(session_id)}:{since}")
 
-        async def ask(link: ShardLink) -> _Times | None:
+        async def ask(link: ShardClient) -> _Times | None:
             if link.number not in wanted:
                 return None
             return (await link.ask("GET", f"/sessions/times?{'&'.join(wanted[link.number])}")).read(_Times)
@@ -202,7 +202,7 @@ class FrontSessions(SessionsApi):
             f" with {address}{beginning}"
         )
 
-    def _address_of(self, link: ShardLink, request: Request) -> str:
+    def _address_of(self, link: ShardClient, request: Request) -> str:
         # The shard's own port, at the public name or the name in the client's request.
         base = URL(self._settings.public_url or str(request.base_url))
         return str(base.replace(port=link.port)).rstrip("/")

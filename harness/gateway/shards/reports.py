@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from harness.gateway.shards.standing import ShardCounts
+from harness.gateway.shards.desired_state import ShardCounts
 from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 
 _SUMS = tuple(

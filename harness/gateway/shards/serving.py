@@ -16,8 +16,8 @@ import aiohttp
 from harness.errors import ShardUnavailable
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
-from harness.gateway.shards.link import VERB_S, ShardLink
-from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.shard_client import VERB_S, ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.gateway.shards.supervisor import StartShard, Supervisor
 from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.clock import Clock
@@ -68,7 +68,7 @@ async def serve_shards(
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
         http = await stack.enter_async_context(_open_http())
-        links = ShardLinks([ShardLink(number, http, gatekeeper, directory, settings) for number in range(shards)])
+        links = ShardClients([ShardClient(number, http, gatekeeper, directory, settings) for number in range(shards)])
         front = Front(links, gatekeeper, directory, metrics, settings)
         supervisor = Supervisor(
             links,
@@ -80,7 +80,7 @@ async def serve_shards(
         )
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(supervisor.keep_up())
-        told = await links.ask(ShardLink.tell, _TOLD_S)
+        told = await links.ask(ShardClient.tell, _TOLD_S)
         if told.problems:
             raise ShardUnavailable("; ".join(told.problems))
         directory.note_served()

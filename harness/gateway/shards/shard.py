@@ -20,18 +20,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.errors import MalformedRequest, Misdirected
-from harness.gateway.shards.standing import AT_FIRST, ShardCounts, StandingAnswer, ToldStanding, mirrored
+from harness.gateway.shards.desired_state import AT_FIRST, DesiredStateAnswer, SentState, ShardCounts, mirrored
 from harness.server.app import SessionServer
 from harness.server.http.access import for_operators
 from harness.server.http.responses import json_response
 from harness.server.http.wire import read_body
 from harness.sessions.gate import GateState, Work
 
-STANDING_PATH = "/sessions/shard"
+STATE_PATH = "/sessions/shard"
 ENGINES_PATH = "/sessions/shard/engines"
 _GATE_PATHS = tuple(f"/sessions/{verb}" for verb in ("pause", "drain", "resume", "renew", "gate", "holds"))
 
-_tellings = msgspec.json.Decoder(ToldStanding)
+_tellings = msgspec.json.Decoder(SentState)
 
 
 @asynccontextmanager
@@ -51,10 +51,10 @@ class Shard:
         self._told_by, self._telling = "", -1
         self._drain = 0
         admin = partial(for_operators, admin_token=server.settings.admin_token)
-        self._paths = frozenset({STANDING_PATH, ENGINES_PATH, *_GATE_PATHS})
+        self._paths = frozenset({STATE_PATH, ENGINES_PATH, *_GATE_PATHS})
         self._own = Starlette(
             routes=[
-                Route(STANDING_PATH, admin(self._stand), methods=["PUT"]),
+                Route(STATE_PATH, admin(self._stand), methods=["PUT"]),
                 Route(ENGINES_PATH, admin(self._continue_engines), methods=["POST"]),
                 *(Route(path, admin(_refuse), methods=["GET", "POST"]) for path in _GATE_PATHS),
             ],
@@ -85,7 +85,7 @@ class Shard:
         released = waited if gatekeeper.gate.state is GateState.OPEN else 0
         return json_response(self._answer(sessions_closed=closed, released=released))
 
-    def _answer(self, *, sessions_closed: int = 0, released: int = 0) -> StandingAnswer:
+    def _answer(self, *, sessions_closed: int = 0, released: int = 0) -> DesiredStateAnswer:
         sessions, gatekeeper = self._server.sessions, self._server.gatekeeper
         counts = ShardCounts(
             sessions=len(sessions),
@@ -96,7 +96,7 @@ class Shard:
             sessions_closed=sessions_closed,
             released=released,
         )
-        return StandingAnswer(self._told_by, self._telling, counts)
+        return DesiredStateAnswer(self._told_by, self._telling, counts)
 
     async def _continue_engines(self, request: Request) -> Response:
         del request

@@ -18,8 +18,8 @@ import msgspec
 
 from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.link import ShardLink
-from harness.gateway.shards.shard_links import ShardLinks
+from harness.gateway.shards.shard_client import ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.log import get_logger
 from harness.machine.process_group import is_gone, signal_group
@@ -69,7 +69,7 @@ class Supervisor:
 
     def __init__(
         self,
-        links: ShardLinks,
+        links: ShardClients,
         directory: ShardDirectory,
         gate: Gate,
         start: StartShard,
@@ -101,7 +101,7 @@ class Supervisor:
             await asyncio.gather(*answer)
             yield
 
-    async def _keep_one_up(self, link: ShardLink, watchdog: Watchdog, answers: "asyncio.Future[None]") -> None:
+    async def _keep_one_up(self, link: ShardClient, watchdog: Watchdog, answers: "asyncio.Future[None]") -> None:
         pause_s, is_our_mistake = _FIRST_PAUSE_S, False
         while True:
             try:
@@ -151,7 +151,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def _process(
-        self, link: ShardLink, command: ShardCommand, watchdog: Watchdog
+        self, link: ShardClient, command: ShardCommand, watchdog: Watchdog
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         process = await asyncio.create_subprocess_exec(
             *command.arguments,

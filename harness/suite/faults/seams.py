@@ -13,8 +13,8 @@ from harness.server.serving import Around, alone
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.suite.faults.engine_seam import FaultyProvider
-from harness.suite.faults.killable import KillableLane, KillableServer
 from harness.suite.faults.network import FaultyNetwork
+from harness.suite.faults.restartable import KillableLane, KillableServer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 
 

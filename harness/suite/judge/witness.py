@@ -33,7 +33,7 @@ class Look(NamedTuple):
     """Reason for missing counters, else empty."""
 
 
-class Hearing(msgspec.Struct, frozen=True, kw_only=True):
+class TokenReading(msgspec.Struct, frozen=True, kw_only=True):
     """Difference of two looks."""
 
     engines: str
@@ -65,16 +65,16 @@ class Hearing(msgspec.Struct, frozen=True, kw_only=True):
         return not self.agrees and (not self.reason or self.uncounted > 0)
 
 
-def hear(engines: str, before: Look, after: Look) -> Hearing:
+def hear(engines: str, before: Look, after: Look) -> TokenReading:
     """Compare two looks at the same engines."""
     generated = after.generated - before.generated
     unknown = after.unknown - before.unknown
     reason = before.problem or after.problem or _objection(before.engines, after.engines)
     if reason:
-        return Hearing(engines=engines, generated=generated, unknown=unknown, reason=reason)
+        return TokenReading(engines=engines, generated=generated, unknown=unknown, reason=reason)
     pairs = [(before.engines[name], now) for name, now in after.engines.items()]
     scored = sum(now.scored - then.scored for then, now in pairs)
-    hearing = Hearing(
+    reading = TokenReading(
         engines=engines,
         generated=generated,
         unknown=unknown + sum(now.scored_unheard - then.scored_unheard for then, now in pairs),
@@ -82,11 +82,11 @@ def hear(engines: str, before: Look, after: Look) -> Hearing:
         scored=scored,
         uncounted=sum(now.uncounted - then.uncounted for then, now in pairs),
     )
-    if hearing.uncounted and (hearing.difference or hearing.unknown):  # unknown tokens may offset uncounted ones
-        reason = f"the engines have not counted {hearing.uncounted} of their requests"
-    elif after.server_kills > before.server_kills and not hearing.agrees:
+    if reading.uncounted and (reading.difference or reading.unknown):  # unknown tokens may offset uncounted ones
+        reason = f"the engines have not counted {reading.uncounted} of their requests"
+    elif after.server_kills > before.server_kills and not reading.agrees:
         reason = "the session server was killed, and left no word about the requests of that moment"
-    return msgspec.structs.replace(hearing, reason=reason)
+    return msgspec.structs.replace(reading, reason=reason)
 
 
 def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCount]) -> str:
@@ -116,14 +116,14 @@ class Unwitnessed(NamedTuple):
 class Witness:
     """Comparison of ledger and engine counters."""
 
-    heard: Sequence[Hearing]
-    """Comparable hearings."""
+    heard: Sequence[TokenReading]
+    """Comparable readings."""
     unwitnessed: Sequence[Unwitnessed]
 
     @classmethod
-    def of(cls, hearings: Iterable[Hearing], ledger: Ledger) -> "Witness":
-        """Compare hearings with the run's `ledger`."""
-        every = list(hearings)
+    def of(cls, readings: Iterable[TokenReading], ledger: Ledger) -> "Witness":
+        """Compare readings with the run's `ledger`."""
+        every = list(readings)
         unwitnessed = [Unwitnessed(each.generated, each.reason) for each in every if each.reason]
         missing = ledger.generated - sum(each.generated for each in every)
         if missing:
@@ -182,9 +182,9 @@ class Witness:
         }
 
 
-def judge_witness(hearings: Iterable[Hearing]) -> Iterator[Verdict]:
+def judge_witness(readings: Iterable[TokenReading]) -> Iterator[Verdict]:
     """Decide whether counters confirm the ledger, if comparable."""
-    heard = [each for each in hearings if not each.reason]
+    heard = [each for each in readings if not each.reason]
     if heard:
         witness = Witness(heard, ())
         yield Verdict(

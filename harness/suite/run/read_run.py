@@ -12,8 +12,8 @@ from harness.suite.judge.accounting import ledger_of
 from harness.suite.judge.witness import Witness
 from harness.suite.record.rollout_table import ExportedSamples, RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.hearings import read_hearings
 from harness.suite.run.report import RunStatus
+from harness.suite.run.token_readings import read_token_readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def read_run(path: Path | str) -> RecordedRun:
         if status is not None:
             raise RunError(f"{path} is a complete run without its {directory.database.name}: the rollouts are gone")
         return RecordedRun(directory.path, None, (), Ledger(), Witness.of([], Ledger()))
-    hearings = read_hearings(directory)
+    hearings = read_token_readings(directory)
     # Rollouts before ledger: a rollout that ends in between then counts as `interrupted`, and the ledger balances.
     rollouts = tuple(read_rollouts(directory.database).values())
     ledger = ledger_of(directory.database, [rollout for rollout in rollouts if rollout.is_final])

@@ -11,7 +11,7 @@ from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
 from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward, next_versions, versions_of
-from harness.suite.judge.witness import Hearing, Witness, judge_witness
+from harness.suite.judge.witness import TokenReading, Witness, judge_witness
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json
@@ -54,7 +54,7 @@ class ScenarioReport:
         folder: ScenarioFolder,
         records: Sequence[RolloutRecord],
         faults: Sequence[FaultReport] = (),
-        hearings: Sequence[Hearing] = (),
+        readings: Sequence[TokenReading] = (),
         replayed: Collection[int] = (),
     ) -> "ScenarioReport":
         """Report on `folder`. `replayed` may include other scenarios' rollouts."""
@@ -62,7 +62,7 @@ class ScenarioReport:
         verdicts = [
             *judge(scenario.checks, records),
             *judge_faults(faults, expects_all=scenario.checks.expect_faults_fired),
-            *(judge_witness(hearings) if scenario.checks.expect_witness_agrees else ()),
+            *(judge_witness(readings) if scenario.checks.expect_witness_agrees else ()),
         ]
         again = sum(record.number in replayed for record in records)
         return cls(scenario.name, scenario.session_count, records, verdicts, faults, again)

@@ -25,11 +25,11 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.batch import Progress, RolloutBatch
 from harness.suite.run.finished import FinishedSamples
-from harness.suite.run.hearings import hear_engines, read_hearings
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
+from harness.suite.run.token_readings import read_engine_counts, read_token_readings
 from harness.suite.run.watch import watch_sessions
 from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.agent import open_agent
@@ -102,7 +102,7 @@ class SuiteRun:
             lock = note_engine(lock, choice.key, services.engines, services.tokenizer)
             self.directory.write_json(self.directory.lock, lock)
             await services.close_abandoned_sessions()
-            async with hear_engines(choice.key, services, self.directory):
+            async with read_engine_counts(choice.key, services, self.directory):
                 for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
                     if not self.interrupts.is_requested:
                         await self._run_scenario(folder, list(batch), services, log)
@@ -144,7 +144,7 @@ class SuiteRun:
         samples = ExportedSamples(final)
         ledger = account_run(self.directory.database, final, samples)
         firings = FaultLog(self.directory.faults).read()
-        hearings = read_hearings(self.directory)
+        hearings = read_token_readings(self.directory)
         with reading_run(self.directory.database) as connection:
             replayed = {attempt.number for attempt in find_replayed(connection)}
         scenarios = [

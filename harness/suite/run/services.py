@@ -22,8 +22,8 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
-from harness.suite.faults.killable import KillableLane
 from harness.suite.faults.network import open_network
+from harness.suite.faults.restartable import KillableLane
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
 from harness.suite.run.model_program import make_model
 from harness.suite.run.own_router import all_join, open_router

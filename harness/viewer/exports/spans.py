@@ -10,7 +10,7 @@ import msgspec
 
 from harness.server.telemetry.tracing.spans import TracedRequest, TracedSession, TracedTurn, write_request
 from harness.types import Json, end_of_turn
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView

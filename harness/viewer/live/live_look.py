@@ -19,7 +19,7 @@ from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.live.seen_record import SeenRecord
 from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
 from harness.viewer.page.page_data import TokenTable

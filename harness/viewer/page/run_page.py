@@ -17,7 +17,7 @@ from harness.errors import RunError
 from harness.machine.disk import replacing
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damage import say_missing
+from harness.viewer.damaged_run import say_missing
 from harness.viewer.page.page_data import (
     MOST_BANDS,
     MOST_GONE,

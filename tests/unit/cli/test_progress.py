@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.runs.progress import SILENCE_S, RunProgress
-from harness.cli.runs.standing import RunStanding
+from harness.cli.runs.run_status import RunStatus
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
@@ -64,7 +64,7 @@ def test_a_pipe_is_never_silent_for_two_seconds():
 
 def test_the_standing_has_pace_states_and_what_is_left():
     """Tokens per second over ended and live sessions, and the time left at the pace since it was taken up."""
-    standing = RunStanding()
+    standing = RunStatus()
     standing.begin(total=10, done=4)
     for _ in range(2):
         standing.begin_rollout(100.0)

@@ -303,7 +303,7 @@ def test_an_address_that_is_silent_costs_its_share_of_the_time(monkeypatch: pyte
             finally:
                 await named.close()
 
-    monkeypatch.setattr("harness.machine.dial.CONNECT_S", 4.0)
+    monkeypatch.setattr("harness.machine.named_address.CONNECT_S", 4.0)
     with asyncio.Runner(loop_factory=Loop) as runner:
         answers = runner.run(ask())
 

@@ -10,11 +10,11 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from harness.engines.scripted import ScriptedEngine
+from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
-from harness.gateway.shards.link import ShardLink
-from harness.gateway.shards.shard_links import ShardLinks
-from harness.gateway.shards.standing import ShardCounts
+from harness.gateway.shards.shard_client import ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
@@ -28,7 +28,9 @@ from tests.session_servers.served import eventually
 
 
 @asynccontextmanager
-async def fronted(folder: Path, shard_url: str, settings: ServerSettings) -> AsyncIterator[tuple[Starlette, ShardLink]]:
+async def fronted(
+    folder: Path, shard_url: str, settings: ServerSettings
+) -> AsyncIterator[tuple[Starlette, ShardClient]]:
     """The front, and the link to the shard that serves at that address."""
     metrics = ServerMetrics()
     gatekeeper = Gatekeeper(MemoryStore(), metrics, pause_timeout_s=1.0)
@@ -36,7 +38,7 @@ async def fronted(folder: Path, shard_url: str, settings: ServerSettings) -> Asy
     directory.open("127.0.0.1", 0)
     directory.record.ports[0] = int(shard_url.rpartition(":")[2])
     async with aiohttp.ClientSession() as http:
-        links = ShardLinks([ShardLink(number, http, gatekeeper, directory, settings) for number in range(2)])
+        links = ShardClients([ShardClient(number, http, gatekeeper, directory, settings) for number in range(2)])
         link = links.find("00")
         link.came_up()
         link.counts = ShardCounts()

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 
 from harness.errors import EnginesHeld
+from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.link import ShardLink
-from harness.gateway.shards.shard_links import ShardLinks
-from harness.gateway.shards.standing import ShardCounts
+from harness.gateway.shards.shard_client import ShardClient
+from harness.gateway.shards.shard_clients import ShardClients
 from harness.gateway.shards.supervisor import ShardCommand, Supervisor, shard_environment
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
@@ -44,7 +44,7 @@ UPDATE = Hold("update", HoldKind.PAUSE, until=1e12, engines=True)
 class Shards:
     """Two shards that a supervisor has up."""
 
-    def __init__(self, links: ShardLinks, gate: Gate, directory: ShardDirectory) -> None:
+    def __init__(self, links: ShardClients, gate: Gate, directory: ShardDirectory) -> None:
         self.links = links
         self.gate = gate
         self.directory = directory
@@ -86,7 +86,7 @@ async def shards_up(folder: Path, *holds: Hold, continue_engines: bool = False) 
     gate.restore(holds)
     gate.expire(1.0)
     async with aiohttp.ClientSession() as http:
-        links = ShardLinks([ShardLink(n, http, gatekeeper, directory, ServerSettings()) for n in range(2)])
+        links = ShardClients([ShardClient(n, http, gatekeeper, directory, ServerSettings()) for n in range(2)])
         shards = Shards(links, gate, directory)
         supervisor = Supervisor(links, directory, gate, shards.start, stop_s=60.0, continue_engines=continue_engines)
         async with supervisor.keep_up():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.engines.base import EngineCount
 from harness.sessions.ledger import Ledger
-from harness.suite.judge.witness import Hearing, Look, Witness, hear
+from harness.suite.judge.witness import Look, TokenReading, Witness, hear
 
 
 @dataclass
@@ -102,10 +102,10 @@ def test_the_difference_is_what_engines_kept_for_themselves(events: list[tuple[s
     before = world.look()
     for event in events:
         happen(world, *event)
-    hearing = hear("two", before, world.look())
+    reading = hear("two", before, world.look())
 
-    assert (hearing.reason, hearing.difference, hearing.agrees) == ("", world.lost, True)
-    assert hearing.generated == world.ledger - before.generated
+    assert (reading.reason, reading.difference, reading.agrees) == ("", world.lost, True)
+    assert reading.generated == world.ledger - before.generated
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from("ab"), st.integers(1, 50)), max_size=6))
@@ -115,13 +115,13 @@ def test_there_is_no_wrong_number(events: list[tuple[str, str, int]]) -> None:
     before = world.look()
     for event in events:
         happen(world, *event)
-    hearing = hear("two", before, world.look())
+    reading = hear("two", before, world.look())
 
-    if hearing.reason:
-        assert any(words in hearing.reason for words in world.spoilt)
-        assert hearing.counted == 0 or "have not counted" in hearing.reason
+    if reading.reason:
+        assert any(words in reading.reason for words in world.spoilt)
+        assert reading.counted == 0 or "have not counted" in reading.reason
     else:
-        assert (hearing.difference, world.spoilt) == (world.lost, set())
+        assert (reading.difference, world.spoilt) == (world.lost, set())
 
 
 def test_a_token_too_many_is_said() -> None:
@@ -131,10 +131,10 @@ def test_a_token_too_many_is_said() -> None:
     world.answered("a", 20)
     world.broken("b", 10)
     world.engines["a"].tokens += 18
-    hearing = hear("two", before, world.look())
-    witness = Witness.of([hearing], Ledger(20))
+    reading = hear("two", before, world.look())
+    witness = Witness.of([reading], Ledger(20))
 
-    assert (hearing.difference, hearing.unknown, hearing.may_change) == (28, 17, True)
+    assert (reading.difference, reading.unknown, reading.may_change) == (28, 17, True)
     assert witness.agrees is False
     assert witness.words == "engines counted 48, ledger 20; difference 28, which nothing explains"
 
@@ -161,8 +161,8 @@ def test_an_engine_that_tells_no_time_is_not_believed() -> None:
 
 def test_tokens_that_nobody_bears_out_are_said() -> None:
     """Those of engines that say nothing, and those of a run that was killed before it asked them."""
-    heard = Hearing(engines="x", generated=30, unknown=0, counted=30, scored=2)
-    mute = Hearing(engines="y", generated=12, unknown=0, reason="its engine is gone")
+    heard = TokenReading(engines="x", generated=30, unknown=0, counted=30, scored=2)
+    mute = TokenReading(engines="y", generated=12, unknown=0, reason="its engine is gone")
     witness = Witness.of([heard, mute], Ledger(50))
 
     assert (witness.counted, witness.generated, witness.difference, witness.agrees) == (30, 30, 0, True)

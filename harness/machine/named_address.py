@@ -19,7 +19,7 @@ _KEPT_S = 10.0  # a name may resolve to other addresses later
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
-class DialedAddress:
+class NamedAddress:
     """Scheme, name, port and addresses of `url`."""
 
     def __init__(self, url: str) -> None:

@@ -18,7 +18,7 @@ from harness.types import (
 
 
 @dataclass(slots=True)
-class Arrived:
+class PartialOutput:
     """Deltas of one request."""
 
     count: int = 0

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.dialects.model_request import WireCall
-from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.openai_chat_request import parse_request
+from harness.dialects.prompt_noise import BILLING_HEADER, NoiseRules
 from harness.errors import ScenarioError
 from harness.server.settings import ServerSettings
 from harness.tokens.history import History

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from harness.errors import HarnessError, ShardUnavailable
-from harness.gateway.shards.link import ShardLink
 from harness.gateway.shards.placement import choose_shard
+from harness.gateway.shards.shard_client import ShardClient
 from harness.machine.deadlines import not_in_time
 from harness.sessions.shard_ids import ShardPlace, find_shard
 
@@ -27,36 +27,36 @@ class ShardAnswers(NamedTuple, Generic[_T]):
         return list(self.answers.values())
 
 
-class ShardLinks:
+class ShardClients:
     """Links by shard number."""
 
-    def __init__(self, links: Sequence[ShardLink]) -> None:
+    def __init__(self, links: Sequence[ShardClient]) -> None:
         self._links = links
 
     def __len__(self) -> int:
         return len(self._links)
 
-    def __iter__(self) -> Iterator[ShardLink]:
+    def __iter__(self) -> Iterator[ShardClient]:
         return iter(self._links)
 
     def place_of(self, number: int) -> ShardPlace:
         """Return the position of the shard among all."""
         return ShardPlace(number, len(self))
 
-    def find(self, digits: str) -> ShardLink:
+    def find(self, digits: str) -> ShardClient:
         """Return the shard of a session id, or of a key without its prefix."""
         return self._links[find_shard(digits, len(self))]
 
-    def choose(self, only: int | None) -> ShardLink | None:
+    def choose(self, only: int | None) -> ShardClient | None:
         """Return the shard for a new session, which is `only` if given, or None if none serves."""
         loads = (link.load for link in self._links if only in (None, link.number))
         number = choose_shard([load for load in loads if load is not None])
         return None if number is None else self._links[number]
 
-    async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
+    async def ask(self, call: Callable[[ShardClient], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
         """Call `call` for each link, for at most `seconds`."""
 
-        async def ask(link: ShardLink) -> _T | str:
+        async def ask(link: ShardClient) -> _T | str:
             try:
                 async with asyncio.timeout(seconds):
                     return await call(link)

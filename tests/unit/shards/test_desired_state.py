@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.errors import HarnessError
-from harness.gateway.shards.standing import AT_FIRST, Standing, mirrored, standing_of
+from harness.gateway.shards.desired_state import AT_FIRST, DesiredState, desired_state_of, mirrored
 from harness.sessions.gate import Gate, GateState, Hold, HoldKind, Work
 
 HOLDERS = st.sampled_from(["a", "b", "c"])
@@ -24,7 +24,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.drains = 0
         self.drained = 0
         self.now = 0.0
-        self.under_way: list[Standing] = []
+        self.under_way: list[DesiredState] = []
         self.sessions: list[int] = []
         self.heard = 0
         self.die()
@@ -65,7 +65,7 @@ class ShardMachine(RuleBasedStateMachine):
     def send(self) -> None:
         """One telling at a time is under way."""
         owes = self.drains if self.drained < self.drains else 0
-        self.under_way.append(standing_of(self.front, owes=owes))
+        self.under_way.append(desired_state_of(self.front, owes=owes))
 
     @precondition(lambda self: self.under_way)
     @rule(is_heard=st.booleans())
@@ -90,7 +90,7 @@ class ShardMachine(RuleBasedStateMachine):
     def in_step(self) -> None:
         """A shard that stands as it would be told now has the state and the epoch of the front."""
         owes = self.drains if self.drained < self.drains else 0
-        wanted = standing_of(self.front, owes=owes)
+        wanted = desired_state_of(self.front, owes=owes)
         mirror = Gate()
         mirror.mirror(mirrored(wanted), wanted.epoch)
         assert mirror.epoch == self.front.epoch
@@ -114,7 +114,7 @@ def test_a_mirror_answers_as_the_gate_does(holds: list[tuple[str, HoldKind, bool
     """To every kind of work; and never more than the gate, while a drain is owed."""
     gate, mirror = Gate(), Gate()
     gate.restore(Hold(holder, kind, 5.0, engines) for holder, kind, engines in holds)
-    mirror.mirror(mirrored(standing_of(gate, owes=int(owes))), gate.epoch)
+    mirror.mirror(mirrored(desired_state_of(gate, owes=int(owes))), gate.epoch)
 
     for work in Work:
         if not owes:

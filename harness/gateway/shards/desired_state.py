@@ -22,29 +22,29 @@ _FOR_EVER = float("inf")  # only the front expires holds
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class StandingHold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DesiredHold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder: str
     kind: HoldKind
     engines: bool = False
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DesiredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gate state that a shard must follow."""
 
     epoch: _Count
-    holds: tuple[StandingHold, ...]
+    holds: tuple[DesiredHold, ...]
     drain: _Count = 0
     """Drain that the shard owes, or 0."""
 
 
-class ToldStanding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SentState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `PUT /sessions/shard`."""
 
     start: str
     """Id of one start of one front."""
     telling: _Count
     """Number of this message. A shard ignores one that arrives late."""
-    standing: Standing
+    standing: DesiredState
 
 
 class ShardCounts(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class ShardCounts(msgspec.Struct, frozen=True):
     """Requests that this message released."""
 
 
-class StandingAnswer(msgspec.Struct, frozen=True):
+class DesiredStateAnswer(msgspec.Struct, frozen=True):
     """The message in force, which may be a later one or another front's."""
 
     start: str
@@ -69,18 +69,18 @@ class StandingAnswer(msgspec.Struct, frozen=True):
     counts: ShardCounts
 
 
-def standing_of(gate: Gate, *, owes: int) -> Standing:
+def desired_state_of(gate: Gate, *, owes: int) -> DesiredState:
     """Return the state for a shard that owes drain `owes` (0 for none)."""
-    holds = tuple(StandingHold(hold.holder, hold.kind, hold.engines) for hold in gate.holds)
+    holds = tuple(DesiredHold(hold.holder, hold.kind, hold.engines) for hold in gate.holds)
     if owes:
-        holds = (*holds, StandingHold(SHUT_BY, HoldKind.PAUSE))
-    return Standing(gate.epoch, holds, owes)
+        holds = (*holds, DesiredHold(SHUT_BY, HoldKind.PAUSE))
+    return DesiredState(gate.epoch, holds, owes)
 
 
-def mirrored(standing: Standing) -> list[Hold]:
+def mirrored(standing: DesiredState) -> list[Hold]:
     """Convert `standing` for the gate of a shard."""
     return [Hold(hold.holder, hold.kind, _FOR_EVER, hold.engines) for hold in standing.holds]
 
 
-AT_FIRST = Standing(0, (StandingHold(SHUT_BY, HoldKind.PAUSE),))
+AT_FIRST = DesiredState(0, (DesiredHold(SHUT_BY, HoldKind.PAUSE),))
 """State of a shard before its first message."""

@@ -16,10 +16,16 @@ import msgspec
 from yarl import URL
 
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
+from harness.gateway.shards.desired_state import (
+    DesiredState,
+    DesiredStateAnswer,
+    SentState,
+    ShardCounts,
+    desired_state_of,
+)
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.placement import ShardLoad
-from harness.gateway.shards.shard import STANDING_PATH
-from harness.gateway.shards.standing import ShardCounts, Standing, StandingAnswer, ToldStanding, standing_of
+from harness.gateway.shards.shard import STATE_PATH
 from harness.machine.deadlines import not_in_time, read_end, within
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
@@ -57,7 +63,7 @@ class ShardAnswer(NamedTuple):
             raise ShardUnavailable(f"unexpected answer: {error}") from error
 
 
-class ShardLink:
+class ShardClient:
     """Link to shard `number`."""
 
     def __init__(
@@ -90,7 +96,7 @@ class ShardLink:
         self._one_at_a_time = asyncio.Lock()  # an old state must not arrive after a newer one
         self._start = secrets.token_hex(8)
         self._telling = 0
-        self._told: Standing | None = None
+        self._told: DesiredState | None = None
 
     @property
     def port(self) -> int:
@@ -124,9 +130,9 @@ class ShardLink:
         async with self._one_at_a_time:
             # While the shard owes a drain it gets a closed gate, so that no newer session falls under that drain.
             while owes := self._directory.owes(self.number):
-                await self._tell(standing_of(self._gatekeeper.gate, owes=owes))
+                await self._tell(desired_state_of(self._gatekeeper.gate, owes=owes))
                 self._directory.note_drained(self.number, owes)
-            return await self._tell(standing_of(self._gatekeeper.gate, owes=0))
+            return await self._tell(desired_state_of(self._gatekeeper.gate, owes=0))
 
     async def keep_in_step(self) -> None:
         """Send the gate state forever."""
@@ -192,15 +198,15 @@ class ShardLink:
 
     def _is_behind(self) -> bool:
         gate = self._gatekeeper.gate
-        return not self.url or self._told != standing_of(gate, owes=self._directory.owes(self.number))
+        return not self.url or self._told != desired_state_of(gate, owes=self._directory.owes(self.number))
 
-    async def _tell(self, standing: Standing) -> ShardCounts:
+    async def _tell(self, standing: DesiredState) -> ShardCounts:
         self._telling += 1
-        told = ToldStanding(self._start, self._telling, standing)
-        answer = (await self.ask("PUT", STANDING_PATH, msgspec.json.encode(told))).read(StandingAnswer)
+        told = SentState(self._start, self._telling, standing)
+        answer = (await self.ask("PUT", STATE_PATH, msgspec.json.encode(told))).read(DesiredStateAnswer)
         if (answer.start, answer.telling) != (told.start, told.telling):
             raise ShardUnavailable(
-                f"it stands as somebody else has told it (PUT {STANDING_PATH}, telling {answer.telling} of"
+                f"it stands as somebody else has told it (PUT {STATE_PATH}, telling {answer.telling} of"
                 f" {answer.start!r}), not as its front has: kill it, and it is started again"
             )
         counts = answer.counts

@@ -15,7 +15,7 @@ _WINDOW_S = 10.0
 
 
 @dataclass(slots=True)
-class RunStanding:
+class RunStatus:
     """Status of a run; times are seconds of one clock."""
 
     doing: str = "starting"

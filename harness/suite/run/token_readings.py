@@ -14,7 +14,7 @@ from harness.errors import EngineError, EngineRejected, RunError
 from harness.machine.disk import disk_failures
 from harness.suite.faults.firing import FaultLog
 from harness.suite.judge.accounting import count_tokens, count_unheard
-from harness.suite.judge.witness import Hearing, Look, hear
+from harness.suite.judge.witness import Look, TokenReading, hear
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import OwnServices, Services
 
@@ -26,7 +26,7 @@ SHARED = "others use the server that it ran on"
 
 
 @asynccontextmanager
-async def hear_engines(choice: str, services: Services, directory: RunDirectory) -> AsyncIterator[None]:
+async def read_engine_counts(choice: str, services: Services, directory: RunDirectory) -> AsyncIterator[None]:
     """Record what the engines sample during the block; nothing if it raises. Raises `StoreError`.
 
     `choice` is their name in `lock.json`.
@@ -34,15 +34,15 @@ async def hear_engines(choice: str, services: Services, directory: RunDirectory)
     before = await _look(services, directory)
     yield
     patience = asyncio.get_running_loop().time() + _SETTLE_S
-    hearing = hear(choice, before, await _look(services, directory))
-    while hearing.may_change and asyncio.get_running_loop().time() < patience:
+    reading = hear(choice, before, await _look(services, directory))
+    while reading.may_change and asyncio.get_running_loop().time() < patience:
         await asyncio.sleep(_LOOK_EVERY_S)
-        hearing = hear(choice, before, await _look(services, directory))
-    heard = [*read_hearings(directory), hearing]
+        reading = hear(choice, before, await _look(services, directory))
+    heard = [*read_token_readings(directory), reading]
     directory.write_json(directory.witness, {"engines": msgspec.to_builtins(heard)})
 
 
-def read_hearings(directory: RunDirectory) -> list[Hearing]:
+def read_token_readings(directory: RunDirectory) -> list[TokenReading]:
     """Read `witness.json`. Raises `RunError` when it is damaged."""
     if not directory.witness.is_file():
         return []
@@ -59,7 +59,7 @@ def read_hearings(directory: RunDirectory) -> list[Hearing]:
 class _Heard(msgspec.Struct):
     """Content of `witness.json`."""
 
-    engines: list[Hearing]
+    engines: list[TokenReading]
 
 
 async def _look(services: Services, directory: RunDirectory) -> Look:

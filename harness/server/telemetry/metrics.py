@@ -174,7 +174,7 @@ class ServerMetrics:
             self._parts.labels(part).observe(value)
         if is_first:
             self._prompt.inc(turn.prompt_length)
-            self._cached.inc(min(turn.prompt_length, turn.notes.get("cached_tokens", 0)))
+            self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))
         self._turns.labels(str(turn.status)).inc()
         self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)

@@ -26,6 +26,6 @@ def measure_turn(turn: Turn, prior: Turn | None = None) -> TurnSeconds:
 
 
 def _sums(turn: Turn) -> tuple[float, float, float]:
-    held = float(turn.notes.get("held_before_s", 0.0)) + float(turn.notes.get("held_s", 0.0))
+    held = turn.notes.held_before_s + turn.notes.held_s
     queued = sum(segment.queued_s for segment in turn.segments)
     return held, queued, sum(segment.seconds for segment in turn.segments)

@@ -65,39 +65,6 @@ if TYPE_CHECKING:
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer as ChatTemplateTokenizer
-    from harness.training.collector.collector import Collector as Collector
-    from harness.training.collector.fates import OnFailure as OnFailure
-    from harness.training.collector.groups import drop_zero_variance as drop_zero_variance
-    from harness.training.collector.groups import standardize as standardize
-    from harness.training.collector.groups import take_rewards as take_rewards
-    from harness.training.collector.pipeline import StepPipeline as StepPipeline
-    from harness.training.collector.record.step_record import StepRecord as StepRecord
-    from harness.training.collector.record.step_record import pack_again as pack_again
-    from harness.training.collector.record.step_table import StepTable as StepTable
-    from harness.training.collector.record.step_tables import read_step as read_step
-    from harness.training.collector.rollout_index import GroupIndex as GroupIndex
-    from harness.training.collector.rollout_index import RolloutIndex as RolloutIndex
-    from harness.training.collector.rollout_index import ScoredRollout as ScoredRollout
-    from harness.training.collector.rollout_source import RolloutSource as RolloutSource
-    from harness.training.collector.sampling_scale import OffScale as OffScale
-    from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
-    from harness.training.collector.segment_maker import Stale as Stale
-    from harness.training.collector.session_source import SessionSource as SessionSource
-    from harness.training.collector.step_budget import StepBudget as StepBudget
-    from harness.training.collector.step_flow import Normalizer as Normalizer
-    from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
-    from harness.training.collector.step_plan import Order as Order
-    from harness.training.collector.step_result import TrainedStep as TrainedStep
-    from harness.training.collector.step_rules import Partial as Partial
-    from harness.training.collector.step_rules import StepRules as StepRules
-    from harness.training.learner.learner import Learner as Learner
-    from harness.training.learner.learner import LossSums as LossSums
-    from harness.training.learner.learner import StepReport as StepReport
-    from harness.training.learner.scripted import ScriptedLearner as ScriptedLearner
-    from harness.training.learner.settings import LossKind as LossKind
-    from harness.training.learner.settings import LossSettings as LossSettings
-    from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
-    from harness.training.learner.torch_learner import TorchLearner as TorchLearner
     from harness.turn_ends import TurnEnd as TurnEnd
     from harness.turn_ends import TurnStatus as TurnStatus
     from harness.types import GenerationRequest as GenerationRequest

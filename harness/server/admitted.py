@@ -190,8 +190,8 @@ class AdmittedTurns:
             seconds = measure_turn(outcome, prior)
             self.metrics.turn_recorded(outcome, new, seconds, is_first=prior is None)
             end, status, tokens = str(outcome.end), str(outcome.status), outcome.output_ids.size
-            cause = outcome.notes.get("error")
-            told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
+            cause = outcome.notes.error
+            told = {"code": cause["code"], "error": cause["message"]} if cause else {}
             parts = {f"{part}_s": round(value, 4) for part, value in seconds._asdict().items()}
             if self.tracer is not None:
                 self.tracer.tell_turn(turn.session, outcome)

@@ -92,7 +92,7 @@ class ClientConnection:
         peer = self._peer
         if peer is not None and peer.process is None:
             turns = session.turns
-            last: Json = turns[-1].notes.get("client", {}).get("process", {}) if turns else {}
+            last: Json = turns[-1].notes.client.get("process", {}) if turns else {}
             peer.process = processes.find(peer.ends._replace(likely=int(last.get("id", "0").partition(".")[0])))
 
     async def know_process(self) -> None:

@@ -142,7 +142,7 @@ class ServerMetrics:
             self._parts.labels(part).observe(value)
         if is_first:
             self._prompt.inc(turn.prompt_length)
-            self._cached.inc(min(turn.prompt_length, turn.notes.get("cached_tokens", 0)))
+            self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))
         self._turns.labels(str(turn.status)).inc()
         self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
@@ -209,6 +209,6 @@ def measure_turn(turn: Turn, prior: Turn | None = None) -> TurnSeconds:
 
 
 def _sums(turn: Turn) -> tuple[float, float, float]:
-    held = float(turn.notes.get("held_before_s", 0.0)) + float(turn.notes.get("held_s", 0.0))
+    held = turn.notes.held_before_s + turn.notes.held_s
     queued = sum(segment.queued_s for segment in turn.segments)
     return held, queued, sum(segment.seconds for segment in turn.segments)

@@ -146,23 +146,22 @@ class TracedTurn(NamedTuple):
     def of(cls, session_id: str, turn: Turn) -> Self:
         """Convert a turn."""
         notes = turn.notes
-        error = notes.get("error")
         return cls(
             session_id,
             turn.index,
             turn.parent,
             str(turn.status),
             str(turn.end),
-            turn.attempts,
-            float(notes.get("held_before_s", 0.0)) + float(notes.get("held_s", 0.0)),
-            None if error is None else error.get("code"),
+            notes.attempts,
+            notes.held_before_s + notes.held_s,
+            notes.error.get("code"),
             turn.prompt_length,
             int(turn.output_ids.size),
             [(span.version, span.start, span.end) for span in turn.version_spans],
             [TracedRequest.of(segment) for segment in turn.segments],
             turn.asked_at,
             turn.ended_at,
-            notes.get("client", {}).get("traceparent"),
+            notes.client.get("traceparent"),
         )
 
     @property

@@ -20,9 +20,8 @@ from harness.machine.log import bound, get_logger
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.server.store.base import SessionStore
-from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.metrics import ServerMetrics, measure_turn
 from harness.server.telemetry.tracing.tracer import SessionTracer
-from harness.server.telemetry.turn_seconds import measure_turn
 from harness.sessions.continuation import Output
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session

@@ -43,7 +43,7 @@ from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
 from harness.server.store.rows import TokenizerName
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings

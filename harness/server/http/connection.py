@@ -24,7 +24,7 @@ from harness.machine.deadlines import within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.spans import read_traceparent
 from harness.sessions.session import Session
 from harness.types import Json

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -271,11 +270,10 @@ Otlp = Annotated[
 
 def require_collector(otlp: str | None) -> str | None:
     """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
-    from harness.server.telemetry.tracing.collector import read_headers, traces_url
+    from harness.server.telemetry.tracing.collector import check_collector
 
     if otlp:
-        traces_url(otlp)
-        read_headers(os.environ)
+        check_collector(otlp)
     return otlp or None
 
 

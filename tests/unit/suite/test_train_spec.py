@@ -12,7 +12,7 @@ from harness.errors import ScenarioError
 from harness.suite.scenarios.folder import load_scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.training_pipeline import encoder_of, rules_of
-from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_rules import StepBudget
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
 

@@ -38,7 +38,7 @@ Renderer = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_RENDERER",
-        help="Writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+        help="Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
     ),
 ]
 
@@ -99,7 +99,7 @@ _PublicUrl = Annotated[
     str | None,
     typer.Option(
         envvar="HARNESS_PUBLIC_URL",
-        help="Address under which agents reach the server, if a proxy stands before it.",
+        help="Address under which agents reach the server, as behind a proxy.",
         show_default=False,
     ),
 ]
@@ -127,7 +127,7 @@ _WriteTimeout = Annotated[
     typer.Option(
         envvar="HARNESS_WRITE_TIMEOUT",
         min=0,
-        help="Seconds after which a client that takes nothing of its answer counts as one that left.",
+        help="Seconds after which a client that reads nothing counts as gone.",
     ),
 ]
 
@@ -136,7 +136,7 @@ _AdminToken = Annotated[
     typer.Option(
         envvar="HARNESS_ADMIN_TOKEN",
         callback=yields_to("no_auth"),
-        help="Needed for everything but the model calls of a session.  [default: made at each start and printed]",
+        help="Token for all but model calls.  [default: made at each start and printed]",
         show_default=False,
     ),
 ]
@@ -147,7 +147,7 @@ _NoAuth = Annotated[
         "--no-auth",
         envvar="HARNESS_NO_AUTH",
         callback=yields_to("admin_token"),
-        help="On loopback: everybody who reaches the port may do everything, agents too.",
+        help="On loopback: every client may do everything, agents too.",
     ),
 ]
 
@@ -156,7 +156,7 @@ _OpenPaths = Annotated[
     typer.Option(
         "--open-paths",
         envvar="HARNESS_OPEN_PATHS",
-        help="A session's base_url is enough for its model calls, for agents that send no key.",
+        help="Accept model calls by base_url alone, for agents that send no key.",
     ),
 ]
 
@@ -164,7 +164,7 @@ _EngineKey = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_ENGINE_KEY",
-        help="API key of the engine servers; URL#key=VARIABLE names another one's. Prefer the variable to the option.",
+        help="API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
         show_default=False,
     ),
 ]
@@ -174,7 +174,7 @@ _Noise = Annotated[
     typer.Option(
         envvar="HARNESS_NOISE",
         metavar="REGEX",
-        help="Taken out where a conversation begins, in place of the built-in rule; '' for nothing; may be repeated.",
+        help="Text to remove from the start of conversations; '' for none; may be repeated.",
         show_default=False,
     ),
 ]
@@ -183,7 +183,7 @@ _Selections = Annotated[
     typer.Option(
         envvar="HARNESS_SELECTION",
         metavar="MODULE:FUNCTION",
-        help="A function that sessions may choose their samples with; may be repeated.",
+        help="Let sessions choose their samples with this function; may be repeated.",
         show_default=False,
     ),
 ]
@@ -192,7 +192,7 @@ _TemplateVariables = Annotated[
     typer.Option(
         envvar="HARNESS_TEMPLATE_VARIABLE",
         metavar="NAME=JSON",
-        help="Sets a variable of the chat template, as `enable_thinking=false`; may be repeated.",
+        help="Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
         show_default=False,
     ),
 ]
@@ -201,7 +201,7 @@ _Matchings = Annotated[
     typer.Option(
         envvar="HARNESS_MATCHING",
         metavar="MODULE:FUNCTION",
-        help="Lets sessions choose this function to match replayed histories; may be repeated.",
+        help="Let sessions match histories with this function; may be repeated.",
         show_default=False,
     ),
 ]
@@ -212,7 +212,7 @@ _RequestLimits = Annotated[
         "--limit",
         envvar="HARNESS_LIMIT",
         metavar="NAME=NUMBER",
-        help="How much one request may hold, such as body_bytes=33554432 (docs/limits.md); may be repeated.",
+        help="A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
         show_default=False,
     ),
 ]
@@ -222,22 +222,20 @@ _AllowForcedTokens = Annotated[
     typer.Option(
         "--allow-forced-tokens",
         envvar="HARNESS_ALLOW_FORCED_TOKENS",
-        help="For tests: sessions may bring a script, which the engine says in the place of its own words.",
+        help="For tests: the engine says the script that a session brings.",
     ),
 ]
 
 _IdleHours = Annotated[
     float,
-    typer.Option(
-        envvar="HARNESS_IDLE_HOURS", min=0, help="A session that nobody asks for is closed after so long; 0 keeps it."
-    ),
+    typer.Option(envvar="HARNESS_IDLE_HOURS", min=0, help="Close an unused session after so long; 0 keeps it."),
 ]
 
 _Streaming = Annotated[
     Literal["recorded", "live"],
     typer.Option(
         envvar="HARNESS_STREAMING",
-        help="Streamed answers: `recorded` sends them when the turn is durable, `live` sends text as it is sampled.",
+        help="Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
     ),
 ]
 
@@ -246,14 +244,14 @@ _IdlePageOut = Annotated[
     typer.Option(
         envvar="HARNESS_IDLE_PAGE_OUT",
         min=0,
-        help="Seconds after which a session that nobody asks for leaves memory; the store has it. 0 keeps it there.",
+        help="Seconds after which an unused session leaves memory for the store; 0 keeps it.",
     ),
 ]
 
 _KeepDays = Annotated[
     float,
     typer.Option(
-        envvar="HARNESS_KEEP_DAYS", min=0, help="The store forgets closed sessions after so long; 0 keeps them."
+        envvar="HARNESS_KEEP_DAYS", min=0, help="Delete closed sessions from the store after so long; 0 keeps them."
     ),
 ]
 

@@ -263,8 +263,8 @@ def test_what_the_page_says_is_enough(tmp_path: Path, how_to: HowTo) -> None:
 
 
 def _files_of(title: str) -> set[str]:
-    """The files of the house that a section of the page names in its table."""
+    """The files of the house that a section of the page names in its list."""
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").replace("NAME", "toy")
     _, text = page.split(f"## {title}\n")
-    rows = [line.split("|")[1] for line in text.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    rows = [line.split(": ")[0] for line in text.split("\n## ")[0].splitlines() if line.startswith("- `")]
     return set(re.findall(r"`(harness/[^`]+)`", " ".join(rows)))

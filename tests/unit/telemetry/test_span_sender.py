@@ -381,4 +381,4 @@ def test_traceparents(text: str, expected: str | None):
 def test_every_reason_is_in_the_table_of_the_docs():
     """The table is the one in force."""
     page = (ROOT / "docs" / "looking.md").read_text("utf-8").partition("### Spans while a server serves")[2]
-    assert set(re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)) == set(SpanDropReason)
+    assert set(re.findall(r"^- `(\w+)`: ", page.partition("\n## ")[0], flags=re.MULTILINE)) == set(SpanDropReason)

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -39,7 +38,7 @@ Renderer = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_RENDERER",
-        help="Writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+        help="Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
     ),
 ]
 
@@ -114,11 +113,10 @@ Otlp = Annotated[
 
 def require_collector(otlp: str | None) -> str | None:
     """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
-    from harness.server.telemetry.tracing.collector import read_headers, traces_url
+    from harness.server.telemetry.tracing.collector import check_collector
 
     if otlp:
-        traces_url(otlp)
-        read_headers(os.environ)
+        check_collector(otlp)
     return otlp or None
 
 
@@ -142,7 +140,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_TEMPLATE_VARIABLE",
             metavar="NAME=JSON",
-            help="Sets a variable of the chat template, as `enable_thinking=false`; may be repeated.",
+            help="Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -152,7 +150,7 @@ class ServerOptions:
         str | None,
         typer.Option(
             envvar="HARNESS_PUBLIC_URL",
-            help="Address under which agents reach the server, if a proxy stands before it.",
+            help="Address under which agents reach the server, as behind a proxy.",
             show_default=False,
         ),
     ] = None
@@ -177,7 +175,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_WRITE_TIMEOUT",
             min=0,
-            help="Seconds after which a client that takes nothing of its answer counts as one that left.",
+            help="Seconds after which a client that reads nothing counts as gone.",
         ),
     ] = 60.0
     admin_token: Annotated[
@@ -185,7 +183,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_ADMIN_TOKEN",
             callback=yields_to("no_auth"),
-            help="Needed for everything but the model calls of a session.  [default: made at each start and printed]",
+            help="Token for all but model calls.  [default: made at each start and printed]",
             show_default=False,
         ),
     ] = None
@@ -195,7 +193,7 @@ class ServerOptions:
             "--no-auth",
             envvar="HARNESS_NO_AUTH",
             callback=yields_to("admin_token"),
-            help="On loopback: everybody who reaches the port may do everything, agents too.",
+            help="On loopback: every client may do everything, agents too.",
         ),
     ] = False
     open_paths: Annotated[
@@ -203,7 +201,7 @@ class ServerOptions:
         typer.Option(
             "--open-paths",
             envvar="HARNESS_OPEN_PATHS",
-            help="A session's base_url is enough for its model calls, for agents that send no key.",
+            help="Accept model calls by base_url alone, for agents that send no key.",
         ),
     ] = False
     matching: Annotated[
@@ -211,7 +209,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_MATCHING",
             metavar="MODULE:FUNCTION",
-            help="Lets sessions choose this function to match replayed histories; may be repeated.",
+            help="Let sessions match histories with this function; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -220,7 +218,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_SELECTION",
             metavar="MODULE:FUNCTION",
-            help="A function that sessions may choose their samples with; may be repeated.",
+            help="Let sessions choose their samples with this function; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -229,8 +227,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_NOISE",
             metavar="REGEX",
-            help="Taken out where a conversation begins, in place of the built-in rule;"
-            " '' for nothing; may be repeated.",
+            help="Text to remove from the start of conversations; '' for none; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -240,7 +237,7 @@ class ServerOptions:
             "--limit",
             envvar="HARNESS_LIMIT",
             metavar="NAME=NUMBER",
-            help="How much one request may hold, such as body_bytes=33554432 (docs/limits.md); may be repeated.",
+            help="A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -249,15 +246,14 @@ class ServerOptions:
         typer.Option(
             "--allow-forced-tokens",
             envvar="HARNESS_ALLOW_FORCED_TOKENS",
-            help="For tests: sessions may bring a script, which the engine says in the place of its own words.",
+            help="For tests: the engine says the script that a session brings.",
         ),
     ] = False
     streaming: Annotated[
         Literal["recorded", "live"],
         typer.Option(
             envvar="HARNESS_STREAMING",
-            help="Streamed answers: `recorded` sends them when the turn is durable,"
-            " `live` sends text as it is sampled.",
+            help="Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
         ),
     ] = "recorded"
     idle_hours: Annotated[
@@ -265,7 +261,7 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_IDLE_HOURS",
             min=0,
-            help="A session that nobody asks for is closed after so long; 0 keeps it.",
+            help="Close an unused session after so long; 0 keeps it.",
         ),
     ] = 24.0
     idle_page_out: Annotated[
@@ -273,14 +269,13 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_IDLE_PAGE_OUT",
             min=0,
-            help="Seconds after which a session that nobody asks for leaves memory;"
-            " the store has it. 0 keeps it there.",
+            help="Seconds after which an unused session leaves memory for the store; 0 keeps it.",
         ),
     ] = 0.0
     keep_days: Annotated[
         float,
         typer.Option(
-            envvar="HARNESS_KEEP_DAYS", min=0, help="The store forgets closed sessions after so long; 0 keeps them."
+            envvar="HARNESS_KEEP_DAYS", min=0, help="Delete closed sessions from the store after so long; 0 keeps them."
         ),
     ] = 30.0
     otlp: Otlp = None
@@ -288,8 +283,7 @@ class ServerOptions:
         str,
         typer.Option(
             envvar="HARNESS_ENGINE_KEY",
-            help="API key of the engine servers;"
-            " URL#key=VARIABLE names another one's. Prefer the variable to the option.",
+            help="API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
             show_default=False,
         ),
     ] = ""

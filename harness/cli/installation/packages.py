@@ -15,6 +15,7 @@ DISTRIBUTION = "session-harness"
 EXTRAS: Mapping[str, str] = {
     "local": "the local engine, on this machine's CPU or GPU",
     "learner": "`harness train` with the learner that is shipped",
+    "otel": "spans for OpenTelemetry (`--otlp`)",
     "parquet": "samples as Parquet files",
     "ray": "rollouts on the nodes of a Ray cluster",
     "renderers": "model families whose chat templates rewrite history",

@@ -114,7 +114,7 @@ def env(
     home: Annotated[
         Path | None,
         typer.Option(
-            help="Home directory to be made, for an agent that is configured by files. One with files is refused."
+            help="New home directory, for an agent that is configured by files."
         ),
     ] = None,
     as_json: options.Json = False,

@@ -62,7 +62,7 @@ def test_every_session_of_a_scenario_asks_for_the_same(scenario: str, tmp_path: 
 def _of(store: Path, session_id: str | None) -> list[tuple[object, ...]]:
     def facts(turn: Turn) -> tuple[object, ...]:
         tokens = turn.output_ids.tolist(), turn.logprobs.tolist(), turn.version_spans
-        asked = turn.messages_delta, turn.sampling["asked"], turn.notes["dialect"]
+        asked = turn.messages_delta, turn.sampling["asked"], turn.notes.dialect
         return asked, turn.prompt_digest, turn.end, *tokens
 
     assert session_id is not None

@@ -9,7 +9,7 @@ import pytest
 from harness.samples.codec import read_samples
 from harness.suite.exits import ExitCode
 from harness.training.collector.record.step_record import pack_again
-from harness.training.collector.record.step_tables import read_step
+from harness.training.collector.record.step_table import read_step
 from harness.training.collector.segment_maker import SegmentMaker
 from tests.harness_command import harness
 from tests.trained_scenario import write_trained_scenario

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, TokenProvider
-from harness.engines.examine.doctor import ProbeAnswer, diagnose
+from harness.engines.examine.doctor import diagnose
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.errors import EngineError, HarnessError, ScenarioError
+from harness.machine.findings import Level
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -223,10 +224,10 @@ async def test_the_doctor_says_what_really_samples():
     """The engine is the one behind the protocol, and the evidence is that of a real server."""
     async with client_of(scripted_engine(SLOWLY)) as client:
         diagnosis = await diagnose(str(client.base_url), tokenizer=toy_tokenizer())
-    answers = {finding.capability: finding.answer for finding in diagnosis.findings}
+    levels = {finding.check: finding.level for finding in diagnosis.findings}
 
     assert (diagnosis.engine, diagnosis.protocol, diagnosis.is_usable) == ("scripted", "sglang", True)
-    assert {name for name, answer in answers.items() if answer is not ProbeAnswer.YES} == {"repeat guard", "vocabulary"}
+    assert {name for name, level in levels.items() if level is not Level.OK} == {"repeat guard", "vocabulary"}
 
 
 async def test_a_port_that_is_taken_is_said():

@@ -34,10 +34,10 @@ async def test_two_at_once_make_one(profile: AgentProfile) -> None:
     assert both[0] == both[1] == environment_of(profile)
     assert sorted(line.split()[0] for line in said) == ["installing", "waiting"]
     assert sorted(path.suffix for path in both[0].parent.iterdir()) == ["", ".lock", ".log"]
-    assert [(each.check, each.is_well) for each in await examine_agent(profile)] == [
-        ("dialect", True),
-        ("environment", True),
-        ("version", True),
+    assert [(each.check, each.level) for each in await examine_agent(profile)] == [
+        ("dialect", "ok"),
+        ("environment", "ok"),
+        ("version", "ok"),
     ]
 
 
@@ -133,8 +133,8 @@ async def test_another_lock_file_is_another_environment(tmp_path: Path, profile:
 async def test_an_agent_that_is_not_there_is_told_how_to_get(profile: AgentProfile) -> None:
     found = {each.check: each for each in await examine_agent(profile)}
 
-    assert not found["environment"].is_well
-    assert "harness agent install mine" in found["environment"].found
+    assert found["environment"].level == "fail"
+    assert found["environment"].next_step == "harness agent install mine"
 
 
 async def test_an_agent_of_another_version_is_not_well(profile: AgentProfile) -> None:
@@ -145,7 +145,7 @@ async def test_an_agent_of_another_version_is_not_well(profile: AgentProfile) ->
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sniffio\nVersion: 1.0\n")
 
     version = (await examine_agent(profile))[-1]
-    assert (version.check, version.is_well) == ("version", False)
+    assert (version.check, version.level) == ("version", "fail")
     assert "expected 1.3.1" in version.found
 
 

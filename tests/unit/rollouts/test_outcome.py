@@ -134,3 +134,8 @@ def test_a_session_that_was_not_created_has_its_outcome(code: str, status: int, 
     outcome = classify_uncreated(code, status, "words")
 
     assert (outcome.kind, outcome.cause, outcome.detail) == (kind, cause, "no session: words")
+
+
+def test_processes_that_could_not_be_ended_are_named():
+    """Beside how the agent itself ended."""
+    assert AgentEnd(Ending.EXITED, 3, left=[17, 18]).words == "exit code 3; could not be ended: process 17, 18"

@@ -97,6 +97,27 @@ async def test_grandchildren_of_an_agent_that_exited_are_ended_too(
     assert survivors(family.pids()) == []
 
 
+@pytest.mark.parametrize("stays", [True, False], ids=["the agent runs", "the agent has exited"])
+async def test_a_daemon_ends_with_its_agent(tmp_path: Path, watchdog: Watchdog, family, survivors, *, stays: bool):
+    """Forked twice, in a session of its own, and deaf to SIGTERM."""
+    async with running(family.command(stays=stays, leaves=True), tmp_path, watchdog):
+        agent, daemon = await family.appears()
+        assert os.getsid(daemon) != agent
+
+    assert survivors([agent, daemon]) == []
+
+
+async def test_another_agents_daemon_runs_on(tmp_path: Path, watchdog: Watchdog, family, survivors):
+    """Each process has a mark of its own."""
+    async with running(family.command(leaves=True), tmp_path, watchdog):
+        _, daemon = await family.appears()
+        async with running(("/bin/true",), tmp_path, watchdog) as process:
+            await process.wait()
+        assert survivors([daemon], timeout_s=0) == [daemon]
+
+    assert survivors([daemon]) == []
+
+
 async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, python_program):
     """It gets the signal first and time to say goodbye."""
     command = python_program("""
@@ -144,12 +165,12 @@ async def test_a_flood_is_bounded(tmp_path: Path, watchdog: Watchdog, python_pro
     assert psutil.Process().memory_info().rss - before < 50 << 20
 
 
-async def test_a_process_that_left_the_group_cannot_hold_up_the_end(tmp_path: Path, watchdog: Watchdog, python_program):
-    """It keeps the output pipe open; the wait for its last words is bounded."""
+async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, watchdog: Watchdog, python_program):
+    """It left the group, cleared its environment, and keeps the output pipe open: the wait is bounded."""
     command = python_program("""
         import subprocess, sys
         daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
-        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True)
+        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True, env={})
     """)
     started = time.monotonic()
     async with running(command, tmp_path, watchdog) as process:

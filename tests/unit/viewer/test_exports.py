@@ -57,7 +57,7 @@ def test_the_points_of_a_report_are_its_figures(run: RunDirectory):
 
 def test_every_key_is_in_the_table_of_the_docs(run: RunDirectory):
     """The table is the one in force, and no key is beside it."""
-    rows = re.findall(r"^\| `((?:report|session)/[^`]+)` \| (.+) \|$", DOCS.read_text("utf-8"), flags=re.MULTILINE)
+    rows = re.findall(r"^- `((?:report|session)/[^`]+)`: (.+)$", DOCS.read_text("utf-8"), flags=re.MULTILINE)
     assert dict(rows) == dict(METRICS)
     assert ", ".join(f"`{each}`" for each in STATISTICS) in DOCS.read_text("utf-8")
     patterns = [re.sub("[A-Z]+", "[^/]+", key) for key in METRICS]

@@ -20,7 +20,7 @@ from tests.session_servers.served import Client, says, serving
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 TOKEN = "the-operators-own"
-SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.06)
+SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.12)
 SETTINGS = ServerSettings(admin_token=TOKEN)
 
 
@@ -116,6 +116,7 @@ async def test_the_reader_stays_where_he_is(browser: Browser):
             third = await client.create()
             await sight.until("sessions", third.session_id[:8])
             await until_texts(sight, "#turns .row", 5)
+            await sight.until("found", "in turn 0, 1, 2, 3")  # rows come before what is found in them
             after, now, value = await place(sight), await sight.text("found"), await sight.text("value")
             await sight.page.keyboard.type("7")
             typed = await sight.page.input_value("#second")

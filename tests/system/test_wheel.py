@@ -54,7 +54,6 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
 
 
 def test_the_wheel_has_no_leftovers(wheel_names: list[str]) -> None:
-    """No caches, databases or weights."""
     assert [name for name in wheel_names if name.endswith((".pyc", ".db", ".safetensors", ".gguf", ".log"))] == []
 
 
@@ -97,7 +96,6 @@ def test_every_dependency_is_imported_somewhere() -> None:
 
 
 def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:
-    """Whoever installs it may read under which terms."""
     assert [name for name in wheel_names if name.endswith("/licenses/LICENSE")]
 
 

@@ -42,7 +42,6 @@ def _url(request: pytest.FixtureRequest) -> str:
 
 
 async def test_a_lane_has_everything(url: str, model_dir: Path):
-    """Each claim is a yes with its evidence."""
     code, document = await doctor(url, "--model", str(model_dir))
     found = {finding["capability"]: finding for finding in document["findings"]}
 

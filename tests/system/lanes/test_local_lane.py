@@ -124,7 +124,6 @@ async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -
 
 
 async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: Path) -> None:
-    """The server's last words are in the message."""
     folder = write_toy_model(tmp_path / "no-weights")
     with pytest.raises(LaneError, match=r"local-\d+ ended while it started") as caught:
         await start_lane(replace(spec, model_dir=folder))
@@ -134,13 +133,11 @@ async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: 
 
 
 async def test_an_argument_that_the_server_does_not_know_is_said(spec: LaneSpec) -> None:
-    """With what to do."""
     with pytest.raises(LaneError, match="correct or remove it"):
         await start_lane(replace(spec, arguments=("--tensor-parallel-size", "2")))
 
 
 def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
-    """With the name of what is missing."""
     refused = harness("engine", "up", "local", "--model", str(tmp_path))
 
     assert refused.code != 0
@@ -149,7 +146,6 @@ def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path
 
 
 def test_without_torch_the_extra_is_named(cache: Path, weights: Path) -> None:
-    """Before a process is started for it."""
     program = (
         "import sys; from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"

@@ -42,7 +42,6 @@ def test_samples_of_a_run_have_them(tmp_path: Path):
 
 
 def test_a_turn_that_is_not_there_costs_a_session_its_reward(tmp_path: Path):
-    """Which fails the run, by the turn's name."""
     run = tmp_path / "run"
     ended = harness("run", _scenario(tmp_path / "s", CHECK.format(reward=1, rewards="{2: 1.0}")), "--out", run)
     assert ended.code == ExitCode.CHECKS_FAILED, ended.stderr

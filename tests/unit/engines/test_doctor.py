@@ -97,7 +97,6 @@ async def test_a_plain_vllm_server_lacks_what_its_options_bring():
 
 
 async def test_logprobs_on_another_scale_are_found():
-    """They cannot be trained from."""
     async with examined(
         FakeSGLang(scripted_engine(STEADILY), divides_by_temperature=True), toy_tokenizer()
     ) as diagnosis:
@@ -122,7 +121,6 @@ async def test_without_a_model_nothing_is_guessed():
 
 
 async def test_a_paused_engine_is_not_asked_for_tokens():
-    """They would only come when somebody resumes it."""
     fake = FakeVLLM(scripted_engine(STEADILY))
     async with serving(fake, notices_disconnects=True) as url:
         async with VLLMTokenProvider(url, vocab_size=toy_tokenizer().vocab_size) as provider:
@@ -135,7 +133,6 @@ async def test_a_paused_engine_is_not_asked_for_tokens():
 
 
 async def test_an_address_without_an_engine_is_an_error():
-    """Nobody there, or somebody else."""
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
         await diagnose("http://127.0.0.1:1")
 

@@ -111,7 +111,6 @@ async def test_a_request_that_cannot_be_served_is_refused(body: dict[str, Any], 
 
 
 async def test_a_body_that_is_no_json_is_refused():
-    """On every route that reads one."""
     async with client_of(scripted_engine()) as client:
         for path in ("/generate", "/abort_request", "/pause_generation", "/update_weights_from_disk", "/tokenize"):
             answer = await client.post(path, content=b"{")
@@ -232,7 +231,6 @@ async def test_the_doctor_says_what_really_samples():
 
 
 async def test_a_port_that_is_taken_is_said():
-    """Not a traceback of the event loop."""
     app = NativeServer(scripted_engine(), toy_tokenizer(), Path("/weights/first")).app()
     async with serve_in_process(app) as url:
         with pytest.raises(HarnessError, match="cannot listen on"):

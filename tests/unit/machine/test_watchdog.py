@@ -109,7 +109,6 @@ async def test_a_forgotten_group_is_left_alone(survivors):
 
 
 async def test_closing_ends_what_is_still_watched(survivors):
-    """And the watchdog itself."""
     watchdog = Watchdog()
     with sleeping_group() as process:
         watchdog.watch(process.pid)

@@ -73,7 +73,6 @@ GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
     ],
 )
 def test_an_ending_has_its_outcome(facts: RolloutFacts, kind: Kind, cause: Cause | None):
-    """The table, row by row."""
     outcome = classify(facts)
 
     assert (outcome.kind, outcome.cause) == (kind, cause)
@@ -111,7 +110,6 @@ def test_every_combination_has_an_outcome():
 
 
 def test_the_detail_tells_the_story():
-    """One line with what a reader needs first."""
     facts = RolloutFacts(SEGFAULT, GARBAGE, answered=1, failed=2, refusals={"limit_reached": 2})
 
     assert classify(facts).detail == (

@@ -50,7 +50,6 @@ async def test_an_exit_code_comes_back(tmp_path: Path, watchdog: Watchdog, pytho
 
 
 async def test_a_signal_comes_back_as_its_negative_number(tmp_path: Path, watchdog: Watchdog):
-    """As in the standard library."""
     async with running(("/bin/sh", "-c", "kill -9 $$"), tmp_path, watchdog) as process:
         assert await process.wait() == -signal.SIGKILL
 
@@ -192,7 +191,6 @@ async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, wat
     ],
 )
 async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watchdog: Watchdog, env, workdir):
-    """Neither a process nor an open file."""
     open_files = psutil.Process().num_fds()
     with AgentLog(tmp_path / "agent.log") as log, pytest.raises((OSError, ValueError)):
         await AgentProcess.start(("true",), env=env, workdir=tmp_path / workdir, log=log, watchdog=watchdog)
@@ -296,22 +294,3 @@ def is_zombie_of(process: psutil.Process, group: int) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group
     except (psutil.NoSuchProcess, ProcessLookupError):
         return False
-
-
-async def test_many_agents_leave_no_file_and_no_process(tmp_path: Path, watchdog: Watchdog):
-    """Twenty at once, then the counts are what they were."""
-    await run_short_agent(tmp_path / "first", watchdog)
-    open_files, children = psutil.Process().num_fds(), len(psutil.Process().children())
-
-    await asyncio.gather(*(run_short_agent(tmp_path / str(number), watchdog) for number in range(20)))
-
-    assert (psutil.Process().num_fds(), len(psutil.Process().children())) == (open_files, children)
-
-
-async def run_short_agent(workdir: Path, watchdog: Watchdog) -> None:
-    """An agent that says something and exits."""
-    workdir.mkdir()
-    async with running((sys.executable, "-S", "-c", "print('hi')"), workdir, watchdog) as process:
-        assert await process.wait() == 0
-    await asyncio.sleep(0)
-    assert (workdir / "agent.log").read_text() == "hi\n"

@@ -20,7 +20,6 @@ from harness.turn_ends import TurnEnd
 from harness.types import Message, SamplingWishes, Turn, TurnNotes, as_ids
 from tests.builders import CONTEXT, new_session, output_of, sampled, user
 
-DEFAULT: tuple[str, ...] = ()
 EXACT = ("exact",)
 SPELLINGS = {
     "{}": ("", " \n", "null", "{ }"),
@@ -311,7 +310,6 @@ def test_a_reply_of_the_client_s_own_is_what_it_said_first():
 
 
 def test_ids_that_a_client_uses_twice_are_no_error():
-    """Each message is known by its place."""
     session = new_session()
     messages: list[Message] = [user("a")]
     for number in range(4):

@@ -26,7 +26,6 @@ class SlowLearner(ScriptedLearner):
         self.goes_on = threading.Event()
 
     def save_state(self, folder: Path) -> None:
-        """See `Learner`."""
         self.writes.set()
         assert self.goes_on.wait(PATIENCE_S)
         super().save_state(folder)

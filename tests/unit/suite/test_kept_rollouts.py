@@ -33,7 +33,6 @@ class SlowTable(StepTable):
         self.answers = threading.Event()
 
     def recall(self, index: RolloutIndex) -> ScoredRollout | None:
-        """See `StepTable`."""
         self.is_asked.set()
         assert self.answers.wait(PATIENCE_S)
         return super().recall(index)
@@ -85,7 +84,6 @@ class FullStore(MemoryStore):
     """There is no space left for a session."""
 
     async def create(self, session: Session) -> None:
-        """See `SessionStore`."""
         raise StoreFull("No space left on device: run.db")
 
 

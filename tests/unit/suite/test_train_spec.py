@@ -63,7 +63,6 @@ _STEP = {"rollouts_per_step": 4}
     ],
 )
 def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: str):
-    """File, key, what was expected, what came."""
     directory = write_scenario(tmp_path / "s", **keys)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(directory)

@@ -150,7 +150,6 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(run: RunDirectory, tm
 
 
 def test_a_package_that_is_missing_is_named(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the extra that brings it."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
     for kind in (ReportFormat.TENSORBOARD, ReportFormat.WANDB):

@@ -202,7 +202,6 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
 
 
 async def test_a_page_whose_harness_view_has_stopped_says_so(browser: Browser):
-    """What it showed last is below."""
     async with serving(settings=SETTINGS) as client, AsyncExitStack() as stack:
         page = await stack.enter_async_context(live(client))
         session = await client.create()
@@ -306,7 +305,6 @@ async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(b
 
 
 async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser: Browser):
-    """Those of the old one were another's."""
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         session = await client.create()
         await client.say(session, [user("Begin.")])
@@ -318,7 +316,6 @@ async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser
 
 
 async def test_what_was_taken_by_half_is_told_again(browser: Browser):
-    """Of the session that is open, too."""
     fail_once = "window.real = layOutRows; layOutRows = () => { layOutRows = real; throw new Error('for once'); }; 0"
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         session = await client.create()

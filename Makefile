@@ -115,5 +115,5 @@ $(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,ray,renderers,docs,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,otel,parquet,ray,renderers,docs,dev]'
 	@touch $@

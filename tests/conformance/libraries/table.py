@@ -25,9 +25,7 @@ WAYS = ("whole", "streamed")
 COLUMNS = (
     "library",
     "dialect",
-    "answers",
-    "a model that does not think",
-    "a model that thinks before every call",
+    "branches",
     "comes back otherwise, and is recognized",
     "side calls",
 )
@@ -73,8 +71,7 @@ def _row(library: Library, dialect: str, played: dict[str, Played]) -> str:
         [
             f"{library.package} {library.version}",
             dialect,
-            ", ".join(WAYS[way] for way in library.streams),
-            *(_branches(library, each) for each in of.values()),
+            "; ".join(dict.fromkeys(_branches(library, each) for each in of.values())),
             ", ".join(f"`{field}`" for field in respelled) or "nothing",
             str(side_calls),
         ]

@@ -142,7 +142,7 @@ def test_a_system_prompt_may_stand_anywhere():
         {"role": "system", "content": "be brief"},
         user("x"),
     ]
-    assert request.notes["normalized"] == {"messages[2].role": "human"}
+    assert request.notes.normalized == {"messages[2].role": "human"}
     assert read(HI, system=[]).messages == tuple(HI)
 
 
@@ -196,7 +196,7 @@ def test_sampling_parameters():
         "stop": ("x",),
         "json_schema": '{"type":"object"}',
     }
-    assert request.notes["ignored"] == {"output_config.effort": "low"}
+    assert request.notes.ignored == {"output_config.effort": "low"}
 
 
 def test_what_means_something_to_the_vendor_only_is_ignored_and_noted():
@@ -212,13 +212,13 @@ def test_what_means_something_to_the_vendor_only_is_ignored_and_noted():
         strange="secret",
     )
 
-    ignored = request.notes["ignored"]
+    ignored = request.notes.ignored
     assert ignored["thinking"] == {"type": "enabled", "budget_tokens": 1024}
     assert ignored["context_management"].startswith('{"edits": ["eee')
     assert len(ignored["context_management"]) == 500
     assert (ignored["anthropic-beta"], ignored["service_tier"]) == ("a,b", str(10**40))
     assert (ignored["metadata"], ignored["strange"]) == (None, None)
-    assert request.notes["left_out"] == ["web_search"]
+    assert request.notes.left_out == ("web_search",)
     assert [each["function"]["name"] for each in request.tools] == ["add"]
     assert b"secret" not in msgspec.json.encode(request.notes)
 
@@ -227,7 +227,7 @@ def test_what_the_vendor_would_run_is_refused_unless_there_is_none():
     """Clients state what they do not use."""
     asked = read(HI, mcp_servers=[], container=None)
 
-    assert "ignored" not in asked.notes
+    assert not asked.notes.ignored
 
 
 HOLDS_A_DOCUMENT = {"role": "user", "content": [result("c", [{"type": "document"}])]}

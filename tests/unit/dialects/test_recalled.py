@@ -187,4 +187,4 @@ def test_tools_that_only_the_vendor_runs_are_noted_in_every_turn():
     asked = [read(MESSAGES, history, messages=[user("hi"), user("so?")][:n], tools=tools) for n in (1, 2)]
 
     assert [each.recall.known for each in asked] == [0, 1]
-    assert [each.notes.get("left_out") for each in asked] == [["web_search"]] * 2
+    assert [each.notes.left_out for each in asked] == [("web_search",)] * 2

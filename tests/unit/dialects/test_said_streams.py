@@ -12,7 +12,7 @@ from harness.dialects.anthropic_messages import AnthropicMessages
 from harness.dialects.model_request import AnswerHead, ModelAnswer, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
-from harness.types import Json
+from harness.types import Json, TurnNotes
 from tests.builders import body, new_session, take_turn, toy_tokenizer, user
 from tests.dialects.speakers import SPEAKERS, gather_blocks
 from tests.thoroughness import examples
@@ -22,7 +22,7 @@ from tests.unit.dialects.test_openai_responses import RESPONSE_ID, replies
 
 def answered(reply: Json) -> ModelAnswer:
     """An answer with that reply."""
-    turn = replace(take_turn(new_session(), [user("hi")]), reply=reply, notes={"response_id": RESPONSE_ID})
+    turn = replace(take_turn(new_session(), [user("hi")]), reply=reply, notes=TurnNotes(response_id=RESPONSE_ID))
     return ModelAnswer(parse_request(WireCall(body([user("hi")], stream=True))), turn, "m", toy_tokenizer().token_text)
 
 

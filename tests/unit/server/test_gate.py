@@ -11,11 +11,10 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.wire import HoldRequest, ReleaseRequest
 from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import HoldKind, Work
+from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest, Work
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
 from tests.builders import patient_client, toy_template, toy_tokenizer, user

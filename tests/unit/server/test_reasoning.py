@@ -42,7 +42,7 @@ async def test_signed_reasoning_is_known_without_its_text(text, parent):
         reply = {"role": "assistant", "content": [thinking | {"thinking": text}, said]}
         _, second = await say([user("a"), reply, user("b")])
 
-    assert thinking == {"type": "thinking", "thinking": "hm", "signature": seal(first.notes["response_id"])}
+    assert thinking == {"type": "thinking", "thinking": "hm", "signature": seal(first.notes.response_id)}
     assert second.parent == parent
 
 
@@ -67,5 +67,5 @@ async def test_sealed_reasoning_is_known_in_its_own_session(goes_to, parent):
         sealed = reasoning | {"content": []}
         _, second = await say(own if goes_to == "its own session" else other, user("a"), sealed, said, user("b"))
 
-    assert reasoning["encrypted_content"] == seal(first.notes["response_id"])
+    assert reasoning["encrypted_content"] == seal(first.notes.response_id)
     assert second.parent == parent

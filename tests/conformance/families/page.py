@@ -12,6 +12,7 @@ from itertools import islice
 from harness.tokens.conversations import exchanges
 from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exchanges_of_long_texts, verify
 from tests.checkout import ROOT
+from tests.conformance.clients.table import row
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
 from tests.conformance.families.serve_many import read_counts
@@ -40,8 +41,7 @@ def rows_of(name: str) -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    rows = [rows_of(name) for name in NAMES]
-    columns = [[row[i] for row in rows] for i in range(5)]
+    columns = list(zip(*map(rows_of, NAMES), strict=True))
     transitions = list(load(NAMES[0]).chat.describe().delimiters)
     return TEXT.format(
         stride=STRIDE,
@@ -60,20 +60,20 @@ def _delimiters(family: Family) -> str:
     written = f"renderer `{described.renderer}`" if described.renderer else "template"
     calls = described.call_syntax if described.shows_calls else "-"
     late = "shown" if described.shows_late_system else "folded"
-    return _row([family.name, written, calls, late, *(str(way).split()[0] for way in described.delimiters.values())])
+    return row([family.name, written, calls, late, *(str(way).split()[0] for way in described.delimiters.values())])
 
 
 def _served(name: str) -> str:
     tally = read_counts()[name]
     branched = f"{tally.branched} ({100 * tally.branched / tally.continued:.0f} %)" if tally.branched else "0"
-    return _row([name, str(tally.refused), branched])
+    return row([name, str(tally.refused), branched])
 
 
 def _properties(name: str) -> str:
     verdicts = verdicts_of(name)
     exact = next(verdict for verdict in verdicts if verdict.checked_property is Property.DELIMITER)
     shares = [f"{100 * count // exact.cases} %" for count in (exact.refused, exact.branched)]
-    return _row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
+    return row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
 
 
 def _limits(family: Family) -> str:
@@ -99,15 +99,11 @@ def _limits(family: Family) -> str:
 
 
 def _retokenizing(family: Family) -> str:
-    return _row([family.name, *(measured.cell.partition(",")[0] for measured in measure(family))])
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return row([family.name, *(measured.cell.partition(",")[0] for measured in measure(family))])
 
 
 def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    return "\n".join([_row(header), _row(["---"] * len(header)), *rows])
+    return "\n".join([row(header), row(["---"] * len(header)), *rows])
 
 
 TEXT = """# Model families

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -415,85 +415,6 @@ CALL = {"type": "function_call", "name": "add", "call_id": "c", "arguments": "{}
 def test_what_cannot_be_served_is_refused_by_name(items, fields, param):
     """Never ignored, and never a bug."""
     assert refusal(items, **fields).param == param
-
-
-fields = st.sampled_from(
-    [
-        "input",
-        "type",
-        "role",
-        "content",
-        "text",
-        "output",
-        "call_id",
-        "name",
-        "arguments",
-        "tools",
-        "id",
-        "action",
-        "instructions",
-        "tool_choice",
-        "text",
-        "format",
-        "schema",
-        "namespace",
-        "summary",
-        "encrypted_content",
-    ]
-)
-words = st.sampled_from(
-    [
-        "message",
-        "user",
-        "assistant",
-        "reasoning",
-        "function_call",
-        "function_call_output",
-        "custom",
-        "function",
-        "namespace",
-        "input_text",
-        "output_text",
-        "c",
-        "local_shell_call",
-        "custom_tool_call",
-        "json_schema",
-        "harness.",
-        "local_shell",
-        "item_reference",
-        f"msg_{RESPONSE_ID}",
-        f"fc_{RESPONSE_ID}_0",
-    ]
-)
-bodies = st.dictionaries(
-    fields,
-    st.recursive(
-        words | st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(fields, inner, max_size=6),
-        max_leaves=25,
-    ),
-)
-
-
-@given(value=bodies)
-@settings(max_examples=300)
-@example(value={"input": [{"type": "reasoning"}, {"type": "local_shell_call", "call_id": "c", "action": {}}]})
-def test_any_json_is_a_request_or_is_refused(value):
-    """With an error of ours."""
-    recorded = answered({**assistant("so"), "tool_calls": calls_of(("add", "{}"))})
-    wire = WireCall(json.dumps(value).encode(), answered_as={RESPONSE_ID: recorded.turn}.get)
-    try:
-        asked = parse_request(wire, DEFAULT_LIMITS, History())
-    except RequestError:
-        return
-    assert all(message["role"] for message in asked.messages)
-
-
-@given(body=st.binary(max_size=50))
-def test_any_bytes_are_refused(body):
-    """With an error of ours."""
-    with pytest.raises(RequestError):
-        parse_request(WireCall(body))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants
-	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
-		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
+	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_faults_stateful.py \
+		tests/conformance/families/test_properties.py
 	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py
@@ -115,5 +115,5 @@ $(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,ray,renderers,docs,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,otel,parquet,ray,renderers,docs,dev]'
 	@touch $@

@@ -35,12 +35,11 @@ from harness.server.serving import serve
 from harness.server.store.memory import MemoryStore
 from harness.server.telemetry.logging import configure_logging
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.training.collector.groups import RolloutIndex
 from harness.training.collector.pipeline import StepPipeline
-from harness.training.collector.rollout_index import RolloutIndex
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.training.collector.session_source import SessionSource
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_rules import StepRules
+from harness.training.collector.step_rules import StepBudget, StepRules
 from harness.training.learner.learner import LossSums
 from harness.training.learner.scripted import ScriptedLearner
 from tests.toy_model import write_toy_model

@@ -166,7 +166,7 @@ def as_json(off: Loop, on: Loop, costs: list[Cost]) -> str:
 
 
 def as_tables(engine: LaneEngine, off: Loop, on: Loop, costs: list[Cost]) -> str:
-    """The rows of docs/repeat-guard.md."""
+    """Return the figures as Markdown tables."""
     others = "unchanged" if on.others == off.others else "CHANGED"
     size = sum(map(len, on.others))
     rows = [

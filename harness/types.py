@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import convert, json
+from msgspec import Struct, convert, json
+from msgspec.structs import astuple
 
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
@@ -271,6 +272,75 @@ class UnknownOutput:
     """Error code, else `given_up` or `retracted`."""
 
 
+class TurnNotes(Struct, frozen=True, kw_only=True):
+    """Facts of a turn beside its tokens. Their JSON has those that differ from the default, in this order."""
+
+    cached_tokens: int | None = None
+    """Prompt tokens in the engine's cache; None without engine output."""
+    instructions: bool = False
+    """The first message is the `instructions` of a Responses request."""
+    call_forms: Json = {}
+    """Form in which a Responses client reads the calls of a tool, by tool."""
+    ignored: Json = {}
+    """Fields not served, with their values (`dialects.ignored`)."""
+    normalized: Json = {}
+    """Names of which the client spelled an alias."""
+    left_out: tuple[str, ...] = ()
+    """Kinds of tools that the model does not see."""
+    tools: int | None = None
+    """Number of tools of a root, in old stores of every turn."""
+    toolset: str = ""
+    """Digest of a root's tools; hex."""
+    template_variables: Json = {}
+    """Variables with which the chat template rendered a root."""
+    model_family_faults: tuple[str, ...] = ()
+    """Faults of the chat template, if a root has tools."""
+    dialect: str = ""
+    """Name of the client's dialect; empty in the oldest stores."""
+    response_id: str = ""
+    client: Json = {}
+    """`user_agent`, `ids`, `traceparent` and `process` of the client."""
+    matched_loosely: tuple[Json, ...] | Json = ()
+    """Differences that the session's `matching` overlooked (`Divergence`); in old stores the one of the answer."""
+    ambiguous: tuple[int, ...] = ()
+    """Other turns that it could continue."""
+    noise: str = ""
+    """Text removed from a root."""
+    held_before_s: float = 0.0
+    """Seconds at the gate or waiting for weights, before admission."""
+    diverged: Json = {}
+    """Difference that made the turn a branch (`Divergence`)."""
+    script_step: int | None = None
+    """Step of the session's script, from 0."""
+    attempts: int = 1
+    """Times the turn was in flight."""
+    held_s: float = 0.0
+    """Seconds at the gate after admission."""
+    malformed_tool_call: bool = False
+    matched_stop: str = ""
+    """Stop string that ended the output."""
+    error: Json = {}
+    """`code`, `cause` and `message`."""
+    others: Json = {}
+    """Notes of other versions and dialects."""
+
+    @classmethod
+    def from_json(cls, notes: Json) -> Self:
+        """Decode notes. Raises `msgspec.ValidationError`."""
+        others = {name: value for name, value in notes.items() if name not in _NOTES}
+        return convert({**notes, "others": others}, cls)
+
+    def to_json(self) -> Json:
+        """Return the notes that differ from the default."""
+        values = zip(_NOTES.items(), astuple(self), strict=False)  # `others` is the last field
+        return {
+            name: value for (name, default), value in values if value is not default and value != default
+        } | self.others
+
+
+_NOTES = {name: getattr(TurnNotes(), name) for name in TurnNotes.__struct_fields__ if name != "others"}
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Recorded model call. Its prompt is prompt + output of `parent` + `context_ids` (I1, I11)."""
@@ -307,10 +377,7 @@ class Turn:
     """From admission to the last token."""
     delivered: bool = False
     """The client's connection took the whole answer."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """`malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`, `script_step`, `held_s`
-    and `held_before_s` (seconds at the gate or waiting for weights, after and before admission), `dialect`,
-    `response_id`, `client`, and `ModelRequest.notes`."""
+    notes: TurnNotes = field(default_factory=TurnNotes)
     forced_tokens: int = 0
     discarded: tuple[Discarded, ...] = ()
     unknown: tuple[UnknownOutput, ...] = ()
@@ -324,26 +391,15 @@ class Turn:
         return convert(self.sampling["used"], SamplingParams)
 
     @property
-    def attempts(self) -> int:
-        """Times the turn was in flight, at least 1."""
-        return int(self.notes.get("attempts", 1))
-
-    @property
-    def script_step(self) -> int | None:
-        """Step of the session's script, from 0."""
-        step = self.notes.get("script_step")
-        return None if step is None else int(step)
-
-    @property
     def masked_from(self) -> int:
         """Index of the first output token that is never trained: the model did not choose it."""
         # A guard forces the final tokens, a script all of them.
-        return int(self.output_ids.size) - self.forced_tokens if self.script_step is None else 0
+        return int(self.output_ids.size) - self.forced_tokens if self.notes.script_step is None else 0
 
     @property
     def asked_at(self) -> float:
         """Unix seconds when the call arrived, before any wait at the gate."""
-        return self.created_at - float(self.notes.get("held_before_s", 0.0))
+        return self.created_at - self.notes.held_before_s
 
     @property
     def ended_at(self) -> float:

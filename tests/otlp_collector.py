@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry on loopback that takes OTLP over HTTP as JSON, as strictly as the schema has it."""
+"""A collector of OpenTelemetry on loopback that takes OTLP over HTTP, as strictly as the schema has it."""
 
 import base64
 import json
@@ -11,12 +11,12 @@ from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-Answering = Callable[[web.Request], Awaitable[web.Response]]
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def take(request: web.Request) -> web.Response:
     """The answer of a collector that has taken everything."""
-    return web.json_response({})
+    return web.Response(content_type="application/x-protobuf")
 
 
 class OtlpCollector:
@@ -25,9 +25,10 @@ class OtlpCollector:
     def __init__(self, url: str, answer: Answering) -> None:
         self.url = url
         self.answer = answer
-        self.bodies: list[str] = []
+        self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
+        self.connections: set[Any] = set()
         self.taken: list[Span] = []
         """In the order in which they came, with those that came again."""
 
@@ -40,16 +41,17 @@ class OtlpCollector:
         """Those of one trace."""
         return {key: span for key, span in self.spans.items() if span.trace_id == trace_id}
 
-    async def hear(self, request: web.Request) -> web.Response:
+    async def hear(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""
-        body = await request.text()
+        body = await request.read()
         self.bodies.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.paths.append(request.path)
+        self.connections.add(request.transport)
         response = await self.answer(request)
         if 200 <= response.status < 300:
-            assert request.content_type == "application/json"
-            self.taken += read_request(body)
+            assert request.content_type == "application/x-protobuf"
+            self.taken += _spans_of(ExportTraceServiceRequest.FromString(body))
         return response
 
 
@@ -68,18 +70,30 @@ async def collecting(answer: Answering = take, *, port: int = 0) -> AsyncIterato
     try:
         yield collector
     finally:
+        for each in collector.connections:  # a request that hangs ends now
+            each.abort()
         await runner.cleanup()
 
 
 def read_request(text: str) -> list[Span]:
-    """The spans of a request, as the schema of OTLP has them: a field that it does not know is an error."""
-    request = ParseDict(_with_base64(json.loads(text)), ExportTraceServiceRequest())
-    return list(request.resource_spans[0].scope_spans[0].spans)
+    """The spans of a request in JSON, as the schema of OTLP has them: a field that it does not know is an error."""
+    return _spans_of(ParseDict(_with_base64(json.loads(text)), ExportTraceServiceRequest()))
 
 
 def said(span: Span) -> dict[str, Any]:
     """The attributes of a span."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value") or "") for each in span.attributes}
+
+
+def _spans_of(request: ExportTraceServiceRequest) -> list[Span]:
+    [resource] = request.resource_spans
+    spans = list(resource.scope_spans[0].spans)
+    for span in spans:  # the SDK writes flags of its own, and a status that is unset
+        for each in (span, *span.links):
+            each.flags = 0
+        if not span.status.code:
+            span.ClearField("status")
+    return spans
 
 
 def _with_base64(value: Any) -> Any:

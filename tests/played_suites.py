@@ -1,15 +1,15 @@
 """Suites that are run in this process, and a look at what they leave behind."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness.rollouts.client.session_server import SessionSummary
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run
 from harness.suite.run.report import RunReport
 from harness.suite.run.runner import SuiteRun
-from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
@@ -28,7 +28,7 @@ class Silence:
     def begin_rollout(self, rollout: PlannedRollout) -> None:
         """Say nothing."""
 
-    def look(self, sessions: Sequence[LiveSession]) -> None:
+    def look(self, sessions: Mapping[str, SessionSummary]) -> None:
         """Say nothing."""
 
     def end_rollout(self, record: RolloutRecord) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.errors import Cause
 from harness.samples.rollout import OutcomeKind
@@ -14,6 +15,28 @@ from harness.types import Json
 from tests.builders import user
 from tests.harness_command import write_scenario
 from tests.session_servers.served import says, serving
+
+
+def rollout_record(**values: Any) -> RolloutRecord:
+    """A rollout that has finished, without a session, a reward or a sample."""
+    defaults: dict[str, Any] = {
+        "number": 0,
+        "group": 0,
+        "scenario": "small",
+        "seed": 1,
+        "session_id": None,
+        "outcome": OutcomeKind.FINISHED,
+        "cause": None,
+        "detail": "",
+        "agent_result": None,
+        "reward": None,
+        "score": {},
+        "score_error": None,
+        "session": RecordedSession(),
+        "samples": [],
+        "seconds": 1.0,
+    }
+    return RolloutRecord(**defaults | values)
 
 
 async def write_run(path: Path, rollouts: Sequence[tuple[str, float | None]], *, seed: int = 0) -> RunDirectory:
@@ -33,22 +56,15 @@ async def write_run(path: Path, rollouts: Sequence[tuple[str, float | None]], *,
     with RolloutLog(directory.database) as log:
         for number, (record, (_, reward)) in enumerate(zip(records, rollouts, strict=True)):
             log.append(
-                RolloutRecord(
+                rollout_record(
                     number=number,
                     group=number // 2,
-                    scenario="small",
                     seed=seed + number,
                     session_id=record["session_id"],
                     outcome=OutcomeKind.CRASHED if reward is None else OutcomeKind.FINISHED,
                     cause=Cause.AGENT if reward is None else None,
-                    detail="",
-                    agent_result=None,
                     reward=reward,
-                    score={},
-                    score_error=None,
                     session=RecordedSession.of(record),
-                    samples=[],
-                    seconds=1.0,
                 )
             )
     tokenizer = path.parent / "toy"

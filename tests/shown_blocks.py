@@ -1,4 +1,4 @@
-"""The blocks of code that README and docs show, and what their commands are run with."""
+"""The blocks of code that README, docs and examples show, and what their commands are run with."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.checkout import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*/README.md"))]
 
 
 class Block(NamedTuple):

@@ -6,16 +6,18 @@ from shell_tool import MAX_TURNS, MODEL, leave_result, read_instruction, run_she
 
 from agents import (  # type: ignore[attr-defined]  # the package, not our folder of that name
     Agent,
+    AsyncOpenAI,
+    OpenAIChatCompletionsModel,
     Runner,
     function_tool,
-    set_default_openai_api,
 )
 
 
 async def main() -> None:
     """Run one tool loop and leave its answer."""
-    set_default_openai_api("chat_completions")
-    agent = Agent(name="shell", model=MODEL, tools=[function_tool(run_shell)])
+    # By its name alone, a model with a slash would be taken for one of another provider.
+    model = OpenAIChatCompletionsModel(MODEL, AsyncOpenAI())
+    agent = Agent(name="shell", model=model, tools=[function_tool(run_shell)])
     result = await Runner.run(agent, read_instruction(), max_turns=MAX_TURNS)
     leave_result(result.final_output)
 

@@ -18,7 +18,10 @@ from pathlib import Path
 import yaml
 from pages import INDEX, ROOT, sections
 
-AROUND = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md")
+AROUND = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md"),
+    *("examples/object_list/README.md", "examples/table_learner/README.md"),
+)
 API = "docs/api.md"
 SHIM = "iframe-worker@1.0.4"  # MIT
 PUBLIC_NAMES = "docs/public-names.md"
@@ -46,7 +49,7 @@ def lay_out(pages: Path) -> None:
     shutil.copytree(ROOT / "docs", pages / "docs", ignore=shutil.ignore_patterns("site"))
     fetch_shim(pages / "iframe-worker")
     for name in AROUND:
-        (pages / name).parent.mkdir(exist_ok=True)
+        (pages / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, pages / name)
     for page in pages.rglob("*.md"):
         page.write_text(_CODE.sub(_bare_bars, page.read_text(encoding="utf-8")), encoding="utf-8")
@@ -79,7 +82,7 @@ def public_names(api: str) -> str:
         if line.startswith("## "):
             lines += ["", line]
             door = "harness.training" if line == "## Training" else "harness"
-        elif name := re.match(r"\| `(\w+)` \|", line):
+        elif name := re.match(r"- `(\w+)`: ", line):
             lines += ["", f"::: {door}.{name[1]}"]
     return "\n".join(lines) + "\n"
 

@@ -1,31 +1,38 @@
-"""The page of all commands and options, from what `--help` is made of."""
+"""The page of all commands and options: a part written by hand, and what `--help` is made of."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from pages import ROOT
 from typer.main import get_command
 
 from harness.cli.log_options import LOG_OPTIONS
 from harness.cli.main import app
 
-INTRODUCTION = """# Commands
+PAGE = ROOT / "docs/cli.md"
+MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-Every command with its arguments and options; `harness COMMAND --help` says the same. This page is written by
-`make reference`. Configuration files, completion and what all commands share, such as `-v`, `-q` and `--log-level`:
-[the command line](command-line.md#logs).
-"""
+SHARED = "Several commands have these options. The variable after an option stands for it; a flag takes precedence."
+SERVERS = ("serve", "router")
 
 
 def commands_page() -> str:
-    """The whole page: the commands in the order of `harness --help`, and the variables that stand for options."""
+    """Return the whole page: the part written by hand, shared options, then the commands in the order of `--help`."""
     found = [*_commands(get_command(app), "harness")]
-    parts = [INTRODUCTION, *(_section(name, command) for name, command in found), _variables(found)]
+    by_hand = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n"
+    commands_of: dict[str, list[str]] = {}
+    for name, command in found:
+        for option in _own(command):
+            commands_of.setdefault(_row(option), []).append(name.removeprefix("harness "))
+    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1 and row.startswith("- `-")}
+    everywhere = [name.removeprefix("harness ") for name, _ in found]
+    parts = [by_hand, _shared(shared, everywhere), *(_section(name, command, shared) for name, command in found)]
     return "\n".join(parts)
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Those that are no group, with their names; hidden ones are not told of."""
+    """Yield the commands that are no group, with their names; leave out hidden ones."""
     for word, below in getattr(command, "commands", {}).items():
         if not below.hidden:
             yield from _commands(below, f"{name} {word}")
@@ -34,17 +41,30 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _own(command: Any) -> list[Any]:
-    """Its arguments and options, less hidden ones and those that all commands have."""
+    """Return its arguments and options, less hidden ones and those that all commands have."""
     return [each for each in command.params if not each.hidden and each.name not in LOG_OPTIONS]
 
 
-def _section(name: str, command: Any) -> str:
+def _shared(shared: dict[str, list[str]], everywhere: list[str]) -> str:
+    of_servers = [row for row, names in shared.items() if tuple(names) == SERVERS]
+    others = [f"{row} *{_named(names, everywhere)}*" for row, names in shared.items() if row not in of_servers]
+    headings = ("## Shared options", "### Of harness serve and harness router")
+    return "\n".join([headings[0], "", SHARED, "", *others, "", headings[1], "", *of_servers, ""])
+
+
+def _named(names: list[str], everywhere: list[str]) -> str:
+    """Return the names of the commands, or of those without the option if they are fewer."""
+    without = [name for name in everywhere if name not in names]
+    return f"all but {', '.join(without)}" if len(without) < len(names) else ", ".join(names)
+
+
+def _section(name: str, command: Any, shared: dict[str, list[str]]) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
-    usage = " ".join([name, *(_argument(each) for each in arguments), "[OPTIONS]"])
-    lines = [f"## {name}", "", "```text", usage, "```", "", _prose(command.help), ""]
-    rows = [_row(each) for each in _own(command)]
+    usage = " ".join([name, *(_argument(each) for each in arguments)])
+    lines = [f"### {name}", "", *([f"`{usage}`", ""] if arguments else []), _prose(command.help), ""]
+    rows = [row for row in map(_row, _own(command)) if row not in shared]
     if rows:
-        lines += ["| | variable | default | |", "| --- | --- | --- | --- |", *rows, ""]
+        lines += [*rows, ""]
     return "\n".join(lines)
 
 
@@ -56,45 +76,32 @@ def _argument(argument: Any) -> str:
 
 def _row(option: Any) -> str:
     if option.param_type_name == "argument":
-        name = f"`{(option.metavar or option.name.upper()).strip('[]')}`"
+        name = f"`{(option.metavar or option.name.upper()).removeprefix('[').removesuffix(']')}`"
     else:
         flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
         name = f"{flags} `{option.metavar}`" if option.metavar else flags
-    variable = f"`{option.envvar}`" if option.envvar else ""
-    text = _cell(option.help or "") + (" May be repeated." if option.multiple else "")
-    return f"| {name} | {variable} | {_default(option)} | {text.strip()} |"
+    if option.envvar:
+        name += f" `{option.envvar}`"
+    text = _text(option.help or "")
+    if option.multiple and "may be repeated" not in text:
+        text += " May be repeated."
+    default = _default(option)
+    return f"- {name}" + (f", {default}" if default else "") + (f": {text.strip()}" if text else "")
 
 
 def _default(option: Any) -> str:
     if option.required:
         return "required"
-    if not option.show_default or option.default in (None, False, (), []) or callable(option.default):
+    if not option.show_default or option.default in (None, False, "", (), []) or callable(option.default):
         return ""
-    return f"`{_cell(str(getattr(option.default, 'value', option.default)))}`"
-
-
-def _variables(found: list[tuple[str, Any]]) -> str:
-    """The table of variables: which options each one stands for, in which commands; that of all is in prose."""
-    stands_for: dict[str, dict[str, list[str]]] = {}
-    for name, command in found:
-        for option in _own(command):
-            if option.envvar:
-                options = stands_for.setdefault(option.envvar, {})
-                options.setdefault(option.opts[0], []).append(name.removeprefix("harness "))
-    rows = [
-        f"| `{variable}` | {'; '.join(f'`{flag}` of {_listed(names)}' for flag, names in options.items())} |"
-        for variable, options in sorted(stands_for.items())
-    ]
-    return "\n".join(["## Variables", "", "| variable | stands for |", "| --- | --- |", *rows]) + "\n"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return f"default `{getattr(option.default, 'value', option.default)}`"
 
 
 def _prose(text: str) -> str:
-    return "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    """Return the text of a command without its examples, which `--help` has."""
+    text = "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    return re.sub(r"\s*\bExamples?: (?:.|\n)*?(?=\n\n|$)", "", text)
 
 
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
+def _text(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("<", "&lt;").strip()

@@ -10,23 +10,19 @@ from harness.suite.exits import ExitCode, exit_code_of
 
 INTRODUCTION = """# Errors
 
-Every error that the harness raises on purpose, from `harness/errors.py`; this page is written by `make reference`. The
-codes that a client sees: [HTTP](http-api.md#errors). The first ones that people meet, word for word, and the way out:
+Every error that the harness raises on purpose, from `harness/errors.py`. `make reference` writes this page.
+[HTTP answers](http-api.md#errors) have code and status. For first errors and the way out see
 [troubleshooting](troubleshooting.md).
 
-*To blame* is where to look first: `agent` the request itself, `limit` a limit or a decision of the owner, `engine`,
-`scenario` a setting, `harness` a bug or the machine. *Again* says whether the same request may succeed later. *Exit* is
-the code of a command that ends with it, where that is not 3.
+Each line has class, code, status, and where to look first: at the `agent` (its request), a `limit` or decision of the
+owner, the `engine`, the `scenario` (a setting), or the `harness` (a bug or the machine). *Retry*: the same request may
+succeed later. *Exit*: code of a command that ends with the error, if not 3.
 
-| error | code | status | to blame | again | exit | |
-| --- | --- | --- | --- | --- | --- | --- |
 """
 
 EXITS = """
 ## Exit codes
 
-| code | name | |
-| --- | --- | --- |
 """
 
 
@@ -43,18 +39,19 @@ def _tree(error: type[HarnessError]) -> Iterator[type[HarnessError]]:
 
 
 def _row(error: type[HarnessError]) -> str:
-    status = "that of the answer" if error is SessionServerError else error.status
+    status = "the answer's status" if error is SessionServerError else error.status
     code = exit_code_of(error.__new__(error))
     exits = "" if code is ExitCode.INTERNAL else code.value
-    says = (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-    again = "yes" if error.retryable else "no"
-    return f"| `{error.__name__}` | `{error.code}` | {status} | {error.cause} | {again} | {exits} | {says} |"
+    says = (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ")
+    look = ", ".join([str(error.cause), *(["retry"] if error.retryable else []), *([f"exit {exits}"] if exits else [])])
+    return f"- `{error.__name__}` `{error.code}`, {status}, {look}: {says}"
 
 
 def _exits() -> Iterator[str]:
-    """A docstring below a member is not kept at run time, so it is read from the source."""
+    """Yield a row per code; a docstring below a member is not kept at run time, so it is read from the source."""
     lines = [line.strip() for line in inspect.getsource(ExitCode).splitlines()]
-    for line, says in pairwise(lines):
+    for line, following in pairwise(lines):
         name, is_member, value = line.partition(" = ")
         if is_member:
-            yield f"| {value} | {name.lower()} | {says.strip(chr(34))} |"
+            says = following.strip('"') if following.startswith('"') else ""
+            yield f"- {value}, {name.lower().replace('_', ' ')}" + (f": {says}" if says else "")

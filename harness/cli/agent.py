@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.cli.installation.doctor import examine_agent
 
 app = typer.Typer(help="List, install and examine agents.", no_args_is_help=True)
 
@@ -28,19 +29,14 @@ def list_agents(*, as_json: options.Json = False) -> None:
             rows.append({"name": name, "version": None, "dialect": None, "installed": None, "description": "a script"})
             continue
         profile = load_profile(path.parent)
-        row: dict[str, Any] = {
-            "version": profile.version,
-            "dialect": profile.spec.dialect,
-            "installed": is_installed(profile),
-        }
-        rows.append({"name": name} | row | {"description": profile.spec.description})
-    if as_json:
-        output.print_json({"agents": rows})
-        return
+        row: dict[str, Any] = {"name": name, "version": profile.version, "dialect": profile.spec.dialect}
+        rows.append(row | {"installed": is_installed(profile), "description": profile.spec.description})
+    lines = []
     for row in rows:
         installed = {True: "installed", False: "-", None: "when it is played"}[row["installed"]]
         cells = (row["name"], row["version"] or "", row["dialect"] or "", installed, row["description"])
-        output.print_text("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, (14, 9, 18, 17, 0), strict=True)))
+        lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, (14, 9, 18, 17, 0), strict=True)))
+    output.print_result({"agents": rows}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("install")
@@ -56,35 +52,16 @@ def install(name: _Name, *, as_json: options.Json = False) -> None:
 
     profile = bundled_profile(name)
     folder = asyncio.run(install_agent(profile, output.say))
-    if as_json:
-        output.print_json({"name": profile.name, "version": profile.version, "environment": str(folder)})
-    else:
-        output.print_text(str(folder))
+    document = {"name": profile.name, "version": profile.version, "environment": str(folder)}
+    output.print_result(document, str(folder), as_json=as_json)
 
 
 @app.command("doctor")
-def doctor(name: _Name, *, as_json: options.Json = False) -> None:
+def doctor(name: _Name, *, as_json: options.Json = False) -> int:
     """Check whether an agent can run here: installed, at the pinned version, in a served dialect.
 
     Exit codes: 0 it can, 6 it cannot.
 
     Example: `harness agent doctor openai_agents`
     """
-    import asyncio
-
-    from harness.rollouts.agents.doctor import examine_agent
-    from harness.rollouts.agents.programs import bundled_profile
-    from harness.suite.exits import ExitCode
-    from harness.suite.run.interrupts import terminated_as_interrupted
-
-    with terminated_as_interrupted():
-        findings = asyncio.run(examine_agent(bundled_profile(name)))
-    is_well = all(finding.is_well for finding in findings)
-    if as_json:
-        checks = [{"check": each.check, "ok": each.is_well, "found": each.found} for each in findings]
-        output.print_json({"name": name, "ok": is_well, "checks": checks})
-    else:
-        for each in findings:
-            output.print_text(f"{'ok  ' if each.is_well else 'FAIL'}  {each.check}: {each.found}")
-    if not is_well:
-        raise typer.Exit(ExitCode.INFRASTRUCTURE)
+    return examine_agent(name, as_json=as_json)

@@ -50,12 +50,11 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     write_small_tokenizer(tokenizer, WORDS)
     [folder] = find_scenarios("quickstart")
     session_id = uvloop.run(_play(folder, store, tokenizer))
-    if as_json:
-        output.print_json({"store": str(store), "tokenizer": str(tokenizer), "session_id": session_id})
-    else:
-        output.print_text(f"all of it: {look}")
-        output.print_text(f"the last one: {look} {session_id[:8]} --tokens")
-        output.print_text(f"in a browser: harness view {quote(str(store))} --out {quote(str(out / 'demo.html'))}")
+    said = f"""all of it: {look}
+the last one: {look} {session_id[:8]} --tokens
+in a browser: harness view {quote(str(store))} --out {quote(str(out / "demo.html"))}"""
+    document = {"store": str(store), "tokenizer": str(tokenizer), "session_id": session_id}
+    output.print_result(document, said, as_json=as_json)
 
 
 async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
+from harness.cli.installation.doctor import EngineModel, examine_engine
 
 if TYPE_CHECKING:
     from harness.lab.lanes import Lane
@@ -68,10 +69,7 @@ def up(
     spec = LaneSpec(LaneEngine(engine), folder, port, Dtype(dtype), variables, tuple(arguments or ()))
     lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
     output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")
-    if as_json:
-        output.print_json(lane.to_json())
-    else:
-        output.print_text(lane.url)
+    output.print_result(lane.to_json(), lane.url, as_json=as_json)
 
 
 @app.command("down")
@@ -90,10 +88,8 @@ def down(
 
     chosen = _choose(find_lanes(), target, every=every)
     ended = [lane.name for lane in chosen if end_lane(lane)]
-    if as_json:
-        output.print_json({"ended": ended})
-    else:
-        output.print_text("\n".join(f"ended {name}" for name in ended) or "nothing to end")
+    said = "\n".join(f"ended {name}" for name in ended) or "nothing to end"
+    output.print_result({"ended": ended}, said, as_json=as_json)
 
 
 @app.command("list")
@@ -101,53 +97,27 @@ def list_lanes(as_json: options.Json = False) -> None:
     """List the running servers."""
     from harness.lab.lanes import find_lanes
 
-    lanes = find_lanes()
-    if as_json:
-        output.print_json([lane.to_json() for lane in lanes])
-    else:
-        for lane in lanes:
-            state = "ready" if lane.is_ready else "starting"
-            held = f", held by process {lane.holder}" if lane.holder is not None else ""
-            facts = f"{lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
-            output.print_text(f"{lane.name:14} {facts}")
-        if not lanes:
-            output.print_text("no lane is up")
+    lanes, lines = find_lanes(), list[str]()
+    for lane in lanes:
+        state = "ready" if lane.is_ready else "starting"
+        held = f", held by process {lane.holder}" if lane.holder is not None else ""
+        facts = f"{lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
+        lines.append(f"{lane.name:14} {facts}")
+    output.print_result([lane.to_json() for lane in lanes], "\n".join(lines) or "no lane is up", as_json=as_json)
 
 
 @app.command("doctor")
 def doctor(
     url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.", show_default=False)],
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Weights or tokenizer that it should serve: name, folder or hub id.", show_default=False),
-    ] = None,
+    model: EngineModel = None,
     as_json: options.Json = False,
 ) -> int:
     """List what the engine server at URL can do, with evidence; it keeps serving other clients.
 
     Exit code 6 if it lacks something that sessions need. Example: `harness engine doctor http://127.0.0.1:30000`
     """
-    import uvloop
-
-    from harness.engines.examine.doctor import diagnose
-    from harness.lab.models import resolve_model
-    from harness.suite.exits import ExitCode
-    from harness.tokens.tokenizer import Tokenizer
-
-    tokenizer = None if model is None else Tokenizer.load(resolve_model(model))
-    diagnosis = uvloop.run(diagnose(url, tokenizer=tokenizer))
-    if as_json:
-        output.print_json(diagnosis.to_json())
-    else:
-        protocol = diagnosis.protocol
-        use = "" if diagnosis.engine == protocol else f", use it as {protocol}={diagnosis.url}"
-        output.print_text(f"{diagnosis.engine} {diagnosis.version} at {diagnosis.url}{use}")
-        for finding in diagnosis.findings:
-            output.print_text(f"{finding.answer:<8} {finding.capability:<16} {finding.evidence}")
-        if not diagnosis.is_usable:
-            output.say("harness: sessions cannot be served by this engine as it is")
-    return ExitCode.PASSED if diagnosis.is_usable else ExitCode.INFRASTRUCTURE
+    return examine_engine(url, model, as_json=as_json)
 
 
 def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:

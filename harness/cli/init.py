@@ -47,7 +47,5 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
             text = text.replace(f'name = "{_STARTER}"', f'name = "{name}"', 1)
         (directory / SCENARIO_FILE).write_text(text, encoding="utf-8")
     names = sorted([SCENARIO_FILE, *(file.name for file in files)])
-    if as_json:
-        output.print_json({"directory": str(directory.resolve()), "files": names})
-    else:
-        output.print_text(f"{directory}: {', '.join(names)}\nrun it with: harness run {quote(str(directory))}")
+    said = f"{directory}: {', '.join(names)}\nrun it with: harness run {quote(str(directory))}"
+    output.print_result({"directory": str(directory.resolve()), "files": names}, said, as_json=as_json)

@@ -25,7 +25,4 @@ def get(
 
     with open_download_progress(name) as progress:
         folder = get_model(name, progress=progress)
-    if as_json:
-        output.print_json({"model": name, "directory": str(folder)})
-    else:
-        output.print_text(str(folder))
+    output.print_result({"model": name, "directory": str(folder)}, str(folder), as_json=as_json)

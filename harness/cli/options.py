@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -39,7 +38,7 @@ Renderer = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_RENDERER",
-        help="Writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+        help="Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
     ),
 ]
 
@@ -67,195 +66,36 @@ def find_tokenizer(named: str | Path) -> Path:
     return Path(named).expanduser()
 
 
-ReadsTokens = Annotated[
-    Path | None,
-    typer.Option(
+def tokenizer_option(text: str) -> Any:
+    """Return the option `--tokenizer`, with its help."""
+    return typer.Option(
         "--tokenizer",
         envvar="HARNESS_TOKENIZER",
         parser=find_tokenizer,
         metavar="NAME_OR_DIR",
-        help="Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]",
+        help=text,
         show_default=False,
-    ),
-]
+    )
 
-# The options of a session server, which `serve` and `router` have in common.
 
-_Tokenizer = Annotated[
+ReadsTokens = Annotated[
     Path | None,
-    typer.Option(
-        envvar="HARNESS_TOKENIZER",
-        parser=find_tokenizer,
-        metavar="NAME_OR_DIR",
-        help="Tokenizer and chat template: a folder, or a model of the catalogue.  [default: that of --model]",
-        show_default=False,
-    ),
+    tokenizer_option("Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]"),
 ]
 
-_Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
-
-_Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
-
-_PublicUrl = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HARNESS_PUBLIC_URL",
-        help="Address under which agents reach the server, if a proxy stands before it.",
-        show_default=False,
-    ),
-]
-
-_Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
-
-_PauseTimeout = Annotated[
-    float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
-]
-
-_DrainGrace = Annotated[
-    float,
-    typer.Option(envvar="HARNESS_DRAIN_GRACE", min=0, help="Seconds after a drain that an engine may keep a turn."),
-]
-
-_StopGrace = Annotated[
-    float,
-    typer.Option(
-        envvar="HARNESS_STOP_GRACE", min=0, help="Seconds that turns in flight may go on after the signal to end."
-    ),
-]
-
-_WriteTimeout = Annotated[
-    float,
-    typer.Option(
-        envvar="HARNESS_WRITE_TIMEOUT",
-        min=0,
-        help="Seconds after which a client that takes nothing of its answer counts as one that left.",
-    ),
-]
-
-_AdminToken = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HARNESS_ADMIN_TOKEN",
-        callback=yields_to("no_auth"),
-        help="Needed for everything but the model calls of a session.  [default: made at each start and printed]",
-        show_default=False,
-    ),
-]
-
-_NoAuth = Annotated[
-    bool,
-    typer.Option(
-        "--no-auth",
-        envvar="HARNESS_NO_AUTH",
-        callback=yields_to("admin_token"),
-        help="On loopback: everybody who reaches the port may do everything, agents too.",
-    ),
-]
-
-_OpenPaths = Annotated[
-    bool,
-    typer.Option(
-        "--open-paths",
-        envvar="HARNESS_OPEN_PATHS",
-        help="A session's base_url is enough for its model calls, for agents that send no key.",
-    ),
-]
-
-_EngineKey = Annotated[
+Server = Annotated[
     str,
     typer.Option(
-        envvar="HARNESS_ENGINE_KEY",
-        help="API key of the engine servers; URL#key=VARIABLE names another one's. Prefer the variable to the option.",
+        "--server",
+        envvar="HARNESS_SERVER",
+        metavar="URL",
+        help="A session server, a front or a router.",
         show_default=False,
     ),
 ]
 
-_Noise = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HARNESS_NOISE",
-        metavar="REGEX",
-        help="Taken out where a conversation begins, in place of the built-in rule; '' for nothing; may be repeated.",
-        show_default=False,
-    ),
-]
-_Selections = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HARNESS_SELECTION",
-        metavar="MODULE:FUNCTION",
-        help="A function that sessions may choose their samples with; may be repeated.",
-        show_default=False,
-    ),
-]
-_TemplateVariables = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HARNESS_TEMPLATE_VARIABLE",
-        metavar="NAME=JSON",
-        help="Sets a variable of the chat template, as `enable_thinking=false`; may be repeated.",
-        show_default=False,
-    ),
-]
-_Matchings = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="HARNESS_MATCHING",
-        metavar="MODULE:FUNCTION",
-        help="Lets sessions choose this function to match replayed histories; may be repeated.",
-        show_default=False,
-    ),
-]
-
-_RequestLimits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        envvar="HARNESS_LIMIT",
-        metavar="NAME=NUMBER",
-        help="How much one request may hold, such as body_bytes=33554432 (docs/limits.md); may be repeated.",
-        show_default=False,
-    ),
-]
-
-_AllowForcedTokens = Annotated[
-    bool,
-    typer.Option(
-        "--allow-forced-tokens",
-        envvar="HARNESS_ALLOW_FORCED_TOKENS",
-        help="For tests: sessions may bring a script, which the engine says in the place of its own words.",
-    ),
-]
-
-_IdleHours = Annotated[
-    float,
-    typer.Option(
-        envvar="HARNESS_IDLE_HOURS", min=0, help="A session that nobody asks for is closed after so long; 0 keeps it."
-    ),
-]
-
-_Streaming = Annotated[
-    Literal["recorded", "live"],
-    typer.Option(
-        envvar="HARNESS_STREAMING",
-        help="Streamed answers: `recorded` sends them when the turn is durable, `live` sends text as it is sampled.",
-    ),
-]
-
-_IdlePageOut = Annotated[
-    float,
-    typer.Option(
-        envvar="HARNESS_IDLE_PAGE_OUT",
-        min=0,
-        help="Seconds after which a session that nobody asks for leaves memory; the store has it. 0 keeps it there.",
-    ),
-]
-
-_KeepDays = Annotated[
-    float,
-    typer.Option(
-        envvar="HARNESS_KEEP_DAYS", min=0, help="The store forgets closed sessions after so long; 0 keeps them."
-    ),
+AdminToken = Annotated[
+    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
 
 Otlp = Annotated[
@@ -273,11 +113,10 @@ Otlp = Annotated[
 
 def require_collector(otlp: str | None) -> str | None:
     """Check `--otlp` before starting a server that sends to it; None if empty. Raises `ScenarioError`."""
-    from harness.server.telemetry.tracing.collector import read_headers, traces_url
+    from harness.server.telemetry.tracing.collector import check_collector
 
     if otlp:
-        traces_url(otlp)
-        read_headers(os.environ)
+        check_collector(otlp)
     return otlp or None
 
 
@@ -288,32 +127,166 @@ _SECRETS = frozenset({"admin_token", "engine_key"})
 class ServerOptions:
     """Options of a session server; a command takes them all with `takes_server_options`."""
 
-    tokenizer: _Tokenizer = None
+    tokenizer: Annotated[
+        Path | None,
+        tokenizer_option(
+            "Tokenizer and chat template: a folder, or a model of the catalogue.  [default: that of --model]"
+        ),
+    ] = None
     renderer: Renderer = "auto"
     template: Template = None
-    template_variable: _TemplateVariables = None
-    host: _Host = "127.0.0.1"
-    port: _Port = 8000
-    public_url: _PublicUrl = None
-    store: _Store = "memory"
-    pause_timeout: _PauseTimeout = 600.0
-    drain_grace: _DrainGrace = 20.0
-    stop_grace: _StopGrace = 5.0
-    write_timeout: _WriteTimeout = 60.0
-    admin_token: _AdminToken = None
-    no_auth: _NoAuth = False
-    open_paths: _OpenPaths = False
-    matching: _Matchings = None
-    selection: _Selections = None
-    noise: _Noise = None
-    limit: _RequestLimits = None
-    allow_forced_tokens: _AllowForcedTokens = False
-    streaming: _Streaming = "recorded"
-    idle_hours: _IdleHours = 24.0
-    idle_page_out: _IdlePageOut = 0.0
-    keep_days: _KeepDays = 30.0
+    template_variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HARNESS_TEMPLATE_VARIABLE",
+            metavar="NAME=JSON",
+            help="Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    host: Annotated[str, typer.Option(envvar="HARNESS_HOST")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")] = 8000
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HARNESS_PUBLIC_URL",
+            help="Address under which agents reach the server, as behind a proxy.",
+            show_default=False,
+        ),
+    ] = None
+    store: Annotated[
+        str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")
+    ] = "memory"
+    pause_timeout: Annotated[
+        float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
+    ] = 600.0
+    drain_grace: Annotated[
+        float,
+        typer.Option(envvar="HARNESS_DRAIN_GRACE", min=0, help="Seconds after a drain that an engine may keep a turn."),
+    ] = 20.0
+    stop_grace: Annotated[
+        float,
+        typer.Option(
+            envvar="HARNESS_STOP_GRACE", min=0, help="Seconds that turns in flight may go on after the signal to end."
+        ),
+    ] = 5.0
+    write_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="HARNESS_WRITE_TIMEOUT",
+            min=0,
+            help="Seconds after which a client that reads nothing counts as gone.",
+        ),
+    ] = 60.0
+    admin_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HARNESS_ADMIN_TOKEN",
+            callback=yields_to("no_auth"),
+            help="Token for all but model calls.  [default: made at each start and printed]",
+            show_default=False,
+        ),
+    ] = None
+    no_auth: Annotated[
+        bool,
+        typer.Option(
+            "--no-auth",
+            envvar="HARNESS_NO_AUTH",
+            callback=yields_to("admin_token"),
+            help="On loopback: every client may do everything, agents too.",
+        ),
+    ] = False
+    open_paths: Annotated[
+        bool,
+        typer.Option(
+            "--open-paths",
+            envvar="HARNESS_OPEN_PATHS",
+            help="Accept model calls by base_url alone, for agents that send no key.",
+        ),
+    ] = False
+    matching: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HARNESS_MATCHING",
+            metavar="MODULE:FUNCTION",
+            help="Let sessions match histories with this function; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    selection: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HARNESS_SELECTION",
+            metavar="MODULE:FUNCTION",
+            help="Let sessions choose their samples with this function; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    noise: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HARNESS_NOISE",
+            metavar="REGEX",
+            help="Text to remove from the start of conversations; '' for none; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            envvar="HARNESS_LIMIT",
+            metavar="NAME=NUMBER",
+            help="A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    allow_forced_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--allow-forced-tokens",
+            envvar="HARNESS_ALLOW_FORCED_TOKENS",
+            help="For tests: the engine says the script that a session brings.",
+        ),
+    ] = False
+    streaming: Annotated[
+        Literal["recorded", "live"],
+        typer.Option(
+            envvar="HARNESS_STREAMING",
+            help="Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
+        ),
+    ] = "recorded"
+    idle_hours: Annotated[
+        float,
+        typer.Option(
+            envvar="HARNESS_IDLE_HOURS",
+            min=0,
+            help="Close an unused session after so long; 0 keeps it.",
+        ),
+    ] = 24.0
+    idle_page_out: Annotated[
+        float,
+        typer.Option(
+            envvar="HARNESS_IDLE_PAGE_OUT",
+            min=0,
+            help="Seconds after which an unused session leaves memory for the store; 0 keeps it.",
+        ),
+    ] = 0.0
+    keep_days: Annotated[
+        float,
+        typer.Option(
+            envvar="HARNESS_KEEP_DAYS", min=0, help="Delete closed sessions from the store after so long; 0 keeps them."
+        ),
+    ] = 30.0
     otlp: Otlp = None
-    engine_key: _EngineKey = ""
+    engine_key: Annotated[
+        str,
+        typer.Option(
+            envvar="HARNESS_ENGINE_KEY",
+            help="API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
+            show_default=False,
+        ),
+    ] = ""
 
     def settings(self) -> "ServerSettings":
         """Return the server's settings. Raises `ScenarioError` if they would leave it open by mistake."""

@@ -15,6 +15,11 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty())
 
 
+def print_result(document: Any, text: str, *, as_json: bool) -> None:
+    """Print a result: its document with `--json`, else `text`."""
+    print_text(json_text(document) if as_json else text)
+
+
 def print_text(text: str) -> None:
     """Print a result."""
     sys.stdout.write(text + "\n")

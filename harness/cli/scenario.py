@@ -21,13 +21,10 @@ def list_scenarios(
     from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios
 
     folders = find_scenarios(where) if where else bundled_scenarios()
-    if as_json:
-        output.print_json({"scenarios": [_summary(folder) for folder in folders]})
-        return
-    width = max(len(folder.name) for folder in folders)
-    for folder in folders:
-        count = folder.scenario.session_count
-        output.print_text(f"{folder.name:{width}}  {count:3} sessions  {folder.scenario.description}")
+    summaries = [_summary(folder) for folder in folders]
+    width = max((len(each["name"]) for each in summaries), default=0)
+    lines = (f"{each['name']:{width}}  {each['sessions']:3} sessions  {each['description']}" for each in summaries)
+    output.print_result({"scenarios": summaries}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("check")
@@ -37,12 +34,9 @@ def check(
     """Check the files of scenarios without running anything. Exit code 4 if one is wrong."""
     from harness.suite.scenarios.folder import find_scenarios
 
-    folders = find_scenarios(where)
-    if as_json:
-        output.print_json({"scenarios": [_summary(folder) for folder in folders]})
-        return
-    for folder in folders:
-        output.print_text(f"{folder.name}: ok ({folder.scenario.session_count} sessions)")
+    summaries = [_summary(folder) for folder in find_scenarios(where)]
+    lines = (f"{each['name']}: ok ({each['sessions']} sessions)" for each in summaries)
+    output.print_result({"scenarios": summaries}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("schema")

@@ -17,13 +17,7 @@ app = typer.Typer(help="Check that what is promised holds for a model.", no_args
 
 _Tokenizer = Annotated[
     Path,
-    typer.Option(
-        envvar="HARNESS_TOKENIZER",
-        parser=options.find_tokenizer,
-        metavar="NAME_OR_DIR",
-        help="Tokenizer and chat template: a folder, or a model of the catalogue.",
-        show_default=False,
-    ),
+    options.tokenizer_option("Tokenizer and chat template: a folder, or a model of the catalogue."),
 ]
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 
@@ -98,15 +92,15 @@ def engine(
             return await compare_engines(left, right, chat, tokens=tokens, atol=atol, top_k=top_k)
 
     comparison = uvloop.run(compare())
-    if as_json:
-        output.print_json(comparison.to_json())
-    else:
-        for question, report in zip(comparison.questions, comparison.reports, strict=True):
-            output.print_text(f"{question}\n  " + report.render().replace("\n", "\n  "))
-        output.print_text(
-            f"{'close' if comparison.is_close else 'NOT close'}: {comparison.same_tokens} of {len(comparison.reports)}"
-            f" continuations are equal, largest difference {comparison.largest:.5f} nats, mean {comparison.mean:.5f}"
-        )
+    lines = [
+        f"{question}\n  " + report.render().replace("\n", "\n  ")
+        for question, report in zip(comparison.questions, comparison.reports, strict=True)
+    ]
+    lines.append(
+        f"{'close' if comparison.is_close else 'NOT close'}: {comparison.same_tokens} of {len(comparison.reports)}"
+        f" continuations are equal, largest difference {comparison.largest:.5f} nats, mean {comparison.mean:.5f}"
+    )
+    output.print_result(comparison.to_json(), "\n".join(lines), as_json=as_json)
     return ExitCode.PASSED if comparison.is_close else ExitCode.CHECKS_FAILED
 
 

@@ -54,9 +54,9 @@ class AnthropicMessages:
         """Return the `message` object."""
         turn = answer.turn
         stop_reason, stop_sequence = _STOP_REASONS[TURN_ENDS[turn.end].finish_reason], None
-        if stop_reason == "end_turn" and turn.notes.get("matched_stop") in answer.request.sampling.stop:
-            stop_reason, stop_sequence = "stop_sequence", turn.notes["matched_stop"]
-        cached = min(turn.prompt_length, turn.notes.get("cached_tokens", 0))
+        if stop_reason == "end_turn" and turn.notes.matched_stop in answer.request.sampling.stop:
+            stop_reason, stop_sequence = "stop_sequence", turn.notes.matched_stop
+        cached = min(turn.prompt_length, turn.notes.cached_tokens or 0)
         return {
             "id": f"msg_{answer.response_id}",
             "type": "message",

@@ -35,7 +35,7 @@ from harness.dialects.model_request import (
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes
+from harness.types import Json, Message, SamplingWishes, TurnNotes
 
 NAME = "anthropic_messages"
 
@@ -256,11 +256,10 @@ def _find_ignored(wire: _MessagesBody, unknown: Sequence[str]) -> Json:
     return ignored
 
 
-def _notes(call: WireCall, ignored: Json, offer: _OfferedTools, reader: BlockReader) -> Json:
+def _notes(call: WireCall, ignored: Json, offer: _OfferedTools, reader: BlockReader) -> TurnNotes:
     headers = {name: call.headers[name][:LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
-    notes = note_ignored(ignored | headers)
-    if reader.aliases:
-        notes["normalized"] = reader.aliases
-    if offer.left_out:
-        notes["left_out"] = list(offer.left_out[:MOST_NOTED])
-    return notes
+    return TurnNotes(
+        ignored=note_ignored(ignored | headers),
+        normalized=reader.aliases,
+        left_out=tuple(offer.left_out[:MOST_NOTED]),
+    )

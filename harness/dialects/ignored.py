@@ -79,8 +79,8 @@ def find_ignored(
 
 
 def note_ignored(ignored: Mapping[str, Any]) -> Json:
-    """Return the note of a turn, with at most `MOST_NOTED` fields."""
-    return {"ignored": dict(list(ignored.items())[:MOST_NOTED])} if ignored else {}
+    """Return at most `MOST_NOTED` fields, for `TurnNotes.ignored`."""
+    return dict(list(ignored.items())[:MOST_NOTED])
 
 
 def _shorten(raw: bytes) -> Any:

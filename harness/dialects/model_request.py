@@ -18,7 +18,7 @@ from harness.errors import MalformedRequest, OverLimit
 from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
-from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
+from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn, TurnNotes
 
 _SEAL = "harness."
 _NAMES_SHOWN = 8
@@ -127,7 +127,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """None for a whole answer."""
     recall: Recall = NOTHING_RECALLED
     """Parts of the request recognized by their bytes."""
-    notes: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    notes: TurnNotes = TurnNotes()
     """Fields ignored, normalized or left out, for readers of the record."""
     template_variables: Json = msgspec.field(default_factory=dict)
     ignored: Sequence[str] = ()
@@ -201,8 +201,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     def response_id(self) -> str:
         """32 hex digits: the id of the last call that sampled the answer."""
         turn = self.turn
-        known: str | None = turn.notes.get("response_id")
-        return known or (turn.segments[-1].request_id if turn.segments else turn.request_digest)
+        return turn.notes.response_id or (turn.segments[-1].request_id if turn.segments else turn.request_digest)
 
 
 def function_tool(

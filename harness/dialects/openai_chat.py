@@ -66,7 +66,7 @@ class OpenAIChat:
                 "prompt_tokens": turn.prompt_length,
                 "completion_tokens": turn.output_ids.size,
                 "total_tokens": turn.prompt_length + turn.output_ids.size,
-                "prompt_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0)},
+                "prompt_tokens_details": {"cached_tokens": turn.notes.cached_tokens or 0},
             },
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }

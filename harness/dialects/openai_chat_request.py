@@ -26,7 +26,7 @@ from harness.dialects.model_request import (
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes
+from harness.types import Json, Message, SamplingWishes, TurnNotes
 
 NAME = "openai_chat"
 
@@ -207,7 +207,7 @@ def parse_request(
         model=wire.model,
         streaming=Streaming(bool(options is not None and options.include_usage)) if wire.stream else None,
         recall=recall,
-        notes=note_ignored(ignored),
+        notes=TurnNotes(ignored=note_ignored(ignored)),
         ignored=tuple(ignored),
         template_variables=variables,
     )

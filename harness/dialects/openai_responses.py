@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall, seal
 from harness.dialects.openai_chat import OpenAIChat, logprob_entries
-from harness.dialects.openai_responses_request import CALL_FORMS, ID_PREFIX, NAME, parse_request
+from harness.dialects.openai_responses_request import ID_PREFIX, NAME, parse_request
 from harness.dialects.openai_responses_tools import call_item
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
@@ -50,7 +50,7 @@ class OpenAIResponses:
         reason = _INCOMPLETE.get(TURN_ENDS[turn.end].finish_reason or "")
         usage = {
             "input_tokens": turn.prompt_length,
-            "input_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0), "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": turn.notes.cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": turn.output_ids.size,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": turn.prompt_length + turn.output_ids.size,
@@ -189,7 +189,7 @@ def _text_item(kind: str, text: str, response_id: str, status: str) -> Json:
 
 def _items(answer: ModelAnswer, status: str) -> list[Json]:
     turn, response_id = answer.turn, answer.response_id
-    reply, forms = turn.reply, turn.notes.get(CALL_FORMS, {})
+    reply, forms = turn.reply, turn.notes.call_forms
     items: list[Json] = []
     if reasoning := reply.get("reasoning_content"):
         items.append(_text_item("reasoning_text", reasoning, response_id, status))

@@ -23,16 +23,11 @@ from harness.dialects.openai_responses_tools import CALL_KINDS, CallForm, ToolLi
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, PreviousResponseNotFound
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes
+from harness.types import Json, Message, SamplingWishes, TurnNotes
 
 NAME = "openai_responses"
 ID_PREFIX = "resp_"
 """Prefix of the 32 hex digits of a response id."""
-
-INSTRUCTIONS = "instructions"
-"""Note of a turn whose first message is the instructions."""
-CALL_FORMS = "call_forms"
-"""Note of the calls' forms for the client."""
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -216,7 +211,7 @@ def _read_before(wire: _ResponsesBody, call: WireCall) -> list[Message]:
             raise PreviousResponseNotFound(wire.previous_response_id)
         said = [message for turn in turns for message in (*turn.messages_delta, turn.reply)]
         # The request's own instructions replace the previous ones.
-        before += said[1:] if turns[-1].notes.get(INSTRUCTIONS) else said
+        before += said[1:] if turns[-1].notes.instructions else said
     return before
 
 
@@ -262,11 +257,10 @@ def _find_ignored(wire: _ResponsesBody, unknown: Sequence[str]) -> Json:
     return ignored | {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
 
 
-def _notes(wire: _ResponsesBody, ignored: Json, tools: ToolList) -> Json:
-    notes = {
-        INSTRUCTIONS: bool(wire.instructions),
-        CALL_FORMS: tools.forms,
-        **note_ignored(ignored),
-        "left_out": [kind[:LONGEST_NOTE] for kind in tools.left_out[:MOST_NOTED]],
-    }
-    return {name: value for name, value in notes.items() if value}
+def _notes(wire: _ResponsesBody, ignored: Json, tools: ToolList) -> TurnNotes:
+    return TurnNotes(
+        instructions=bool(wire.instructions),
+        call_forms=tools.forms,
+        ignored=note_ignored(ignored),
+        left_out=tuple(kind[:LONGEST_NOTE] for kind in tools.left_out[:MOST_NOTED]),
+    )

@@ -323,7 +323,7 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
     if request.script_ids is not None:
         if not capabilities.follows_scripts:
             raise EngineRejected(
-                f"{capabilities.engine} is not known to follow scripts (docs/scripts.md);"
+                f"{capabilities.engine} is not known to follow scripts (docs/scenarios.md);"
                 " nothing is sampled in their place"
             )
         _check_ids(capabilities, request.script_ids, "script")

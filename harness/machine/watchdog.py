@@ -1,8 +1,7 @@
 """Watchdog that kills agents when the harness dies, even by `kill -9`.
 
 A process per manager (`group_reaper.py`) learns every agent's process group through a pipe, which the kernel closes
-when the harness dies. Bytes in the pipe outlive their writer, so a registration needs no answer. A process that leaves
-its group (`setsid`) escapes.
+when the harness dies. Bytes in the pipe outlive their writer, so a registration needs no answer.
 """
 
 import asyncio
@@ -27,21 +26,21 @@ _log = get_logger(__name__)
 
 class Watchdog:
     def __init__(self) -> None:
-        self._groups: set[int] = set()
+        self._groups: dict[int, str] = {}
         self._start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def watch(self, group: int) -> None:
-        """Kill `group` when this process dies."""
-        self._groups.add(group)
-        self._tell(f"+{group}\n")
+    def watch(self, group: int, mark: str = "") -> None:
+        """Kill `group`, and processes with `mark` (see `group_reaper`), when this process dies."""
+        self._groups[group] = mark
+        self._tell(f"+{group} {mark}\n")
 
     def forget(self, group: int) -> None:
         """Forget `group`: its number may be reused."""
-        self._groups.discard(group)
+        self._groups.pop(group, None)
         self._tell(f"-{group}\n")
 
     async def close(self) -> None:
@@ -69,8 +68,8 @@ class Watchdog:
             self._process.wait()
             self._at_loss.detach()
             self._start()
-            for group in self._groups:
-                self._write(f"+{group}\n")
+            for group, mark in self._groups.items():
+                self._write(f"+{group} {mark}\n")
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None

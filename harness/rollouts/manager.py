@@ -36,7 +36,7 @@ from harness.rollouts.control.weights import WeightUpdate, WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.lifecycle import Phase, RolloutEnd
 from harness.sessions.record import empty_record
 from harness.turn_ends import TurnStatus

@@ -1,6 +1,6 @@
 """Classification of a rollout: from observations to an outcome, in one table, without I/O."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import Signals
@@ -48,6 +48,8 @@ class AgentEnd:
     code: int = 0
     """Exit code or signal number."""
     detail: str = ""
+    left: Sequence[int] = ()
+    """Ids of its processes that could not be ended."""
 
     @property
     def words(self) -> str:
@@ -59,7 +61,9 @@ class AgentEnd:
                 words = f"killed by {names.get(self.code, f'signal {self.code}')}"
             case _:
                 words = self.ending.value.replace("_", " ")
-        return f"{words} ({self.detail})" if self.detail else words
+        words = f"{words} ({self.detail})" if self.detail else words
+        left = f"; could not be ended: process {', '.join(map(str, self.left))}" if self.left else ""
+        return words + left
 
 
 @dataclass(frozen=True, slots=True)

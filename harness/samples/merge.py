@@ -99,14 +99,14 @@ def _columns(turns: Sequence[Turn], masked: Set[int], size: int) -> _Columns:
 def _stamp(metadata: Mapping[str, Any], branch: Branch, columns: _Columns, live: int | None) -> dict[str, Any]:
     last = branch.kept[-1]
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept], "end": str(last.end)}
-    if "error" in last.notes:
-        stamped["end_error"] = last.notes["error"]
+    if last.notes.error:
+        stamped["end_error"] = last.notes.error
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
     constrained = sum(turn.params.forbids_tokens for turn in branch.kept)
     if constrained:
         stamped["constrained_turns"] = constrained
-    scripted = sum(turn.script_step is not None for turn in branch.kept)
+    scripted = sum(turn.notes.script_step is not None for turn in branch.kept)
     if scripted:
         stamped["scripted_turns"] = scripted
     updates = updates_inside(branch.kept)

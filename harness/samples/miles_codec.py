@@ -78,7 +78,7 @@ def _describe(sample: Sample, turns: Sequence[Turn], decode: Callable[[Sequence[
         "status": sample.status.value,
         "weight_versions": list(sample.weight_versions),
         "prefix_cache_info": {
-            "cached_tokens": sum(int(turn.notes.get("cached_tokens", 0)) for turn in turns),
+            "cached_tokens": sum(turn.notes.cached_tokens or 0 for turn in turns),
             "total_prompt_tokens": sum(turn.prompt_length for turn in turns),
         },
         "metadata": {**given, "harness": dict(sample.metadata)},

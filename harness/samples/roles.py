@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from harness.types import Json, Message, Turn
-
-TOOLS_NOTE, TOOLSET_NOTE = "tools", "toolset"
-"""Notes of a call: number of tools, and for a root their digest."""
+from harness.types import Json, Message, Turn, TurnNotes
 
 _WORDS = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")  # a character in scripts without spaces
 _WINDOW = 6  # words in a row that two texts do not share by chance
@@ -74,16 +71,11 @@ class _Context:
 
     @property
     def has_tools(self) -> bool:
-        return bool(self.root.notes.get(TOOLS_NOTE))
+        return bool(self.root.notes.tools)
 
     @property
     def sampled(self) -> int:
         return sum(int(turn.output_ids.size) for turn in self.turns)
-
-
-def call_notes(tools: Sequence[Json], toolset: bytes) -> Json:
-    """Return the notes of a root's tools."""
-    return {TOOLS_NOTE: len(tools), TOOLSET_NOTE: toolset.hex()}
 
 
 def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
@@ -102,7 +94,7 @@ def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
     return {turn.index: roles[turn.index] for turn in turns}
 
 
-def find_stray(turns: Sequence[Turn], notes: Mapping[str, object], messages: Sequence[Message]) -> str:
+def find_stray(turns: Sequence[Turn], notes: TurnNotes, messages: Sequence[Message]) -> str:
     """Return why an unsampled call is a stray, or "".
 
     `notes` and `messages` are those that its turn would have.
@@ -113,11 +105,11 @@ def find_stray(turns: Sequence[Turn], notes: Mapping[str, object], messages: Seq
     if reason := _other_program(live, notes):
         return reason
     contexts = _gather([turn for turn in live if not _other_program(live, turn.notes)])
-    if not contexts or TOOLSET_NOTE not in notes:
+    if not contexts or not notes.toolset:
         return ""
     main = _find_main(contexts)
     waits = _open_waits(turn for context in contexts for turn in context.turns)
-    return _other_client(main, _caller(notes), _Signature(_system(messages), notes[TOOLSET_NOTE]), waits)
+    return _other_client(main, _caller(notes), _Signature(_system(messages), notes.toolset), waits)
 
 
 def _find_strays(live: Sequence[Turn]) -> dict[int, CallRole]:
@@ -125,7 +117,7 @@ def _find_strays(live: Sequence[Turn]) -> dict[int, CallRole]:
     return {index: CallRole(Role.STRAY, reason) for index, reason in found if reason}
 
 
-def _other_program(live: Sequence[Turn], notes: Mapping[str, object]) -> str:
+def _other_program(live: Sequence[Turn], notes: TurnNotes) -> str:
     # A stray's process runs below the first caller's, with other code, and began later. A program that copies client,
     # system prompt and tools goes undetected if the server cannot inspect its process (docs/security.md).
     process = _process(notes)
@@ -139,9 +131,8 @@ def _other_program(live: Sequence[Turn], notes: Mapping[str, object]) -> str:
     return f"the program {process['program']}, which began below {agent['program']} after turn {first.index}"
 
 
-def _process(notes: Mapping[str, object]) -> Json:
-    client = notes.get("client")
-    return (client.get("process") or {}) if isinstance(client, Mapping) else {}
+def _process(notes: TurnNotes) -> Json:
+    return notes.client.get("process") or {}
 
 
 def _gather(live: Sequence[Turn]) -> list[_Context]:
@@ -185,7 +176,7 @@ def _reply_keys(message: Message) -> Iterator[object]:
 
 
 def _signature(root: Turn) -> _Signature:
-    return _Signature(_system(root.messages_delta), root.notes.get(TOOLSET_NOTE, root.notes.get(TOOLS_NOTE)))
+    return _Signature(_system(root.messages_delta), root.notes.toolset or root.notes.tools)
 
 
 def _system(messages: Sequence[Message]) -> tuple[str, ...]:
@@ -197,10 +188,8 @@ def _system(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _caller(notes: Mapping[str, object]) -> _Caller:
-    client = notes.get("client")
-    agent = client.get("user_agent", "") if isinstance(client, Mapping) else ""
-    return _Caller(str(notes.get("dialect", "")), str(agent).lower().removeprefix("async"))
+def _caller(notes: TurnNotes) -> _Caller:
+    return _Caller(notes.dialect, str(notes.client.get("user_agent", "")).lower().removeprefix("async"))
 
 
 def _find_main(contexts: Sequence[_Context]) -> _Context:

@@ -20,9 +20,8 @@ from harness.machine.log import bound, get_logger
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.server.store.base import SessionStore
-from harness.server.telemetry.metrics import ServerMetrics
+from harness.server.telemetry.metrics import ServerMetrics, measure_turn
 from harness.server.telemetry.tracing.tracer import SessionTracer
-from harness.server.telemetry.turn_seconds import measure_turn
 from harness.sessions.continuation import Output
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
@@ -191,8 +190,8 @@ class AdmittedTurns:
             seconds = measure_turn(outcome, prior)
             self.metrics.turn_recorded(outcome, new, seconds, is_first=prior is None)
             end, status, tokens = str(outcome.end), str(outcome.status), outcome.output_ids.size
-            cause = outcome.notes.get("error")
-            told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
+            cause = outcome.notes.error
+            told = {"code": cause["code"], "error": cause["message"]} if cause else {}
             parts = {f"{part}_s": round(value, 4) for part, value in seconds._asdict().items()}
             if self.tracer is not None:
                 self.tracer.tell_turn(turn.session, outcome)

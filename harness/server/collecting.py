@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from harness.machine.log import get_logger
 from harness.samples.codec import sample_to_json, samples_to_tensors
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.record import RecordIds, empty_facts, empty_record, session_facts, session_record
 from harness.sessions.session import Session
 from harness.types import Json, Sample

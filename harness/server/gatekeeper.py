@@ -16,10 +16,18 @@ from harness.machine.clock import Clock, steady
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
-from harness.server.http.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
+from harness.sessions.gate import (
+    Gate,
+    GateAnswer,
+    Hold,
+    HoldKind,
+    HoldRequest,
+    ReleaseRequest,
+    RenewRequest,
+    Work,
+)
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
 from harness.types import Json
@@ -73,18 +81,18 @@ class Gatekeeper:
         """Place or renew a hold; `keep` makes it durable. See `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
         try:
-            until = self.lease_clock() + ttl_of(wanted)
+            until = self.lease_clock() + wanted.lasts_s
             hold = self.gate.place(Hold(wanted.holder, kind, until, wanted.engines, work))
         finally:
             self.look_again()  # also after an error: engines may be left paused
         if is_new:
-            log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=ttl_of(wanted), engines=hold.engines)
+            log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=wanted.lasts_s, engines=hold.engines)
         return hold
 
     def renew(self, wanted: RenewRequest) -> Hold:
         """Extend a hold; see `Gate.renew`."""
         try:
-            return self.gate.renew(wanted.holder, self.lease_clock() + ttl_of(wanted))
+            return self.gate.renew(wanted.holder, self.lease_clock() + wanted.lasts_s)
         except HoldExpired:
             self.look_again()  # engines may be left paused
             raise

@@ -22,7 +22,7 @@ from harness.machine.log import get_logger
 from harness.server.housekeeping import LastUses
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
 from harness.sessions.session import IsComparable, Session
 

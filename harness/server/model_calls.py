@@ -111,7 +111,7 @@ class ModelCalls:
         # The client would get an answer that contradicts the parts already sent.
         turn, live_text = served.turn, call.live_text
         has_other_text = live_text.has_spoken and not live_text.agrees_with(turn.reply)
-        has_other_id = stream.has_told_id and turn.notes.get("response_id") != call.head.response_id
+        has_other_id = stream.has_told_id and turn.notes.response_id != call.head.response_id
         if has_other_text or has_other_id:
             with _count_refusals(call.session):
                 raise AnswerChanged(

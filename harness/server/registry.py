@@ -21,7 +21,7 @@ from harness.server.held_sessions import HeldSessions
 from harness.server.http.connection import HAND_OVER_S
 from harness.server.store.base import DamagedSession, SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.lifecycle import CloseReason, RolloutEnd
 from harness.sessions.paging import SessionStub

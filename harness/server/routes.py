@@ -20,9 +20,17 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import for_operators
 from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_hold, parse_release, parse_renewal, read_body
+from harness.server.http.wire import read_fields
 from harness.server.settings import ServerSettings
-from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
+from harness.sessions.gate import (
+    GateReport,
+    GateState,
+    HoldKind,
+    HoldReport,
+    HoldRequest,
+    ReleaseRequest,
+    RenewRequest,
+)
 
 log = get_logger(__name__)
 
@@ -119,7 +127,7 @@ class ServerApi(ABC):
     # The gate
 
     async def _shut(self, kind: HoldKind, request: Request) -> Response:
-        wanted = parse_hold(await read_body(request, self.settings.limits))
+        wanted = await read_fields(request, self.settings.limits, HoldRequest)
         epoch = self.gatekeeper.gate.epoch
         hold = self.gatekeeper.place(wanted, kind)
         changed = self.gatekeeper.gate.epoch != epoch
@@ -131,12 +139,12 @@ class ServerApi(ABC):
         return json_response(report)
 
     async def _renew(self, request: Request) -> Response:
-        hold = self.gatekeeper.renew(parse_renewal(await read_body(request, self.settings.limits)))
+        hold = self.gatekeeper.renew(await read_fields(request, self.settings.limits, RenewRequest))
         await self.gatekeeper.keep(hold)
         return json_response(await self._report_gate())
 
     async def _resume(self, request: Request) -> Response:
-        wanted = parse_release(await read_body(request, self.settings.limits))
+        wanted = await read_fields(request, self.settings.limits, ReleaseRequest)
         epoch, held, elsewhere = self.gatekeeper.gate.epoch, self.gatekeeper.held, self.released_elsewhere
         await self.gatekeeper.release(wanted)
         changed = self.gatekeeper.gate.epoch != epoch

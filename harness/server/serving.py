@@ -26,8 +26,7 @@ from harness.server.housekeeping import close_idle_sessions, forget_closed_sessi
 from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.tracing.collector import SpanCollector, read_headers, traces_url
-from harness.server.telemetry.tracing.sender import SpanSender
+from harness.server.telemetry.tracing.collector import traces_url
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.server.turns import TurnService
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -185,7 +184,9 @@ async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIte
     if settings.otlp_endpoint is None:
         yield None
         return
-    sender = SpanSender(SpanCollector(traces_url(settings.otlp_endpoint), read_headers(os.environ)), metrics)
+    from harness.server.telemetry.tracing.sender import SpanSender  # with OpenTelemetry's SDK
+
+    sender = SpanSender(traces_url(settings.otlp_endpoint), metrics)
     async with sender.sending():
         yield SessionTracer(sender)
 

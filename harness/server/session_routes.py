@@ -24,7 +24,7 @@ from harness.server.http.access import require_admin
 from harness.server.http.connection import ClientConnection
 from harness.server.http.queries import parse_end_of_rollout, parse_first_turn, parse_list, parse_times
 from harness.server.http.responses import json_response
-from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
+from harness.server.http.wire import CollectRequest, EndRequest, parse_session_config, read_body, read_fields
 from harness.server.registry import SessionRegistry
 from harness.server.routes import SessionsApi
 from harness.server.scripts import ScriptReader
@@ -182,7 +182,7 @@ class OwnSessions(SessionsApi):
             return await self._collecting.do(lambda: json_response(collect_json(session, live_version)))
 
     async def _samples_for_miles(self, request: Request) -> Response:
-        asked = parse_collect(await read_body(request, self._settings.limits))
+        asked = await read_fields(request, self._settings.limits, CollectRequest)
         await self._turns.live.look()
         async with self._collecting.taken():
             live_version = self._turns.live.version
@@ -208,7 +208,7 @@ class OwnSessions(SessionsApi):
         return _facts_response(session_id, session)
 
     async def _end(self, request: Request) -> Response:
-        asked = parse_end(await read_body(request, self._settings.limits))
+        asked = await read_fields(request, self._settings.limits, EndRequest)
         session_id = request.path_params["id"]
         session = await self._sessions.find(session_id)
         if session is not None:

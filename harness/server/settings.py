@@ -8,7 +8,7 @@ from harness.dialects.prompt_noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.samples.delivery import load_selection
-from harness.server.telemetry.tracing.collector import traces_url
+from harness.server.telemetry.tracing.collector import check_collector
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.shard_ids import ShardPlace
 from harness.tokens.matching import normal_form
@@ -115,7 +115,7 @@ class ServerSettings:
         if self.public_url is not None and not self.public_url.startswith(("http://", "https://")):
             raise ScenarioError(f"public_url: expected an address that begins with http(s)://, got {self.public_url!r}")
         if self.otlp_endpoint is not None:
-            traces_url(self.otlp_endpoint)
+            check_collector(self.otlp_endpoint)
         NoiseRules(self.noise)
         try:
             normal_form(self.matchings)

@@ -20,7 +20,7 @@ from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
 from harness.server.store.base import SessionStore
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.paging import SessionStub, waiting_of
 from harness.sessions.session import Session
 from harness.sessions.weights.scoring import count_waiting, next_scoring

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Self, assert_never
 
 import msgspec
+from msgspec import structs
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
@@ -31,7 +32,7 @@ from harness.errors import MalformedRequest, StrayRefused, TurnAborted
 from harness.machine.clock import Clock
 from harness.machine.log import bound
 from harness.machine.peer_processes import PeerProcesses
-from harness.samples.roles import call_notes, find_stray
+from harness.samples.roles import find_stray
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
@@ -43,7 +44,7 @@ from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
 from harness.server.store.rows import TokenizerName
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings
@@ -55,7 +56,7 @@ from harness.sessions.session_config import Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
-from harness.types import Json, TopLogprobs, Turn
+from harness.types import Json, TopLogprobs, Turn, TurnNotes
 
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
@@ -240,21 +241,21 @@ class TurnService:
         if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
-        about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
-        kind = call_notes(asked.tools, call.read.prefixes[0].key) if point.parent is None else {}
-        of_family = _family_notes(call.read) if point.parent is None else {}
-        notes = {**asked.notes, **kind, **of_family, **about}
+        notes = structs.replace(
+            asked.notes if point.parent is not None else _root_notes(call.read),
+            dialect=asked.dialect,
+            response_id=call.id_for(None),
+            client=call.client.notes(),
+            ambiguous=tuple(sorted(point.others)),
+            held_before_s=call.client.held_s,
+            diverged={} if diverged is None else diverged.to_json(),
+            script_step=step,
+        )
         if session.config.strays is Strays.REFUSE and (reason := find_stray(session.turns, notes, delta)):
             raise StrayRefused(f"a call of another program than the session's agent: {reason}")
-        if loosely := session.loose_matches(point, asked.messages, asked.recall.known):
-            notes["matched_loosely"] = [each.to_json() for each in loosely]
-        if point.others:
-            notes["ambiguous"] = sorted(point.others)
-        if point.parent is None and call.read.noise:
-            notes["noise"] = call.read.noise
-        if call.client.held_s:
-            notes["held_before_s"] = call.client.held_s
-        request = TurnRequest(delta, context_ids, asked.sampling, call.digest, step, diverged, asked.tools, notes)
+        loosely = session.loose_matches(point, asked.messages, asked.recall.known)
+        notes = structs.replace(notes, matched_loosely=tuple(each.to_json() for each in loosely))
+        request = TurnRequest(delta, context_ids, asked.sampling, call.digest, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version_for(session.session_id))
         for name in asked.ignored:
             self.metrics.parameter_ignored(asked.dialect, name)
@@ -300,7 +301,7 @@ class TurnService:
         asked, params = call.request, admission.params
         if not self.is_live(call.session) or asked.streaming is None or params.json_schema is not None:
             return
-        if admission.response_id != call.head.response_id:
+        if admission.request.notes.response_id != call.head.response_id:
             return
         stop_ids = frozenset(params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         stream = self.chat_tokenizer.open_output(self._unread(call, admission), _tools(asked), params.stop, stop_ids)
@@ -336,17 +337,23 @@ class TurnService:
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
             reply_message(parsed, f"call_{admission.key.hex()[:12]}{admission.ordinal}_"),
             end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
-            ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
+            parsed.malformed,
+            stop or "",
         )
         error = generation.limit or generation.failure
         return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)
 
 
-def _family_notes(read: ReadCall) -> Json:
-    family = read.chat.describe()
-    variables = {"template_variables": dict(family.template_variables)} if family.template_variables else {}
-    faults = {"model_family_faults": list(family.faults)} if read.request.tools and family.faults else {}
-    return {**variables, **faults}
+def _root_notes(read: ReadCall) -> TurnNotes:
+    family, tools = read.chat.describe(), read.request.tools
+    return structs.replace(
+        read.request.notes,
+        tools=len(tools),
+        toolset=read.prefixes[0].key.hex(),
+        template_variables=dict(family.template_variables),
+        model_family_faults=tuple(family.faults) if tools else (),
+        noise=read.noise,
+    )
 
 
 def _tools(asked: ModelRequest) -> Sequence[Json]:

@@ -81,12 +81,9 @@ def explain_roots(turns: Sequence[Turn], among: Collection[int] | None = None) -
     """Explain why a conversation has several roots, and what to set; empty if it has one."""
     # Usable turns only, those `among` if given. A root without a divergence, such as a repeated prompt, is no split.
     splits = [
-        (turn, turn.notes["diverged"])
+        (turn, turn.notes.diverged)
         for turn in turns
-        if turn.parent is None
-        and turn.is_usable
-        and "diverged" in turn.notes
-        and (among is None or turn.index in among)
+        if turn.parent is None and turn.is_usable and turn.notes.diverged and (among is None or turn.index in among)
     ]
     if not splits:
         return ""

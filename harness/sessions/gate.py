@@ -11,12 +11,17 @@ only the server can continue them.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
 
 ANONYMOUS = "anonymous"
+NAMED_TTL_S = 60.0
+"""Default duration of a named hold, which the holder may renew."""
+ANONYMOUS_TTL_S = 3600.0
+"""Default duration of an anonymous hold, which is not renewed."""
 
 _REMEMBERED = 1000  # expired holders; each is a name
 
@@ -83,6 +88,34 @@ class Hold:
     """The holder pauses this server's engines."""
     work: str = ""
     """Server's own work for the holder, resumed after a restart; only it continues the engines."""
+
+
+_Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/renew`."""
+
+    holder: _Holder = ANONYMOUS
+    ttl_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] | None = None
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds that the hold lasts without renewal."""
+        return self.ttl_s or (ANONYMOUS_TTL_S if self.holder == ANONYMOUS else NAMED_TTL_S)
+
+
+class HoldRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+
+    engines: bool = False
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/resume`."""
+
+    holder: _Holder = ANONYMOUS
+    engines_continued: bool = False
 
 
 class HoldReport(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ def session_times(session: Session, since: int = 0) -> list[tuple[int, float, fl
     recorded = [
         (turn.index, turn.created_at, turn.seconds, str(turn.status))
         for turn in session.turns
-        if (turn.index >= since or turn.attempts > 1) and turn.index not in in_flight
+        if (turn.index >= since or turn.notes.attempts > 1) and turn.index not in in_flight
     ]
     return [*recorded, *((index, began_at, None, IN_FLIGHT) for index, began_at in in_flight.items())]
 
@@ -224,6 +224,6 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "reply": dict(turn.reply),
         "sampling": dict(turn.sampling),
         "created_at": turn.created_at,
-        "script_step": turn.script_step,
-        "notes": dict(turn.notes),
+        "script_step": turn.notes.script_step,
+        "notes": turn.notes.to_json(),
     }

@@ -37,7 +37,7 @@ Script = tuple[Step, ...]
 
 def next_step(script: Sequence[Step], parent: Turn | None) -> int:
     """Return the index of the step after `parent`'s. Raise `ScriptEnded`."""
-    index = 0 if parent is None or parent.script_step is None else parent.script_step + 1
+    index = 0 if parent is None or parent.notes.script_step is None else parent.notes.script_step + 1
     if index >= len(script):
         raise ScriptEnded(f"the script of the session has {len(script)} steps, and this branch has said all of them")
     return index

@@ -103,7 +103,7 @@ class Session:
                 return False
             admission = self._in_flight.get(index)
             notes = admission.request.notes if admission else self._tree.turn(index).notes
-            return bool(notes.get("dialect", dialect) == dialect)  # missing in the oldest stores
+            return notes.dialect in ("", dialect)  # empty in the oldest stores
 
         return next(filter(has, older), digest)
 
@@ -118,8 +118,8 @@ class Session:
         if treatment not in (Treatment.REPLAY, Treatment.JOIN):
             return None
         admission = self._in_flight.get(index)
-        known = self._tree.turn(index).notes.get("response_id") if admission is None else admission.response_id
-        return None if known is None else KnownAnswer(index, known)
+        known = (self._tree.turn(index) if admission is None else admission.request).notes.response_id
+        return KnownAnswer(index, known) if known else None
 
     def turns_until(self, response_id: str) -> list[Turn]:
         """Return the branch up to that response."""
@@ -206,7 +206,7 @@ class Session:
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         self._require_open()
         params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
-        step = self._step(request.script_step)
+        step = self._step(request.notes.script_step)
         if step is not None:
             params = step.plan(params)
         path = before.extend(request.context_ids)
@@ -221,8 +221,8 @@ class Session:
         """Continue a broken-off turn with its parameters and seed. Raise `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
-        path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.script_step)
-        admission = readmit(turn, path, step, now, {"response_id": response_id})
+        path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.notes.script_step)
+        admission = readmit(turn, path, step, now, response_id)
         self._in_flight[index] = admission
         return admission
 
@@ -247,7 +247,7 @@ class Session:
 
     def record(self, turn: Turn) -> NewOutput:
         """Add a turn's durable outcome; return its ledger entry."""
-        known = self._tree.answered_as(turn.notes.get("response_id", ""))
+        known = self._tree.answered_as(turn.notes.response_id)
         assert known is None or known.index == turn.index, "an id has one answer, which its client goes on from"
         self.phase = advance(self.phase, Command.COMMIT)
         admission = self._in_flight.pop(turn.index)

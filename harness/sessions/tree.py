@@ -98,8 +98,8 @@ class TurnTree:
             self._by_key[key] = (*(index for index in self._by_key.get(key, ()) if index != turn.index), turn.index)
             children = {turn.index, *self._latest_children.get(turn.parent, ())}
             self._latest_children[turn.parent] = tuple(sorted(children)[-_MOST_CHILDREN:])
-            if "response_id" in turn.notes:
-                self._by_response[turn.notes["response_id"]] = turn.index
+            if turn.notes.response_id:
+                self._by_response[turn.notes.response_id] = turn.index
             self._by_call.update((call["id"], turn.index) for call in turn.reply.get("tool_calls") or ())
 
     def answered_as(self, response_id: str) -> Turn | None:

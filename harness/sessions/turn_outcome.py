@@ -4,22 +4,20 @@ A turn is built, stored, then recorded, so everything that can be extended, coll
 (I9).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from harness.errors import HarnessError
 from harness.samples.proximal import keep_scores, score_turns
 from harness.sessions.continuation import Output
-from harness.sessions.divergence import Divergence
 from harness.sessions.lifecycle import end_of_error
 from harness.sessions.script import Step
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey
 from harness.turn_ends import TurnEnd, status_of
-from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, as_ids
+from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, TurnNotes, as_ids
 
 
 class TurnRequest(msgspec.Struct, frozen=True):
@@ -29,10 +27,8 @@ class TurnRequest(msgspec.Struct, frozen=True):
     context_ids: TokenIds
     asked: SamplingWishes
     digest: str
-    script_step: int | None = None
-    divergence: Divergence | None = None
     tools: tuple[Json, ...] = ()
-    notes: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    notes: TurnNotes = TurnNotes()
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -64,23 +60,18 @@ class Admission(msgspec.Struct, frozen=True):
     @property
     def attempt(self) -> int:
         """From 1."""
-        return 1 if self.prior is None else self.prior.attempts + 1
-
-    @property
-    def response_id(self) -> str | None:
-        return self.request.notes.get("response_id")
+        return 1 if self.prior is None else self.prior.notes.attempts + 1
 
     def output_so_far(self) -> Output:
         """Return the output of earlier requests."""
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
-def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: Mapping[str, Any]) -> Admission:
+def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, response_id: str) -> Admission:
     """Return the admission of a broken-off turn with its whole prompt `path`."""
     asked = msgspec.convert(turn.sampling["asked"], SamplingWishes)
-    request = TurnRequest(
-        turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step, notes=notes
-    )
+    notes = structs.replace(turn.notes, response_id=response_id)
+    request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, notes=notes)
     place = (turn.index, turn.parent, turn.key, turn.ordinal)
     return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
 
@@ -90,7 +81,9 @@ class Reply(msgspec.Struct, frozen=True):
 
     message: Message
     end: TurnEnd
-    notes: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    is_malformed: bool = False
+    """A tool call cannot be parsed."""
+    matched_stop: str = ""
 
 
 NO_REPLY: Message = {"role": "assistant"}
@@ -108,19 +101,17 @@ def end_turn(
 ) -> Turn:
     """Return the turn that ended with `output`; `held_s` is this admission's time at the gate."""
     request, prior = admission.request, admission.prior
-    # Notes of earlier attempts are kept, except their error.
-    notes: Json = {"cached_tokens": output.cached_tokens} if output.segments else {}
-    if prior is not None:
-        notes |= {name: value for name, value in prior.notes.items() if name != "error"}
-    notes |= request.notes
-    if request.divergence is not None:
-        notes["diverged"] = request.divergence.to_json()
-    if request.script_step is not None:
-        notes["script_step"] = request.script_step
-    if admission.attempt > 1:
-        notes["attempts"] = admission.attempt
-    if held_s:
-        notes["held_s"] = notes.get("held_s", 0.0) + held_s
+    earlier = request.notes  # those of an earlier attempt too
+    is_first_output = earlier.cached_tokens is None and output.segments
+    notes = structs.replace(
+        earlier,
+        cached_tokens=output.cached_tokens if is_first_output else earlier.cached_tokens,
+        attempts=admission.attempt,
+        held_s=earlier.held_s + held_s,
+        malformed_tool_call=reply.is_malformed or earlier.malformed_tool_call,
+        matched_stop=reply.matched_stop or earlier.matched_stop,
+        error=_error_note(error),
+    )
     turn = Turn(
         index=admission.index,
         parent=admission.parent,
@@ -141,7 +132,7 @@ def end_turn(
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=max(0.0, now - admission.admitted_at) + (0.0 if prior is None else prior.seconds),
-        notes={**notes, **reply.notes, **_error_note(error)},
+        notes=notes,
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
         unknown=output.unknown,
@@ -165,11 +156,9 @@ def break_off_turn(
 def lose_turn(turn: Turn, error: HarnessError) -> Turn:
     """Return a turn that the store did not keep."""
     end = TurnEnd.STORE_FAILED
-    status = status_of(end, turn.output_ids.size)
-    return replace(turn, status=status, end=end, reply=NO_REPLY, notes={**turn.notes, **_error_note(error)})
+    notes = structs.replace(turn.notes, error=_error_note(error))
+    return replace(turn, status=status_of(end, turn.output_ids.size), end=end, reply=NO_REPLY, notes=notes)
 
 
 def _error_note(error: HarnessError | None) -> Json:
-    if error is None:
-        return {}
-    return {"error": {"code": error.code, "cause": str(error.cause), "message": error.message}}
+    return {} if error is None else {"code": error.code, "cause": str(error.cause), "message": error.message}

@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from harness.samples.turn_rewards import RolloutReward as RolloutReward
     from harness.samples.turn_rewards import reward_turns as reward_turns
     from harness.training.collector.collector import Collector as Collector
-    from harness.training.collector.fates import OnFailure as OnFailure
+    from harness.training.collector.groups import GroupIndex as GroupIndex
+    from harness.training.collector.groups import RolloutIndex as RolloutIndex
+    from harness.training.collector.groups import ScoredRollout as ScoredRollout
     from harness.training.collector.groups import drop_zero_variance as drop_zero_variance
     from harness.training.collector.groups import standardize as standardize
     from harness.training.collector.groups import take_rewards as take_rewards
+    from harness.training.collector.pipeline import Normalizer as Normalizer
     from harness.training.collector.pipeline import StepPipeline as StepPipeline
     from harness.training.collector.record.step_record import StepRecord as StepRecord
     from harness.training.collector.record.step_record import pack_again as pack_again
     from harness.training.collector.record.step_table import StepTable as StepTable
-    from harness.training.collector.record.step_tables import read_step as read_step
-    from harness.training.collector.rollout_index import GroupIndex as GroupIndex
-    from harness.training.collector.rollout_index import RolloutIndex as RolloutIndex
-    from harness.training.collector.rollout_index import ScoredRollout as ScoredRollout
+    from harness.training.collector.record.step_table import read_step as read_step
     from harness.training.collector.rollout_source import RolloutSource as RolloutSource
     from harness.training.collector.sampling_scale import OffScale as OffScale
     from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
     from harness.training.collector.segment_maker import Stale as Stale
     from harness.training.collector.session_source import SessionSource as SessionSource
-    from harness.training.collector.step_budget import StepBudget as StepBudget
-    from harness.training.collector.step_flow import Normalizer as Normalizer
     from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
-    from harness.training.collector.step_plan import Order as Order
-    from harness.training.collector.step_result import TrainedStep as TrainedStep
+    from harness.training.collector.step_outcome import TrainedStep as TrainedStep
+    from harness.training.collector.step_rules import OnFailure as OnFailure
+    from harness.training.collector.step_rules import Order as Order
     from harness.training.collector.step_rules import Partial as Partial
+    from harness.training.collector.step_rules import StepBudget as StepBudget
     from harness.training.collector.step_rules import StepRules as StepRules
     from harness.training.learner.learner import Learner as Learner
     from harness.training.learner.learner import LossSums as LossSums
@@ -76,22 +76,22 @@ _HOMES: Mapping[str, str] = {
     "Pack": "harness.samples.packs",
     "StepPipeline": "harness.training.collector.pipeline",
     "StepRules": "harness.training.collector.step_rules",
-    "StepBudget": "harness.training.collector.step_budget",
+    "StepBudget": "harness.training.collector.step_rules",
     "SessionSource": "harness.training.collector.session_source",
-    "RolloutIndex": "harness.training.collector.rollout_index",
+    "RolloutIndex": "harness.training.collector.groups",
     "SegmentMaker": "harness.training.collector.segment_maker",
     "Stale": "harness.training.collector.segment_maker",
-    "TrainedStep": "harness.training.collector.step_result",
+    "TrainedStep": "harness.training.collector.step_outcome",
     "Collector": "harness.training.collector.collector",
     "RolloutSource": "harness.training.collector.rollout_source",
-    "GroupIndex": "harness.training.collector.rollout_index",
-    "ScoredRollout": "harness.training.collector.rollout_index",
+    "GroupIndex": "harness.training.collector.groups",
+    "ScoredRollout": "harness.training.collector.groups",
     "CollectedGroup": "harness.training.collector.step_outcome",
-    "Order": "harness.training.collector.step_plan",
-    "OnFailure": "harness.training.collector.fates",
+    "Order": "harness.training.collector.step_rules",
+    "OnFailure": "harness.training.collector.step_rules",
     "Partial": "harness.training.collector.step_rules",
     "OffScale": "harness.training.collector.sampling_scale",
-    "Normalizer": "harness.training.collector.step_flow",
+    "Normalizer": "harness.training.collector.pipeline",
     "drop_zero_variance": "harness.training.collector.groups",
     "standardize": "harness.training.collector.groups",
     "take_rewards": "harness.training.collector.groups",
@@ -103,7 +103,7 @@ _HOMES: Mapping[str, str] = {
     "reward_turns": "harness.samples.turn_rewards",
     "StepTable": "harness.training.collector.record.step_table",
     "StepRecord": "harness.training.collector.record.step_record",
-    "read_step": "harness.training.collector.record.step_tables",
+    "read_step": "harness.training.collector.record.step_table",
     "pack_again": "harness.training.collector.record.step_record",
     "Learner": "harness.training.learner.learner",
     "LossSums": "harness.training.learner.learner",

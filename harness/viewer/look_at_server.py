@@ -3,25 +3,19 @@
 Servers of an earlier version do not report their holds, which are then missing.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.session_server import ServerDescription, SessionServerClient
+from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import TokenizerName
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
-# Only for the first answer. Later requests may take longer and are retried.
-_GREETING_S = 5.0
 _HOLDS_S = 30.0
-
-_T = TypeVar("_T")
 
 
 def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
@@ -30,12 +24,12 @@ def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None)
     async def look(server: SessionServerClient) -> RunView:
         lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
         missing, bands = list[str](), list[Band]()
-        folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=_GREETING_S)), tokenizer, missing)
+        folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
         with say_missing("its pauses", missing):
             bands += map(hold_band, (await server.hold_times(deadline_s=_HOLDS_S)).holds)
         return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
 
-    return _ask(address, look)
+    return ask_server(address, look)
 
 
 def tokenizer_of(described: ServerDescription) -> TokenizerName:
@@ -45,7 +39,7 @@ def tokenizer_of(described: ServerDescription) -> TokenizerName:
 
 def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:
     """Return a session of the server. Raises `SessionServerError`, or `RunError` if it is gone."""
-    record = _ask(address, lambda server: server.record(session_id))
+    record = ask_server(address, lambda server: server.record(session_id))
     if record.get("phase") == "unknown":
         raise RunError(f"{address.url} does not have session {session_id} any more")
     return SessionView.of(record)
@@ -66,12 +60,3 @@ def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]
             raise
 
     return look
-
-
-def _ask(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:
-    async def ask() -> _T:
-        async with SessionServerClient(address) as server:
-            await server.describe(deadline_s=_GREETING_S)
-            return await question(server)
-
-    return asyncio.run(ask())

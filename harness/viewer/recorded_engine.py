@@ -116,7 +116,7 @@ class RecordedEngine:
             logprobs=turn.logprobs,
             finish_reason=_REASONS[turn.end],
             version_spans=turn.version_spans,
-            matched_stop=turn.notes.get("matched_stop") or (int(turn.output_ids[-1]) if turn.output_ids.size else None),
+            matched_stop=turn.notes.matched_stop or (int(turn.output_ids[-1]) if turn.output_ids.size else None),
         )
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:

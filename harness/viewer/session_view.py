@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import Json, Message
+from harness.types import Json, Message, TurnNotes
 
 TRAINED = "trained"
 MASKED = "masked"
@@ -79,7 +79,7 @@ class TurnView:
     @classmethod
     def of(cls, turn: Json) -> Self:
         """Return the turn of a record."""
-        notes: Json = turn.get("notes") or {}
+        notes = TurnNotes.from_json(turn.get("notes") or {})
         output_length = int(turn.get("output_length", 0))
         masked_from = int(turn.get("masked_from", output_length))
         fate = turn.get("dropped") or (MASKED if output_length and not masked_from else TRAINED)
@@ -95,7 +95,7 @@ class TurnView:
             parent=turn["parent"],
             status=turn["status"],
             end=turn.get("end", "unknown"),
-            error=notes.get("error"),
+            error=notes.error or None,
             prompt_length=turn.get("prompt_length", 0),
             output_length=output_length,
             fate=fate,
@@ -104,14 +104,14 @@ class TurnView:
             versions=turn.get("weight_versions", ()),
             messages=turn.get("messages_delta", ()),
             reply=turn.get("reply") or {},
-            attempts=int(notes.get("attempts", 1)),
+            attempts=notes.attempts,
             delivered=bool(turn.get("delivered")),
             seconds=float(turn.get("seconds", 0.0)),
             created_at=float(turn.get("created_at", 0.0)),
             requests=turn.get("segments", ()),
-            held_s=float(notes.get("held_s", 0.0)),
-            held_before_s=float(notes.get("held_before_s", 0.0)),
-            traceparent=(notes.get("client") or {}).get("traceparent"),
+            held_s=notes.held_s,
+            held_before_s=notes.held_before_s,
+            traceparent=notes.client.get("traceparent"),
             context_ids=turn.get("context_ids", ()),
             output_ids=turn.get("output_ids", ()),
             logprobs=turn.get("logprobs", ()),

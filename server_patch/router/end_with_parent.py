@@ -1,7 +1,7 @@
 """The program between the router and its gateway. It ends the gateway when the router dies.
 
-Runs as `python -I -S end_with_parent.py LOG LOG_BYTES COMMAND...`, leading its own group, with a pipe on standard input that the
-kernel closes when the router dies. Standard library only. Exits as the command does if that ends first.
+Runs as `python -I -S end_with_parent.py LOG LOG_BYTES COMMAND...`, leading its own group, with a pipe on standard input
+that the kernel closes when the router dies. Standard library only. Exits as the command does if that ends first.
 """
 
 import os

@@ -8,7 +8,7 @@ from itertools import count
 from harness.rollouts.control.abort_report import Keep
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.types import Sample
 
 

@@ -17,15 +17,12 @@ from harness.samples.encoders import EncodedSample, WholeSampleEncoder
 from harness.samples.packs import Pack
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.samples.segments import TooLong
-from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.pipeline import Normalizer, StepPipeline
 from harness.training.collector.record.step_ledger import book_step
-from harness.training.collector.rollout_index import RolloutIndex
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_flow import Normalizer
-from harness.training.collector.step_outcome import RolloutUse
-from harness.training.collector.step_result import PackedStep
-from harness.training.collector.step_rules import Partial, StepRules
+from harness.training.collector.step_outcome import Disposition, PackedStep
+from harness.training.collector.step_rules import Partial, StepBudget, StepRules
 from harness.training.learner.learner import LossSums, StepReport
 from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Sample
@@ -237,7 +234,7 @@ async def test_what_is_too_old_at_its_hand_over_is_dropped():
         step = await pipeline.run(0, version=2)
     assert [dict(each.dropped) for each in step.packed.samples] == [{"stale": 4}] * 12
     assert (step.packed.packs, step.packed.normalizer) == ((), 0)
-    assert Counter(each.use for each in step.packed.collected.rollouts) == {RolloutUse.DELIVERED: 12}
+    assert Counter(each.use for each in step.packed.collected.rollouts) == {Disposition.DELIVERED: 12}
 
 
 async def test_a_segment_that_is_too_long_ends_the_step_before_anything_is_trained():

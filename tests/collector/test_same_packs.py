@@ -6,13 +6,11 @@ import pytest
 
 from harness.engines.base import TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.training.collector.groups import drop_zero_variance
+from harness.training.collector.groups import RolloutIndex, drop_zero_variance
 from harness.training.collector.pipeline import StepPipeline
 from harness.training.collector.record.step_ledger import book_step
-from harness.training.collector.rollout_index import RolloutIndex
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_rules import StepRules
+from harness.training.collector.step_rules import StepBudget, StepRules
 from harness.training.learner.scripted import ScriptedLearner
 from tests.builders import toy_tokenizer
 from tests.collector.training import playing

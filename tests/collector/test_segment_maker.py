@@ -15,8 +15,7 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment, TooLong
 from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
-from harness.training.collector.groups import standardize, take_rewards
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, standardize, take_rewards
 from harness.training.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.types import Json, Sample, SamplingWishes

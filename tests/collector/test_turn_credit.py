@@ -16,16 +16,13 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import TooLong
 from harness.samples.turn_rewards import RolloutReward
 from harness.sessions.ledger import Ledger
-from harness.training.collector.groups import credit_turns
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, credit_turns
 from harness.training.collector.pipeline import StepPipeline
-from harness.training.collector.record.kept_rollout import from_bytes, to_bytes
 from harness.training.collector.record.step_ledger import book_rollout
-from harness.training.collector.record.step_record import StepRecord, pack_again
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
 from harness.training.collector.segment_maker import SegmentMaker, Stale
 from harness.training.collector.session_source import SessionSource
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_rules import StepRules
+from harness.training.collector.step_rules import StepBudget, StepRules
 from harness.training.learner.scripted import ScriptedLearner
 from harness.types import Json, Sample, as_ids, as_logprobs
 from tests.builders import sample

@@ -8,10 +8,9 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.training.collector.collector import Collector
-from harness.training.collector.rollout_index import RolloutIndex
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_outcome import RolloutUse
-from harness.training.collector.step_rules import Partial, StepRules
+from harness.training.collector.groups import RolloutIndex
+from harness.training.collector.step_outcome import Disposition
+from harness.training.collector.step_rules import Partial, StepBudget, StepRules
 from harness.types import SampleStatus
 from tests.builders import toy_template
 from tests.collector.training import DEADLINES, Field, playing
@@ -53,7 +52,7 @@ async def test_one_ends_its_groups_and_32_sessions_of_the_other_go_on(tmp_path: 
 
     assert sum(ended) >= 1
     assert aborts == 0
-    assert Counter(each.use for each in whole.rollouts) == {RolloutUse.DELIVERED: 32}
+    assert Counter(each.use for each in whole.rollouts) == {Disposition.DELIVERED: 32}
     rollouts = [scored.rollout for group in groups for scored in group.rollouts]
     assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.FINISHED}
     assert {tuple(rollout.session["refusals"]) for rollout in rollouts} == {()}
@@ -109,4 +108,4 @@ async def test_only_who_is_scored_loses_a_reward(tmp_path: Path):
         async with Collector(source, StepRules(StepBudget(1), concurrency=2, over_sampling=1)) as collector:
             step = await collector.begin(0).finished()
         assert field.sessions() == 0
-    assert Counter(each.use for each in step.rollouts) == {RolloutUse.DELIVERED: 1, RolloutUse.OVER_SAMPLED: 1}
+    assert Counter(each.use for each in step.rollouts) == {Disposition.DELIVERED: 1, Disposition.OVER_SAMPLED: 1}

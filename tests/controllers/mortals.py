@@ -121,19 +121,15 @@ class MortalEngine:
         return OneWorker(self)  # type: ignore[arg-type]  # the rest of a provider is passed on
 
     async def pause(self, mode: Any) -> None:
-        """See `TokenProvider`."""
         await self._step("pause", lambda: self._engine.pause(mode))
 
     async def resume(self) -> None:
-        """See `TokenProvider`."""
         await self._step("resume", self._engine.resume)
 
     async def update_weights(self, path: Any, version: str) -> None:
-        """See `TokenProvider`."""
         await self._step("update", lambda: self._engine.update_weights(path, version))
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider`."""
         return await self._step("abort", lambda: self._engine.abort(request_id)) or 0
 
     async def _step(self, what: str, take: Callable[[], Awaitable[Any]]) -> Any:

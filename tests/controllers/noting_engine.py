@@ -22,23 +22,19 @@ class NotingEngine(ScriptedEngine):
         """What a verb raises; None: it never returns."""
 
     async def score(self, input_ids, *, start, session_id=None):
-        """See `TokenProvider`."""
         await self._note("score")
         await self.may_score.wait()
         return await super().score(input_ids, start=start)
 
     async def pause(self, mode):
-        """See `TokenProvider`."""
         await self._note(f"pause {mode}")
         await super().pause(mode)
 
     async def update_weights(self, path, version):
-        """See `TokenProvider`."""
         await self._note(f"update {version}")
         await super().update_weights(path, version)
 
     async def resume(self):
-        """See `TokenProvider`."""
         await self._note("resume")
         await super().resume()
 

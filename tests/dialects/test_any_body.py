@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from harness.dialects.dialect import DIALECTS, Dialect
+from harness.dialects.model_request import WireCall
+from harness.dialects.request_limits import DEFAULT_LIMITS
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.errors import RequestError
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
 from harness.tokens.conversations import TOOLS
+from harness.tokens.history import History
+from harness.tokens.matching import chain_keys
 from harness.types import Json, Message
 from tests.builders import toy_template
 from tests.dialects.speakers import SPEAKERS, Speaker, asks
@@ -128,3 +135,52 @@ async def send_all(speaker: Speaker, sent: list[bytes]) -> None:
                 assert not before["ledger"] or record["ledger"] == before["ledger"], body
             assert record["turns_in_flight"] == 0
             before = record
+
+
+WORDS = "user assistant system human tool text message reasoning function function_call function_call_output custom"
+WORDS += " namespace input_text output_text tool_use tool_result thinking redacted_thinking image local_shell"
+WORDS += " local_shell_call custom_tool_call item_reference json_schema required add c1"
+FIELDS = "role content type text name input id tool_use_id thinking call_id arguments output function tool_calls tools"
+FIELDS += (
+    " parameters tool_call_id reasoning_content reasoning reasoning_details action instructions tool_choice format"
+)
+FIELDS += (
+    " schema namespace summary encrypted_content system stream stream_options stop stop_sequences seed n temperature"
+)
+FIELDS += (
+    " top_p top_k min_p max_tokens min_tokens logprobs top_logprobs response_format output_config metadata unknown"
+)
+FIELD = st.sampled_from([*FIELDS.split(), "\ud800"])
+WORD = st.sampled_from([*WORDS.split(), "\ud800", "\x00", ""])
+VALUE = st.recursive(
+    WORD | st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELD, inner, max_size=5),
+    max_leaves=12,
+)
+ITEM = st.builds(
+    lambda kind, content, more: {**kind, "content": content, **more},
+    st.fixed_dictionaries({}, optional={"role": WORD, "type": WORD}),
+    VALUE | st.text(max_size=5),
+    st.dictionaries(FIELD, VALUE, max_size=3),
+)
+SAID = VALUE | st.lists(ITEM, max_size=3)
+BODY = st.builds(
+    lambda said, more: {"messages": said, "input": said, **more}, SAID, st.dictionaries(FIELD, VALUE, max_size=3)
+)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=(BODY | VALUE).map(json.dumps).map(str.encode) | st.binary(max_size=40))
+@example(raw=b'{"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}')
+@example(raw=b'{"input":[{"type":"reasoning"},{"type":"local_shell_call","call_id":"c","action":{}}]}')
+def test_any_json_is_a_request_or_a_request_error(dialect: Dialect, raw: bytes):
+    """Wrong types anywhere, huge numbers, lone surrogates: never another exception; what is accepted can be kept."""
+    try:
+        asked = dialect.parse(WireCall(raw), DEFAULT_LIMITS, History())
+        chain_keys(asked.messages, asked.tools)
+        toy_template().render_ids(asked.messages, asked.tools)
+    except RequestError as error:
+        msgspec.json.encode(dialect.error_body(error, error.message, ""))
+        return
+    assert msgspec.json.encode([list(asked.messages), asked.tools, asked.notes])

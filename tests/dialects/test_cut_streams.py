@@ -16,7 +16,7 @@ from tests.dialects.speakers import SPEAKERS, Speaker, asks
 
 ANSWER = 'Sure.<tool_call>\n{"name": "find_city", "arguments": {"country": "日本"}}\n</tool_call>'
 RETRIES = {"x-stainless-retry-count": "1"}
-CUTS = 24
+CUTS = 16
 """Places at which a client leaves, over all of a stream."""
 
 

@@ -75,6 +75,7 @@ ALIASES: dict[str, tuple[Json, bool]] = {
     "details without a type": ({"reasoning_details": [{"text": "hm"}]}, True),
     "all of them": ({"reasoning_content": "hm", "reasoning": "no", "reasoning_details": [detail("no")]}, True),
     "what is no text": ({"reasoning_details": [detail("hm"), {"type": "reasoning.encrypted", "data": "x"}]}, True),
+    "nothing": ({}, False),
     "other words": ({"reasoning": "HM"}, False),
     "other details": ({"reasoning_details": [detail("HM")]}, False),
     "a summary": ({"reasoning_details": [{**detail("hm", "reasoning.summary"), "summary": "hm"}]}, False),
@@ -95,7 +96,7 @@ async def test_reasoning_is_one_field_under_each_of_its_names(fields: Json, is_k
         assert await client.parents() == [None, 0 if is_known else None]
 
 
-@pytest.mark.parametrize("fields", [{}, *(fields for fields, is_known in ALIASES.values() if is_known)])
+@pytest.mark.parametrize("fields", [{}, {"reasoning": "hm"}])
 async def test_by_default_a_client_may_say_its_reasoning_under_any_name_or_not(fields: Json):
     """A template that shows reasoning sees the sampled ids, whatever came back."""
     async with session_of(reasoning_tokenizer(), THOUGHT, matching=[]) as client:
@@ -128,7 +129,7 @@ def replied_with(arguments: Any) -> Json:
     }
 
 
-@pytest.mark.parametrize("arguments", ["", " ", "\n", None, "null", " null ", ..., "{}"])
+@pytest.mark.parametrize("arguments", ["", "\n", None, " null ", ...])
 async def test_empty_arguments_are_an_empty_object_in_a_prompt(arguments: Any):
     """Templates that walk over arguments refuse a text."""
     family = load("qwen3")

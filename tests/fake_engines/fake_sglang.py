@@ -30,7 +30,6 @@ class FakeSGLang(FakeServer):
         self._retracts = False
 
     def routes(self) -> list[web.RouteDef]:
-        """See `FakeServer`."""
         return [
             web.post("/generate", self._generate),
             web.post("/abort_request", self._abort),
@@ -46,7 +45,6 @@ class FakeSGLang(FakeServer):
         ]
 
     def close(self) -> None:
-        """See `FakeServer`."""
         super().close()
         self._gate.set()
 

@@ -38,7 +38,6 @@ class FakeVLLM(FakeServer):
         """Paths that were loaded, in order."""
 
     def routes(self) -> list[web.RouteDef]:
-        """See `FakeServer`."""
         token = self._generate if self._scale_out else self._disabled
         routes = [
             web.post("/v1/completions", self._generate),

@@ -44,7 +44,7 @@ MUTANTS = (
         "TurnEnd.DRAINED: EndRule(_ABORTED,",
         "TurnEnd.DRAINED: EndRule(_COMPLETED,",
         "half an answer is trained as a whole one",
-        f"{SERVER}/test_gate.py::test_a_drain_and_an_abort_end_a_turn_in_flight_as_aborted",
+        f"{SERVER}/test_turn_ends.py::test_answer_record_sample_metric_and_log_say_why_a_turn_ended",
     ),
     # An output of several requests
     Mutant(

@@ -24,6 +24,24 @@ with open(pids + ".part", "w") as file:
 os.rename(pids + ".part", pids)
 """
 
+# The child is a daemon: of a session and a group of its own, and nobody's child.
+DAEMONIZING = """
+import os, signal, sys, time
+reader, writer = os.pipe()
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(writer, b"%d" % os.getpid())
+    time.sleep(300)
+os.wait()
+pids = sys.argv[1]
+with open(pids + ".part", "w") as file:
+    file.write(f"{os.getpid()} {int(os.read(reader, 20))}")
+os.rename(pids + ".part", pids)
+"""
+
 
 class Family:
     """An agent program with a child that ignores SIGTERM; their process ids are in a file in `workdir`."""
@@ -31,12 +49,12 @@ class Family:
     def __init__(self, workdir: Path) -> None:
         self._pids_file = workdir / "family"
 
-    def command(self, *, stays: bool = True, anywhere: bool = False) -> tuple[str, ...]:
+    def command(self, *, stays: bool = True, anywhere: bool = False, leaves: bool = False) -> tuple[str, ...]:
         """The agent's command; it exits while its child runs when it does not stay.
 
-        With `anywhere` it works for the family of whichever directory it runs in.
+        With `anywhere` it works for the family of whichever directory it runs in. A child that `leaves` is a daemon.
         """
-        source = PARENT + ("time.sleep(300)" if stays else "")
+        source = (DAEMONIZING if leaves else PARENT) + ("time.sleep(300)" if stays else "")
         return (sys.executable, "-S", "-c", source, self._pids_file.name if anywhere else str(self._pids_file))
 
     def pids(self, timeout_s: float = 20) -> list[int]:

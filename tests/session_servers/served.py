@@ -17,7 +17,9 @@ from harness.machine.clock import Clock
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
 from harness.server.store.connect import open_store
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer
 
@@ -145,17 +147,26 @@ async def serving(
 async def serving_with(
     engine: E,
     *,
-    store: Path | str = "memory",
+    store: Path | str | SessionStore = "memory",
     settings: ServerSettings | None = None,
     clock: Clock = time.time,
+    chat_tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Client[E]]:
     """The same in front of `engine`; its client is an operator."""
     token = None if settings is None else settings.admin_token
+    kept = open_store(store, clock) if isinstance(store, Path | str) else store
     async with (
-        serve(engine, toy_template(), open_store(store, clock), settings, clock=clock) as running,
+        serve(engine, chat_tokenizer or toy_template(), kept, settings, clock=clock) as running,
         httpx.AsyncClient(base_url=running.url, headers=bearer(token), timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
+
+
+@asynccontextmanager
+async def session_on(*steps: ScriptStep, **how: Any) -> AsyncIterator[tuple[Client[ScriptedEngine], Served]]:
+    """A running server with a client for it, and one session; `how` is that of `serving`."""
+    async with serving(*steps, **how) as client:
+        yield client, await client.create()
 
 
 class RawClient:

@@ -45,7 +45,6 @@ class WatchedEngine(FakeSGLang):
     life = Life(None)
 
     def app(self) -> web.Application:
-        """See `FakeServer`."""
         app = super().app()
         app.middlewares.insert(0, self._step)
         return app

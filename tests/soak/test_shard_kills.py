@@ -46,7 +46,6 @@ class CountingEngine(FakeSGLang):
     turns = 0
 
     def app(self) -> web.Application:
-        """See `FakeServer`."""
         app = super().app()
         app.middlewares.insert(0, self._count)
         return app

@@ -27,8 +27,7 @@ import pytest
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.training.collector.record.step_record import StepRecord, pack_again
-from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.record.step_tables import read_step
+from harness.training.collector.record.step_table import StepTable, read_step
 from harness.training.collector.segment_maker import SegmentMaker
 from tests.checkout import ROOT
 from tests.session_servers.served import eventually

@@ -38,7 +38,6 @@ def guard_telemetry(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_keys_are_those_of_the_guard() -> None:
-    """Same names, same defaults, the switch excepted."""
     assert RepeatGuardSpec().config.to_mapping() == {**RepeatTerminateConfig().to_mapping(), "enabled": True}
 
 

@@ -131,7 +131,6 @@ def test_every_sampled_token_is_in_the_ledger(run_dir: Path, turns: list[Recorde
 
 
 def test_the_engine_has_counted_the_same_tokens(run_dir: Path) -> None:
-    """Where it samples them, knowing nothing of turns."""
     result = json.loads((run_dir / "result.json").read_text())
     heard = result["witness"]
     assert (heard["engines"], heard["difference"], heard["not_comparable"]) == (result["ledger"]["generated"], 0, [])
@@ -159,7 +158,6 @@ def test_samples_agree_with_one_plain_forward_pass(samples: list[dict[str, Any]]
 
 
 def test_parquet_holds_the_same_samples(run_dir: Path, samples: list[dict[str, Any]]) -> None:
-    """Both files are the same data."""
     import pyarrow.parquet as pq
 
     rows = pq.read_table(run_dir / "samples.parquet").to_pylist()

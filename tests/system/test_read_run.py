@@ -37,7 +37,6 @@ def _contents(directory: Path) -> dict[str, str]:
 
 
 def test_a_complete_run_is_what_its_files_say(complete: Path) -> None:
-    """Samples, rollouts, outcomes and ledger, without SQL."""
     run = read_run(complete)
     report = RunDirectory(complete).read_result()
 
@@ -109,7 +108,6 @@ def test_the_log_of_a_killed_run_stays_where_it_is(halted: RunDirectory, tmp_pat
 
 
 def test_a_run_that_was_killed_before_its_first_session_is_empty(copy: RunDirectory) -> None:
-    """There is a configuration and nothing else."""
     for path in (copy.database, copy.result):
         path.unlink()
     run = read_run(copy.path)

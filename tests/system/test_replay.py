@@ -62,7 +62,7 @@ def test_every_session_of_a_scenario_asks_for_the_same(scenario: str, tmp_path: 
 def _of(store: Path, session_id: str | None) -> list[tuple[object, ...]]:
     def facts(turn: Turn) -> tuple[object, ...]:
         tokens = turn.output_ids.tolist(), turn.logprobs.tolist(), turn.version_spans
-        asked = turn.messages_delta, turn.sampling["asked"], turn.notes["dialect"]
+        asked = turn.messages_delta, turn.sampling["asked"], turn.notes.dialect
         return asked, turn.prompt_digest, turn.end, *tokens
 
     assert session_id is not None
@@ -159,7 +159,6 @@ def test_the_command_says_how_it_went(small: Path, tmp_path: Path):
 
 
 def test_a_run_that_is_not_whole_is_refused_in_one_sentence(small: Path, tmp_path: Path):
-    """Its configuration or its sessions are gone."""
     for name, error in (("config.toml", RunError), ("run.db", RunError)):
         run = tmp_path / name
         shutil.copytree(small, run)
@@ -209,7 +208,6 @@ def test_a_configuration_of_another_run_is_refused(small: Path, tmp_path: Path):
 
 
 def test_a_session_without_an_answer_is_not_replayed(tmp_path: Path):
-    """It would pass whatever the agent does."""
     program = PROGRAM.lstrip().replace('metadata.get("turns", 2)', "0")
     run = tmp_path / "run"
     harness("run", write_scenario(tmp_path / "mute", program=program, check=None), "--out", run)

@@ -73,7 +73,6 @@ def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
 
 
 def test_every_link_and_anchor_of_the_site_resolves(pages: dict[Path, Found]) -> None:
-    """Those that the theme makes, too."""
     broken = []
     for page, found in pages.items():
         for link in found.links - {""}:

@@ -176,7 +176,6 @@ CALLS: dict[str, Callable[[Client[Any]], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("heading", CALLS)
 async def test_a_server_says_what_the_page_shows(heading: str) -> None:
-    """In the error's message."""
     settings = ServerSettings(
         admin_token=ADMIN_TOKEN, pause_timeout_s=0.2, drain_grace_s=0.2, limits=RequestLimits(body_bytes=30_000)
     )

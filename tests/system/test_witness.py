@@ -47,7 +47,6 @@ class Meanwhile(Silence):
     has_happened: bool = False
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """See `Progress`."""
         if not self.has_happened:
             self.has_happened = True
             self.happens()
@@ -137,7 +136,6 @@ async def test_tokens_that_nothing_explains_fail_the_run(tmp_path: Path) -> None
 
 
 async def test_a_scenario_may_allow_them(tmp_path: Path) -> None:
-    """The report says them all the same."""
     async with engine_server("vllm") as fake:
         report = await run(fake, tmp_path, lambda: counts_more(fake), expect_witness_agrees=False)
 

@@ -21,28 +21,12 @@ from harness.turn_ends import TURN_ENDS
 from tests.builders import toy_template, toy_tokenizer, turn_service
 from tests.checkout import ROOT
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "agents/README.md"]
-
-# Never leave the server: they end a command or a rollout.
-NOT_SERVED = {
-    "adapter_error",
-    "agent_error",
-    "cannot_listen",
-    "config_error",
-    "illegal_transition",
-    "lane_error",
-    "learner_error",
-    "ledger_imbalance",
-    "model_error",
-    "run_error",
-    "scenario_error",
-    "segment_error",
-    "session_server_error",
-    "step_error",
-    "tokenizer_error",
-    "turn_refused",
-    "unknown_model",
-}
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    ROOT / "agents/README.md",
+    *(ROOT / "examples").glob("*/README.md"),
+]
 
 
 def _doc(name: str) -> str:
@@ -72,15 +56,12 @@ def test_the_table_of_ends_in_the_docs_is_the_one_in_force() -> None:
     assert documented == in_force
 
 
-def test_every_error_code_that_a_client_can_see_is_documented() -> None:
-    """docs/http-api.md lists each code with its status."""
+def test_every_error_code_is_documented() -> None:
+    """docs/errors.md lists each code with its status."""
     classes = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, HarnessError)]
-    table = _doc("http-api.md").partition("## Errors")[2]
-    lines = [line for line in table.splitlines() if line.startswith("| `")]
-    documented = {
-        (code, line.split("|")[2].strip()) for line in lines for code in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
-    assert {(item.code, str(item.status)) for item in classes if item.code not in NOT_SERVED} == documented
+    documented = {*re.findall(r"^- `\w+` `(\w+)`, (\d+), ", _doc("errors.md"), flags=re.MULTILINE)}
+    raised = {(item.code, str(item.status)) for item in classes if item is not errors.SessionServerError}
+    assert raised - {(HarnessError.code, "500")} == documented
 
 
 def test_every_metric_is_documented() -> None:
@@ -113,7 +94,7 @@ def test_the_table_of_routes_is_the_servers() -> None:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    """Each one that the code names, or of which it names the beginning, is on the page of variables or of commands."""
+    """Each one that the code names, or of which it names the beginning: in docs/cli.md or CONTRIBUTING.md."""
     sources = [
         path
         for folder in ("harness", "server_patch", "agents", "tests", "soak", "bench")
@@ -124,7 +105,8 @@ def test_every_environment_variable_is_documented() -> None:
         for path in sources
         for name in re.findall(r"[\"'`]\$?\{?(HARNESS_[A-Z_]+)", path.read_text(encoding="utf-8"))
     }
-    documented = {*re.findall(r"`(HARNESS_[A-Z_]+)`", _doc("environment.md") + _doc("cli.md"))}
+    pages = _doc("cli.md") + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    documented = {*re.findall(r"`(HARNESS_[A-Z_]+)`", pages)}
     assert [name for name in sorted(named) if not any(known.startswith(name) for known in documented)] == []
     assert documented - named == set()
 
@@ -194,6 +176,6 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     """docs/api.md has a row for each, and for nothing else."""
-    assert sorted(re.findall(r"^\| `(\w+)` \|", _doc("api.md"), flags=re.MULTILINE)) == sorted(
+    assert sorted(re.findall(r"^- `(\w+)`: ", _doc("api.md"), flags=re.MULTILINE)) == sorted(
         {*harness.__all__, *harness.training.__all__} - {"training"}
     )

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.cli.installation.findings import InstallationFinding, Level, Scratch
+from harness.cli.installation.probing import Scratch
+from harness.machine.findings import Finding, Level
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -14,6 +15,7 @@ DISTRIBUTION = "session-harness"
 EXTRAS: Mapping[str, str] = {
     "local": "the local engine, on this machine's CPU or GPU",
     "learner": "`harness train` with the learner that is shipped",
+    "otel": "spans for OpenTelemetry (`--otlp`)",
     "parquet": "samples as Parquet files",
     "ray": "rollouts on the nodes of a Ray cluster",
     "renderers": "model families whose chat templates rewrite history",
@@ -32,7 +34,7 @@ class _Installed(NamedTuple):
     """Packages at another version than required."""
 
 
-def examine_packages(_: Scratch) -> list[InstallationFinding]:
+def examine_packages(_: Scratch) -> list[Finding]:
     """Check the packages of the base install and of each extra."""
     from packaging.requirements import Requirement
 
@@ -40,26 +42,26 @@ def examine_packages(_: Scratch) -> list[InstallationFinding]:
         stated = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         step = f"pip install {DISTRIBUTION}, or `pip install -e .` in a checkout"
-        return [InstallationFinding("packages", Level.WARN, "this harness is a folder that nobody installed", step)]
+        return [Finding("packages", Level.WARN, "this harness is a folder that nobody installed", step)]
     all_of_them = [Requirement(each) for each in stated]
     base = _look_up(each for each in all_of_them if each.marker is None or each.marker.evaluate({"extra": ""}))
     wrong = [*(f"{each} is missing" for each in base.missing), *base.others]
     step = f"pip install --upgrade {DISTRIBUTION}" if wrong else ""
     found = "; ".join(wrong) or ", ".join(base.versions)
-    findings = [InstallationFinding("packages", Level.FAIL if wrong else Level.OK, found, step)]
+    findings = [Finding("packages", Level.FAIL if wrong else Level.OK, found, step)]
     for extra, purpose in EXTRAS.items():
         of_extra = [each for each in all_of_them if _is_of(each, extra)]
         findings.append(_examine_extra(extra, purpose, _look_up(of_extra)))
     return findings
 
 
-def _examine_extra(extra: str, purpose: str, installed: _Installed) -> InstallationFinding:
+def _examine_extra(extra: str, purpose: str, installed: _Installed) -> Finding:
     name, step = f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'"
     if installed.missing:
-        return InstallationFinding(name, Level.OK, f"not installed; for {purpose}: {step}")
+        return Finding(name, Level.OK, f"not installed; for {purpose}: {step}")
     if installed.others:
-        return InstallationFinding(name, Level.WARN, f"for {purpose}: {'; '.join(installed.others)}", step)
-    return InstallationFinding(name, Level.OK, f"{', '.join(installed.versions)}; for {purpose}")
+        return Finding(name, Level.WARN, f"for {purpose}: {'; '.join(installed.others)}", step)
+    return Finding(name, Level.OK, f"{', '.join(installed.versions)}; for {purpose}")
 
 
 def _is_of(requirement: "Requirement", extra: str) -> bool:

@@ -18,9 +18,10 @@ from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
 import harness
-from harness.cli.installation.findings import InstallationFinding, Level, Probe, Scratch
 from harness.cli.installation.packages import examine_packages
+from harness.cli.installation.probing import Probe, Scratch
 from harness.errors import LaneError
+from harness.machine.findings import Finding, Level
 
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
@@ -33,29 +34,21 @@ _SKEW_S = 60.0
 _SYSTEMS = frozenset({("Linux", "x86_64"), ("Linux", "aarch64")})
 
 
-def _examine_python(_: Scratch) -> list[InstallationFinding]:
+def _examine_python(_: Scratch) -> list[Finding]:
     version = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    return [
-        InstallationFinding(
-            "python", Level.OK, f"{version}; harness {harness.__version__}, {Path(harness.__file__).parent}"
-        )
-    ]
+    return [Finding("python", Level.OK, f"{version}; harness {harness.__version__}, {Path(harness.__file__).parent}")]
 
 
-def _examine_platform(_: Scratch) -> list[InstallationFinding]:
+def _examine_platform(_: Scratch) -> list[Finding]:
     here = (platform.system(), platform.machine())
     found = f"{platform.platform(terse=True)}, {here[1]}, {os.cpu_count()} cores"
     if here in _SYSTEMS:
-        return [InstallationFinding("platform", Level.OK, found)]
+        return [Finding("platform", Level.OK, found)]
     step = "for those a Linux machine, x86_64 or aarch64; sessions are served here all the same"
-    return [
-        InstallationFinding(
-            "platform", Level.WARN, f"{found}: no agents from npm, no `harness engine up sglang|vllm`", step
-        )
-    ]
+    return [Finding("platform", Level.WARN, f"{found}: no agents from npm, no `harness engine up sglang|vllm`", step)]
 
 
-def _examine_cache(scratch: Scratch) -> list[InstallationFinding]:
+def _examine_cache(scratch: Scratch) -> list[Finding]:
     """Check writing, space, and SQLite's log with its locks, on the cache's file system."""
     from harness.machine.cache import cache_directory
 
@@ -65,17 +58,15 @@ def _examine_cache(scratch: Scratch) -> list[InstallationFinding]:
         there = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
         folder = scratch.make(there)
     except OSError as error:
-        return [
-            InstallationFinding("cache", Level.FAIL, f"{cache} cannot be written: {error.strerror or error}", elsewhere)
-        ]
+        return [Finding("cache", Level.FAIL, f"{cache} cannot be written: {error.strerror or error}", elsewhere)]
     free = shutil.disk_usage(there).free
     size = f"{cache}, {_size(cache)}" if cache.exists() else f"{cache}, which is made when something comes into it"
     found = f"{size}; {free / _GIB:.1f} GiB free"
     if free < _NEEDED_BYTES:
         few = f"; an engine's environment takes {_NEEDED_BYTES // _GIB} GiB"
-        space = InstallationFinding("cache", Level.WARN, found + few, "free some, or point HARNESS_CACHE elsewhere")
+        space = Finding("cache", Level.WARN, found + few, "free some, or point HARNESS_CACHE elsewhere")
     else:
-        space = InstallationFinding("cache", Level.OK, found)
+        space = Finding("cache", Level.OK, found)
     return [space, _examine_sqlite(folder / "sessions.db"), _examine_clock(folder)]
 
 
@@ -95,7 +86,7 @@ def _size(cache: Path) -> str:
     return f"{'more than ' if folders else ''}{total / _GIB:.1f} GiB used"
 
 
-def _examine_sqlite(store: Path) -> InstallationFinding:
+def _examine_sqlite(store: Path) -> Finding:
     """Check that two connections share a database with a write-ahead log, as a store and its readers do."""
     name = f"SQLite {sqlite3.sqlite_version}"
     step = "keep --store, --out and HARNESS_CACHE on a disk of this machine: file servers lack the locks and the memory"
@@ -107,15 +98,13 @@ def _examine_sqlite(store: Path) -> InstallationFinding:
             writer.commit()
             read = reader.execute("SELECT value FROM probe").fetchall()
     except sqlite3.Error as error:
-        return InstallationFinding("sqlite", Level.FAIL, f"{name}: no database in {store.parent.parent}: {error}", step)
+        return Finding("sqlite", Level.FAIL, f"{name}: no database in {store.parent.parent}: {error}", step)
     if mode != "wal" or read != [(1,)]:
-        return InstallationFinding(
-            "sqlite", Level.FAIL, f"{name}: no write-ahead log in {store.parent.parent}, but {mode}", step
-        )
-    return InstallationFinding("sqlite", Level.OK, f"{name}, with a write-ahead log in {store.parent.parent}")
+        return Finding("sqlite", Level.FAIL, f"{name}: no write-ahead log in {store.parent.parent}, but {mode}", step)
+    return Finding("sqlite", Level.OK, f"{name}, with a write-ahead log in {store.parent.parent}")
 
 
-def _examine_clock(folder: Path) -> InstallationFinding:
+def _examine_clock(folder: Path) -> Finding:
     """Check that the clock is later than the installation, and equal to the file system's."""
     now = time.time()
     said = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -123,15 +112,13 @@ def _examine_clock(folder: Path) -> InstallationFinding:
     skew = folder.stat().st_mtime - now
     step = "set the clock, by NTP for example: certificates and deadlines depend on it"
     if now < installed - _SKEW_S:
-        return InstallationFinding(
-            "clock", Level.WARN, f"it is {said}, earlier than when this harness was installed", step
-        )
+        return Finding("clock", Level.WARN, f"it is {said}, earlier than when this harness was installed", step)
     if abs(skew) > _SKEW_S:
-        return InstallationFinding("clock", Level.WARN, f"it is {said}; files made now are {skew:+.0f} s from it", step)
-    return InstallationFinding("clock", Level.OK, said)
+        return Finding("clock", Level.WARN, f"it is {said}; files made now are {skew:+.0f} s from it", step)
+    return Finding("clock", Level.OK, said)
 
 
-def _examine_tokenizer(scratch: Scratch) -> list[InstallationFinding]:
+def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
     """Check that a tokenizer opens and round-trips: that of `harness demo`, a few kilobytes."""
     from harness.lab.models.small_tokenizer import write_small_tokenizer
     from harness.tokens.model_family import open_chat_tokenizer
@@ -141,11 +128,11 @@ def _examine_tokenizer(scratch: Scratch) -> list[InstallationFinding]:
     ids = chat.tokenizer.encode(text)
     if chat.tokenizer.decode(ids) != text:
         step = "pip install --force-reinstall tokenizers"
-        return [InstallationFinding("tokenizer", Level.FAIL, f"{text!r} does not come back from its ids", step)]
-    return [InstallationFinding("tokenizer", Level.OK, "that of `harness demo` opens")]
+        return [Finding("tokenizer", Level.FAIL, f"{text!r} does not come back from its ids", step)]
+    return [Finding("tokenizer", Level.OK, "that of `harness demo` opens")]
 
 
-def _examine_loopback(_: Scratch) -> list[InstallationFinding]:
+def _examine_loopback(_: Scratch) -> list[Finding]:
     """Check that a server can listen on this machine and be reached."""
     try:
         with (
@@ -160,28 +147,26 @@ def _examine_loopback(_: Scratch) -> list[InstallationFinding]:
                 assert accepted.recv(1) == b"?"
     except OSError as error:
         step = "a sandbox or a firewall forbids it: agents and servers of this machine talk over 127.0.0.1"
-        return [
-            InstallationFinding("loopback", Level.FAIL, f"{_LOOPBACK} cannot be listened to and reached: {error}", step)
-        ]
-    return [InstallationFinding("loopback", Level.OK, f"{_LOOPBACK} can be listened to and reached")]
+        return [Finding("loopback", Level.FAIL, f"{_LOOPBACK} cannot be listened to and reached: {error}", step)]
+    return [Finding("loopback", Level.OK, f"{_LOOPBACK} can be listened to and reached")]
 
 
-def _examine_proxy(_: Scratch) -> list[InstallationFinding]:
+def _examine_proxy(_: Scratch) -> list[Finding]:
     return [examine_proxy_of(getproxies_environment())]
 
 
-def examine_proxy_of(proxies: Mapping[str, str]) -> InstallationFinding:
+def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
     """Check whether `proxies`, by scheme, would catch requests to this machine. Their URLs hold secrets and are not
     shown.
     """
     caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
     if not caught:
-        return InstallationFinding("proxy", Level.OK, "none for http")
+        return Finding("proxy", Level.OK, "none for http")
     hosts = [host for host in (_LOOPBACK, "localhost") if not proxy_bypass(host, dict(proxies))]
     names = ", ".join(f"{scheme.upper()}_PROXY" for scheme in caught)
     if not hosts:
-        return InstallationFinding("proxy", Level.OK, f"{names}, with this machine exempt")
-    return InstallationFinding(
+        return Finding("proxy", Level.OK, f"{names}, with this machine exempt")
+    return Finding(
         "proxy",
         Level.WARN,
         f"{names} catches requests to {' and '.join(hosts)}: those of curl and of a trainer's own clients; the harness"
@@ -190,7 +175,7 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> InstallationFinding:
     )
 
 
-def _examine_installers(_: Scratch) -> list[InstallationFinding]:
+def _examine_installers(_: Scratch) -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
     import uv
 
@@ -200,22 +185,22 @@ def _examine_installers(_: Scratch) -> list[InstallationFinding]:
     from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
 
     try:
-        found = InstallationFinding("uv", Level.OK, uv.find_uv_bin())
+        found = Finding("uv", Level.OK, uv.find_uv_bin())
     except FileNotFoundError:
         lacks = "the package uv has no program: no agent and no engine can be installed"
-        found = InstallationFinding("uv", Level.FAIL, lacks, "pip install --force-reinstall uv")
+        found = Finding("uv", Level.FAIL, lacks, "pip install --force-reinstall uv")
     profiles = [bundled_profile(name) for name in bundled_agents() if bundled_agent(name).suffix == ".toml"]
     of_node = ", ".join(each.name for each in profiles if each.install.kind is Installer.NODE)
     own = agents_directory() / f"node-{NODE_VERSION}"
     npm = shutil.which("npm")
     node = f"Node {NODE_VERSION} {f'in {own}' if own.is_dir() else 'is fetched when an agent wants it'}"
     if npm:
-        return [found, InstallationFinding("node", Level.OK, f"{node}; npm: {npm}")]
+        return [found, Finding("node", Level.OK, f"{node}; npm: {npm}")]
     step = "install Node.js with npm, any version; no other agent needs it"
-    return [found, InstallationFinding("node", Level.WARN, f"no npm on PATH, which installs {of_node}", step)]
+    return [found, Finding("node", Level.WARN, f"no npm on PATH, which installs {of_node}", step)]
 
 
-def _examine_engines(_: Scratch) -> list[InstallationFinding]:
+def _examine_engines(_: Scratch) -> list[Finding]:
     from harness.lab.lanes import INSTALLED
     from harness.lab.lanes.environment import Requirements, own_python, require_no_gpu
 
@@ -229,12 +214,12 @@ def _examine_engines(_: Scratch) -> list[InstallationFinding]:
         else:
             made = f"not installed; `harness engine up {engine}` does it once, {_NEEDED_BYTES // _GIB} GiB in {folder}"
             found = f"installed in {folder}" if folder.is_dir() else made
-        findings.append(InstallationFinding(f"engine {engine}", Level.OK, found))
+        findings.append(Finding(f"engine {engine}", Level.OK, found))
     try:
         local = f"in {own_python()}"
     except LaneError as error:
         local = f"not installed: {error}"
-    return [*findings, InstallationFinding("engine local", Level.OK, local)]
+    return [*findings, Finding("engine local", Level.OK, local)]
 
 
 PROBES: Mapping[str, Probe] = {

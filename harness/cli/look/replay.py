@@ -61,9 +61,7 @@ def replay(
         workdir = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-replay-")))
         (workdir / AGENT).mkdir(parents=True, exist_ok=True)
         found = uvloop.run(replay_session(run, session, workdir.absolute(), agent=agent, tokenizer=tokenizer))
-    if as_json:
-        output.print_json(to_builtins(found, enc_hook=str))
-    else:
-        output.print_text(f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}")
-        output.print_text(printable(found.difference or "it asked for the same"))
+    said = f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}\n"
+    said += printable(found.difference or "it asked for the same")
+    output.print_result(to_builtins(found, enc_hook=str), said, as_json=as_json)
     return ExitCode.PASSED if found.difference is None else ExitCode.CHECKS_FAILED

@@ -1,47 +1,29 @@
 """`harness show`: a run, a store, a running server, or one of its sessions, on the terminal."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli import options, output
+from harness.cli.look.source import Server, Where, open_source
 
-if TYPE_CHECKING:
-    from harness.viewer.run_view import RunView
-    from harness.viewer.session_view import SessionView
-
-_Where = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN", help="A run directory, or the file of a store; none with --server.", show_default=False
-    ),
-]
 _Session = Annotated[
     str | None,
     typer.Argument(
         metavar="SESSION", help="The number of one, or the beginning of its id; all without.", show_default=False
     ),
 ]
-_Server = Annotated[
-    str | None,
-    typer.Option("--server", metavar="URL", help="A session server, in the place of a run.", show_default=False),
-]
-_AdminToken = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
-]
 _Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.", show_default=False)]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
 
 
 def show(
-    where: _Where = None,
+    where: Where = None,
     session: _Session = None,
     *,
-    server: _Server = None,
-    admin_token: _AdminToken = None,
+    server: Server = None,
+    admin_token: options.AdminToken = None,
     turn: _Turn = None,
     tokens: _Tokens = False,
     tokenizer: options.ReadsTokens = None,
@@ -61,10 +43,11 @@ def show(
     from harness.viewer.look import open_tokenizer
     from harness.viewer.session_view import unknown_ids
 
-    look, look_inside, session = _source(where, session, server, admin_token, tokenizer)
+    session = session if server is None else _behind_server(where, session)
+    source = open_source(where, server, admin_token, tokenizer)
     if session is None and (turn is not None or tokens):
         raise RunError("expected a session with --turn and --tokens: its number, or the beginning of its id")
-    view = look()
+    view = source.look()
     if session is None:
         if as_json:
             output.print_json(to_builtins(view, enc_hook=str))
@@ -75,7 +58,7 @@ def show(
     seen, missing = None, list(view.missing)
     if line.session_id is not None:
         with say_missing("its turns", missing):  # the run says how it ended all the same
-            seen = look_inside(line.session_id)
+            seen = source.look_inside(line.session_id)
     if turn is not None and seen is not None and not any(each.index == turn for each in seen.turns):
         raise RunError(f"session {session} has no turn {turn}: it has {len(seen.turns)}")
     shown = [] if seen is None else [each for each in seen.turns if turn is None or each.index == turn]
@@ -101,21 +84,10 @@ def show(
     terminal.show(*parts)
 
 
-def _source(
-    where: Path | None, session: str | None, server: str | None, admin_token: str | None, tokenizer: Path | None
-) -> "tuple[Callable[[], RunView], Callable[[str], SessionView], str | None]":
-    """Return the readers of a run, store or server and of its sessions, and the session to show."""
+def _behind_server(where: Path | None, session: str | None) -> str | None:
+    """Return the session that the first argument names with `--server`. Raises `RunError` for two."""
     from harness.errors import RunError
-    from harness.rollouts.client.connections import SessionServerAddress, server_url
-    from harness.viewer.look import look_at, look_into
-    from harness.viewer.look_at_server import look_at_server, look_into_server
 
-    if server is None:
-        if where is None:
-            raise RunError("expected a run directory, the file of a store, or --server URL")
-        return partial(look_at, where, tokenizer), partial(look_into, where), session
     if session is not None:
         raise RunError(f"expected one session behind --server, got {where} and {session}")
-    address = SessionServerAddress(server_url(server), admin_token)
-    named = None if where is None else str(where)
-    return partial(look_at_server, address, tokenizer), partial(look_into_server, address), named
+    return None if where is None else str(where)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import AdminToken, Server, ask_server
-from harness.cli.operate.top import describe_hold, top
+from harness.cli.operate.server_option import ask_named
+from harness.cli.operate.top import gate_lines, top
 from harness.errors import RunError, SessionServerError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
@@ -42,28 +42,27 @@ _Released = Annotated[
 
 
 @app.command("status")
-def status(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
+def status(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
     from msgspec import to_builtins
 
-    description, gate, workers = ask_server(server, admin_token, _read_status)
-    if as_json:
-        listed = None if workers is None else [each._asdict() for each in workers]
-        output.print_json({"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed})
-    else:
-        output.print_text(f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}")
-        _print_gate(gate)
-        for worker in workers or ():
-            serves = "serves" if worker.is_serving else "serves no session"
-            output.print_text(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
+    description, gate, workers = ask_named(server, admin_token, _read_status)
+    listed = None if workers is None else [each._asdict() for each in workers]
+    lines = [f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}"]
+    lines.append(_describe_gate(gate))
+    for worker in workers or ():
+        serves = "serves" if worker.is_serving else "serves no session"
+        lines.append(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
+    document = {"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed}
+    output.print_result(document, "\n".join(lines), as_json=as_json)
     _exit_by(gate)
 
 
 @app.command("pause")
 def pause(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     holder: _Renewed = None,
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
@@ -78,8 +77,8 @@ def pause(
 @app.command("drain")
 def drain(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     holder: _Renewed = None,
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
@@ -93,7 +92,11 @@ def drain(
 
 @app.command("resume")
 def resume(
-    *, server: Server, admin_token: AdminToken = None, holder: _Released = None, as_json: options.Json = False
+    *,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
+    holder: _Released = None,
+    as_json: options.Json = False,
 ) -> None:
     """Release this account's hold; the gate opens unless another hold remains.
 
@@ -109,12 +112,9 @@ def resume(
             return None, before
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
-    released, gate = ask_server(server, admin_token, release)
-    if as_json:
-        output.print_json({"holder": released, "gate": to_builtins(gate)})
-    else:
-        output.print_text(f"released  {printable(released)}" if released else "released  nothing: nobody held the gate")
-        _print_gate(gate)
+    released, gate = ask_named(server, admin_token, release)
+    said = f"released  {printable(released) if released else 'nothing: nobody held the gate'}\n{_describe_gate(gate)}"
+    output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
 
 
@@ -131,18 +131,14 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         return await (gate.pause if verb == "pause" else gate.drain)(deadline_s=_DEADLINE_S)
 
     try:
-        gate = ask_server(server, admin_token, place)
+        gate = ask_named(server, admin_token, place)
     except (SessionServerError, KeyboardInterrupt) as error:
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
             output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")
         raise
-    if as_json:
-        output.print_json({"holder": name, "gate": to_builtins(gate)})
-    else:
-        output.print_text(f"holder    {printable(name)}")
-        if verb == "drain":
-            output.print_text(f"drained   sessions ended for good: {gate.sessions_closed}")
-        _print_gate(gate)
+    drained = f"drained   sessions ended for good: {gate.sessions_closed}\n" if verb == "drain" else ""
+    said = f"holder    {printable(name)}\n{drained}{_describe_gate(gate)}"
+    output.print_result({"holder": name, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
 
 
@@ -172,14 +168,10 @@ def _account() -> str:
     return f"ctl-{user}@{socket.gethostname()}"[:150]  # a holder's name has at most 200 characters
 
 
-def _print_gate(gate: "GateReport") -> None:
-    output.print_text(f"gate      {gate.state}, {gate.held} requests wait")
-    for each in gate.holds:
-        output.print_text(f"hold      {describe_hold(each)}")
-    output.print_text(
-        f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {gate.turns_in_flight} turns in flight,"
-        f" {gate.turns_held} wait at the gate"
-    )
+def _describe_gate(gate: "GateReport") -> str:
+    turns = f"{gate.turns_in_flight} turns in flight, {gate.turns_held} wait at the gate"
+    sessions = f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {turns}"
+    return "\n".join([*gate_lines(gate), sessions])
 
 
 def _exit_by(gate: "GateReport") -> None:

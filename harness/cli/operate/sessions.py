@@ -10,40 +10,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import AdminToken, Server, ask_server
+from harness.cli.operate.server_option import ask_named
 from harness.errors import RunError, SessionDamaged, SessionServerError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
-    from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
+    from harness.rollouts.client.session_server import SessionServerClient
 
 app = typer.Typer(no_args_is_help=True, help="The sessions of a server that runs.")
 
 
 @app.command("list")
-def list_(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
+def list_(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """List the sessions on the server."""
     from msgspec import to_builtins
 
-    async def read(client: "SessionServerClient") -> "list[SessionSummary]":
-        return await client.sessions()
-
-    found = ask_server(server, admin_token, read)
-    if as_json:
-        output.print_json({"sessions": to_builtins(found)})
-        return
+    found = ask_named(server, admin_token, lambda client: client.sessions())
     lines = [f"{'session':32}  {'phase':8}  turns  in flight"]
     lines += [f"{each.session_id}  {each.phase:8}  {each.turns:5}  {each.turns_in_flight:9}" for each in found]
-    output.print_text("\n".join(lines))
+    output.print_result({"sessions": to_builtins(found)}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("show")
 def show(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Its id, or the beginning of it.")],
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     as_json: options.Json = False,
 ) -> None:
     """Show one session: branches, dialogue, ledger. The same as `harness show --server URL SESSION`."""
@@ -60,8 +54,8 @@ def delete(
         list[str], typer.Argument(metavar="SESSION...", help="Ids, or the beginnings of ids, at least 8 characters.")
     ],
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     as_json: options.Json = False,
 ) -> None:
     """Delete sessions from the server; their turns in flight end, and a file store keeps their records.
@@ -75,18 +69,14 @@ def delete(
         found = dict.fromkeys(_find_session(name, known) for name in session)
         return await asyncio.gather(*(_delete(client, each) for each in found))
 
-    ended = ask_server(server, admin_token, delete_all)
-    if as_json:
-        output.print_json(
-            {
-                "deleted": [each for each, end, _ in ended if end == "deleted"],
-                "unknown": [each for each, end, _ in ended if end == "unknown"],
-                "refused": {each: reason for each, end, reason in ended if end == "refused"},
-            }
-        )
-    else:
-        for each, end, reason in ended:
-            output.print_text(f"{end:8}  {each}" + (f"  {printable(reason)}" if reason else ""))
+    ended = ask_named(server, admin_token, delete_all)
+    document = {
+        "deleted": [each for each, end, _ in ended if end == "deleted"],
+        "unknown": [each for each, end, _ in ended if end == "unknown"],
+        "refused": {each: reason for each, end, reason in ended if end == "refused"},
+    }
+    lines = (f"{end:8}  {each}" + (f"  {printable(reason)}" if reason else "") for each, end, reason in ended)
+    output.print_result(document, "\n".join(lines), as_json=as_json)
     ends = {end for _, end, _ in ended}
     if "refused" in ends:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)

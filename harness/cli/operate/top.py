@@ -5,6 +5,8 @@ It sends two requests a second; the server picks the sessions. Rates need two re
 
 import asyncio
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import AdminToken, Server, ask_server
+from harness.cli.live_sessions import LiveSessions
+from harness.cli.operate.server_option import ask_named
 from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient
-    from harness.sessions.gate import GateReport, HoldReport
+    from harness.sessions.gate import GateReport
     from harness.types import Json
 
 _EVERY_S = 1.0
@@ -34,43 +36,33 @@ _Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A server now and a second ago."""
+    """A server as last seen."""
 
     gate: "GateReport"
-    now: "SessionList"
-    before: "SessionList"
-    seconds: float
-    """Between the two."""
-
-    def rate_of(self, session_id: str) -> float | None:
-        """Return the tokens per second of a listed session, or None if it is new in the list."""
-        tokens = {each.session_id: each.tokens for each in self.before.sessions}.get(session_id)
-        now = next(each.tokens for each in self.now.sessions if each.session_id == session_id)
-        return None if tokens is None else max(0.0, (now - tokens) / self.seconds)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second of all sessions; 0 if the server has restarted."""
-        return max(0.0, (self.now.totals.tokens - self.before.totals.tokens) / self.seconds)
+    listed: "SessionList"
+    live: LiveSessions
+    """The listed sessions."""
 
     def to_json(self) -> "Json":
         """Return the document of `--json`."""
         from msgspec import to_builtins
 
-        sessions = [{**to_builtins(each), "tokens_per_s": self.rate_of(each.session_id)} for each in self.now.sessions]
+        sessions = [
+            {**to_builtins(each), "tokens_per_s": self.live.rate_of(name)} for name, each in self.live.sessions.items()
+        ]
         return {
             "sessions": sessions,
-            "totals": {**to_builtins(self.now.totals), "tokens_per_s": self.tokens_per_s},
+            "totals": {**to_builtins(self.listed.totals), "tokens_per_s": self.live.tokens_per_s},
             "gate": to_builtins(self.gate),
-            "workers": to_builtins(self.now.workers),
-            "problems": self.now.problems,
+            "workers": to_builtins(self.listed.workers),
+            "problems": self.listed.problems,
         }
 
 
 def top(
     *,
-    server: Server,
-    admin_token: AdminToken = None,
+    server: options.Server,
+    admin_token: options.AdminToken = None,
     limit: _Limit = 20,
     once: _Once = False,
     as_json: options.Json = False,
@@ -83,13 +75,16 @@ def top(
 
     if not as_json and not once and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # the way to leave
-            ask_server(server, admin_token, lambda client: _watch(client, limit))
+            ask_named(server, admin_token, lambda client: _watch(client, limit))
         return
 
     async def read(client: "SessionServerClient") -> Reading:
-        return await _read_again(client, limit, await client.busiest(limit, deadline_s=_DEADLINE_S))
+        live = LiveSessions()
+        await _look(client, limit, live)
+        await asyncio.sleep(_EVERY_S)
+        return await _look(client, limit, live)
 
-    reading = ask_server(server, admin_token, read)
+    reading = ask_named(server, admin_token, read)
     if as_json:
         output.print_json(reading.to_json())
     else:
@@ -100,21 +95,18 @@ async def _watch(client: "SessionServerClient", limit: int) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    reading = await _read_again(client, limit, await client.busiest(limit, deadline_s=_DEADLINE_S))
-    with Live(draw(reading), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+    live = LiveSessions()
+    first = draw(await _look(client, limit, live))
+    with Live(first, console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
         while True:
-            live.update(draw(reading), refresh=True)
-            reading = await _read_again(client, limit, reading.now)
+            await asyncio.sleep(_EVERY_S)
+            screen.update(draw(await _look(client, limit, live)), refresh=True)
 
 
-async def _read_again(client: "SessionServerClient", limit: int, before: "SessionList") -> Reading:
-    """Return the reading a second from now."""
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
-    await asyncio.sleep(_EVERY_S)
-    now = await client.busiest(limit, deadline_s=_DEADLINE_S)
-    seconds = loop.time() - began_at
-    return Reading(await client.gate().report(deadline_s=_DEADLINE_S), now, before, seconds)
+async def _look(client: "SessionServerClient", limit: int, live: LiveSessions) -> Reading:
+    listed = await client.busiest(limit, deadline_s=_DEADLINE_S)
+    live.look({each.session_id: each for each in listed.sessions}, listed.totals.tokens, time.monotonic())
+    return Reading(await client.gate().report(deadline_s=_DEADLINE_S), listed, live)
 
 
 def draw(reading: Reading) -> "RenderableType":
@@ -122,46 +114,26 @@ def draw(reading: Reading) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    totals, gate = reading.now.totals, reading.gate
+    totals, gate = reading.listed.totals, reading.gate
     states = ", ".join(f"{count} {printable(state)}" for state, count in sorted(totals.states.items())) or "none"
     since_start = f"{totals.turns:,} turns, {totals.tokens:,} tokens since the start"
     lines = [
-        f"sessions  {states}; {since_start}, {reading.tokens_per_s:.0f} tokens/s",
-        f"gate      {gate.state}, {gate.held} requests wait",
-        *(f"hold      {describe_hold(each)}" for each in gate.holds),
-        *(f"worker    {_describe_worker(each)}" for each in reading.now.workers),
-        *(f"problem   {printable(each)}" for each in reading.now.problems),
+        f"sessions  {states}; {since_start}, {reading.live.tokens_per_s:.0f} tokens/s",
+        *gate_lines(gate),
+        *(f"worker    {_describe_worker(each)}" for each in reading.listed.workers),
+        *(f"problem   {printable(each)}" for each in reading.listed.problems),
     ]
-    return Group(*map(Text, lines), Text(""), _rows(reading))
+    return Group(*map(Text, lines), Text(""), reading.live.table(name_width=_ID_SHOWN))
 
 
-def describe_hold(hold: "HoldReport") -> str:
-    """Describe holder, kind and remaining time."""
-    engines = ", and the engines" if hold.engines else ""
-    return f"{printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
+def gate_lines(gate: "GateReport") -> Iterator[str]:
+    """Yield the state of the gate, then holder, kind and remaining time of each hold."""
+    yield f"gate      {gate.state}, {gate.held} requests wait"
+    for hold in gate.holds:
+        engines = ", and the engines" if hold.engines else ""
+        yield f"hold      {printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
 
 
 def _describe_worker(worker: "SampledBy") -> str:
     name, version = printable(worker.name) or "the engine", printable(worker.weight_version) or "-"
     return f"{name}  version {version}, {printable(worker.fence) or 'serves'}, {worker.in_flight} in flight"
-
-
-def _rows(reading: Reading) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    rows.add_column("session", no_wrap=True)
-    rows.add_column("state", no_wrap=True)
-    for name in ("turns", "in flight", "tokens", "tokens/s"):
-        rows.add_column(name, justify="right", no_wrap=True)
-    for each in reading.now.sessions:
-        rate = reading.rate_of(each.session_id)
-        numbers = (
-            f"{each.turns:,}",
-            f"{each.turns_in_flight}",
-            f"{each.tokens:,}",
-            "-" if rate is None else f"{rate:.0f}",
-        )
-        rows.add_row(Text(printable(each.session_id)[:_ID_SHOWN]), Text(printable(each.state)), *numbers)
-    return rows

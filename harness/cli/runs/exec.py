@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.cli.operate.server_option import ask_named
 
 if TYPE_CHECKING:
     import asyncio
 
+    from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.rollouts.agents.profile import AgentProfile
     from harness.samples.rollout import Rollout
     from harness.types import Json
 
 _Server = Annotated[
     str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server that runs already.")
-]
-_AdminToken = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
 _Agent = Annotated[
     str | None,
@@ -35,8 +34,6 @@ _Agent = Annotated[
 _URL = "http://127.0.0.1:8000"
 _FOLLOW_S = 0.1
 _PIECE = 8_192  # bytes of the log at a time: `printable` cuts what is longer
-_REACH_S = 5.0
-"""Time for a server to answer at all, in case of a mistyped address."""
 
 
 def execute(
@@ -47,7 +44,7 @@ def execute(
     *,
     agent: _Agent = None,
     server: _Server = _URL,
-    admin_token: _AdminToken = None,
+    admin_token: options.AdminToken = None,
     instruction: Annotated[str, typer.Option(help="Handed over in HARNESS_INSTRUCTION and in a file.")] = "",
     workdir: Annotated[
         Path | None,
@@ -93,6 +90,7 @@ def execute(
             profile,
             server=server,
             admin_token=admin_token,
+            model=ask_named(server, admin_token, _model),
             instruction=instruction,
             cwd=workdir,
             session={} if selection is None else {"selection": selection},
@@ -112,11 +110,11 @@ def env(
     *,
     agent: _Agent = None,
     server: _Server = _URL,
-    admin_token: _AdminToken = None,
+    admin_token: options.AdminToken = None,
     home: Annotated[
         Path | None,
         typer.Option(
-            help="Home directory to be made, for an agent that is configured by files. One with files is refused."
+            help="New home directory, for an agent that is configured by files."
         ),
     ] = None,
     as_json: options.Json = False,
@@ -138,7 +136,13 @@ def env(
         raise ScenarioError(f"{profile.name} is configured by files: pass --home DIR, which is made for it")
     if home is not None:
         claim_home(home)
-    session, model = asyncio.run(_create(profile, server, admin_token))
+    wanted = {} if profile is None else profile.spec.session.to_json()
+
+    async def create(client: "SessionServerClient") -> "tuple[SessionHandle, str]":
+        model = await _model(client)
+        return await client.create(wanted), model
+
+    session, model = ask_named(server, admin_token, create)
     variables = client_variables(session, model)
     if home is not None:
         variables["HOME"] = str(home.absolute())
@@ -148,11 +152,10 @@ def env(
         variables = {name: value for name, value in expanded.items() if name in variables or value != base.get(name)}
         if home is not None:
             write_home(profile.spec.files, home, expanded)
-    if as_json:
-        output.print_json({"session_id": session.session_id, "variables": variables})
-        return
-    for name, value in variables.items():
-        output.print_text(f"export {name}={shlex.quote(value)}")
+    lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    output.print_result(
+        {"session_id": session.session_id, "variables": variables}, "\n".join(lines), as_json=as_json
+    )
 
 
 def _profile(name: str) -> "AgentProfile":
@@ -167,6 +170,7 @@ async def _play(
     *,
     server: str,
     admin_token: str | None,
+    model: str,
     instruction: str,
     cwd: Path | None,
     session: "Json",
@@ -187,12 +191,10 @@ async def _play(
     if command:
         words = with_own_program(profile, [literal(word) for word in command]) if profile is not None else command
         program = replace(program, command=tuple(words), key_in_environment=True)
-    url = server_url(server)
-    model = await _model(url, admin_token)
     folder = _new_folder()
     task = AgentTask(program, instruction, folder, model, deadline_s=deadline_s, session=session, cwd=cwd)
     over = asyncio.Event()
-    async with SessionManager(url, admin_token=admin_token) as manager:
+    async with SessionManager(server_url(server), admin_token=admin_token) as manager:
         showing = asyncio.create_task(_show_output(folder / LOG_FILE, over))
         try:
             return await manager.run(task), folder
@@ -236,23 +238,10 @@ def _new_folder() -> Path:
             return folder
 
 
-async def _create(profile: "AgentProfile | None", server: str, admin_token: str | None) -> Any:
-    from harness.rollouts.client.connections import SessionServerAddress, server_url
-    from harness.rollouts.client.session_server import SessionServerClient
+async def _model(client: "SessionServerClient") -> str:
+    from harness.rollouts.client.session_server import GREETING_S
 
-    address = SessionServerAddress(server_url(server), admin_token)
-    model = await _model(address.url, admin_token)
-    async with SessionServerClient(address) as client:
-        return await client.create({} if profile is None else profile.spec.session.to_json()), model
-
-
-async def _model(url: str, admin_token: str | None) -> str:
-    from harness.rollouts.client.connections import SessionServerAddress
-    from harness.rollouts.client.session_server import SessionServerClient
-
-    async with SessionServerClient(SessionServerAddress(url, admin_token)) as client:
-        described = await client.describe(deadline_s=_REACH_S)
-    return str(described.serves["model"])
+    return str((await client.describe(deadline_s=GREETING_S)).serves["model"])
 
 
 def _to_json(rollout: "Rollout", folder: Path, workdir: Path) -> dict[str, Any]:

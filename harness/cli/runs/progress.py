@@ -6,7 +6,7 @@ output every two seconds. A separate thread writes it, even while the event loop
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.runs.run_status import RunStatus, describe_seconds
+from harness.rollouts.client.session_server import SessionSummary
 from harness.errors import Cause
 from harness.suite.record.rollout_table import RolloutRecord
-from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.server.telemetry.printable import printable
 
@@ -29,7 +29,6 @@ SILENCE_S = 1.5
 _LOOK_S = 0.25
 _MOST_ROWS = 40
 _OTHER_LINES = 4  # of the terminal: the bar, the head of the table, what does not fit, and the cursor
-_COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
 
 
 class RunProgress:
@@ -66,7 +65,7 @@ class RunProgress:
         del rollout
         self.standing.begin_rollout(self._clock())
 
-    def look(self, sessions: Sequence[LiveSession]) -> None:
+    def look(self, sessions: Mapping[str, SessionSummary]) -> None:
         """Update the sessions."""
         self.standing.look(sessions, self._clock())
 
@@ -99,21 +98,12 @@ class RunProgress:
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, standing.total), completed=standing.ended, width=20)
         head.add_row(bar, Text(f"{describe_seconds(now - self._began_at)}  {standing.words(now)}"))
-        if not standing.running or not standing.sessions:
+        if not standing.running or not standing.live.sessions:
             return head
         fitting = max(0, min(_MOST_ROWS, self._console.height - _OTHER_LINES))
-        shown = standing.sessions[:fitting]
-        rows = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-        rows.add_column("session", no_wrap=True)
-        rows.add_column("state", no_wrap=True)
-        for name in ("turns", "tokens", "tokens/s"):
-            rows.add_column(name, justify="right", no_wrap=True)
-        for each in shown:
-            state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
-            numbers = (f"{each.turns}", f"{each.tokens:,}", f"{standing.rate_of(each):.0f}")
-            rows.add_row(Text(each.name), state, *numbers)
-        left = standing.running - len(shown)
-        return Group(head, rows, *([Text(f"and {left} more", style="dim")] if left > 0 else []))
+        left = standing.running - min(fitting, len(standing.live.sessions))
+        more = [Text(f"and {left} more", style="dim")] if left > 0 else []
+        return Group(head, standing.live.table(most=fitting), *more)
 
     def _print(self, markup: str) -> None:
         self._said_at = self._clock()

@@ -1,6 +1,5 @@
 """`harness run`: a suite, with two stages of Ctrl+C and a command to resume."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,9 +43,6 @@ _Server = Annotated[
         help="A session server or router that runs already, in the place of an engine.",
         show_default=False,
     ),
-]
-_AdminToken = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
 _Workers = Annotated[
     list[str] | None,
@@ -107,7 +103,7 @@ def run(
     *,
     concurrency: _Concurrency = None,
     server: _Server = None,
-    admin_token: _AdminToken = None,
+    admin_token: options.AdminToken = None,
     engine: _Engine = None,
     worker: _Workers = None,
     model: _Model = None,
@@ -219,12 +215,8 @@ def _execute(
     *,
     is_resumed: bool,
 ) -> "RunReport":
-    """Run to the report. If it stops early, print how to resume."""
-    import uvloop
-
     from harness.cli.runs.progress import open_progress
-    from harness.errors import HarnessError
-    from harness.suite.exits import ExitCode, exit_code_of
+    from harness.cli.runs.resumable import run_resumably
     from harness.suite.run.interrupts import Interrupts
     from harness.suite.run.runner import SuiteRun
 
@@ -243,16 +235,4 @@ def _execute(
             )
             return await suite_run.execute()
 
-    try:
-        report = uvloop.run(execute())
-    except HarnessError as error:
-        if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
-            _say_how_to_resume(opened)
-        raise
-    if not report.is_complete:
-        _say_how_to_resume(opened)
-    return report
-
-
-def _say_how_to_resume(opened: "OpenedRun") -> None:
-    output.say(f"resume with: harness run {shlex.quote(str(opened.directory.path))} --resume")
+    return run_resumably(execute(), "run", opened.directory.path)

@@ -1,17 +1,13 @@
-"""Status of a run in a few numbers: progress, session states, speed, time left. Draws nothing.
+"""Status of a run in a few numbers: progress, session states, speed, time left. Draws nothing."""
 
-Tokens per second cover the last seconds of all ended rollouts and observed sessions.
-"""
-
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.cli.live_sessions import LiveSessions
+from harness.rollouts.client.session_server import SessionSummary
 from harness.suite.record.rollout_table import RolloutRecord
-from harness.suite.run.watch import LiveSession
 from harness.server.telemetry.printable import printable
-
-_WINDOW_S = 10.0
 
 
 @dataclass(slots=True)
@@ -25,14 +21,11 @@ class RunStatus:
     total: int = 0
     ended: int = 0
     running: int = 0
-    sessions: Sequence[LiveSession] = ()
-    """Sessions seen last."""
+    live: LiveSessions = field(default_factory=LiveSessions)
+    """Sessions seen last; its tokens are those of ended rollouts, too."""
     _began_at: float | None = None
     _ended_before: int = 0
     _tokens_of_ended: int = 0
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)
-    _before: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _rates: dict[str, float] = field(default_factory=dict)
 
     def begin(self, total: int, done: int) -> None:
         """Set the number of rollouts, and of those already done."""
@@ -50,30 +43,9 @@ class RunStatus:
         self.ended += 1
         self._tokens_of_ended += record.session.ledger.generated
 
-    def look(self, sessions: Sequence[LiveSession], now: float) -> None:
+    def look(self, sessions: Mapping[str, SessionSummary], now: float) -> None:
         """Update the sessions."""
-        self._rates = {}
-        for each in sessions:
-            at, tokens = self._before.get(each.name, (now, each.tokens))
-            if now > at:
-                self._rates[each.name] = max(0.0, (each.tokens - tokens) / (now - at))
-        self._before = {each.name: (now, each.tokens) for each in sessions}
-        self.sessions = sessions
-        self._seen.append((now, self._tokens_of_ended + sum(each.tokens for each in sessions)))
-        while now - self._seen[0][0] > _WINDOW_S:
-            self._seen.popleft()
-
-    def rate_of(self, session: LiveSession) -> float:
-        """Return a session's tokens per second between the last two looks."""
-        return self._rates.get(session.name, 0.0)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second lately; 0 before the second look."""
-        if len(self._seen) < 2:
-            return 0.0
-        (first, before), (last, tokens) = self._seen[0], self._seen[-1]
-        return max(0.0, (tokens - before) / (last - first)) if last > first else 0.0
+        self.live.look(sessions, self._tokens_of_ended + sum(each.tokens for each in sessions.values()), now)
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate the time left at the pace so far, or None."""
@@ -86,12 +58,12 @@ class RunStatus:
         """Return the status as one line."""
         if not self.running:
             return f"{printable(self.doing)}: {now - self.since:.0f} s"
-        states = Counter(printable(each.state) for each in self.sessions)
+        states = Counter(printable(each.state) for each in self.live.sessions.values())
         by_state = f" ({', '.join(f'{count} {state}' for state, count in states.most_common())})" if states else ""
         left = self.seconds_left(now)
         eta = "" if left is None else f", about {describe_seconds(left)} left"
         return (
-            f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {self.tokens_per_s:.0f} tokens/s{eta}"
+            f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {self.live.tokens_per_s:.0f} tokens/s{eta}"
         )
 
 

@@ -19,7 +19,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.server.telemetry.printable import printable
 from harness.types import Message
-from harness.viewer.look import look_at
+from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
 from harness.viewer.terminal import ledger_words, message_text, show
 
@@ -37,51 +37,13 @@ _STATUS_WORDS = {
 }
 
 
-class Line(NamedTuple):
-    """One message of a dialogue."""
-
-    role: str
-    text: str
-
-
-class Excerpt(NamedTuple):
-    """Beginning of a session."""
-
-    number: int
-    lines: Sequence[Line]
-    turns_left: int
-    """Turns not shown."""
-
-
-def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | None:
-    """Return the beginning of the session with the best reward among those with several turns, or None."""
-    told = [record for record in records if record.is_final and record.session.turns > 1]
-    if not told:
-        return None
-    best = max(told, key=lambda record: record.reward or 0.0)
-    record = read_attached_record(database, str(best.session_id))
-    turns: list[tuple[Sequence[Message], Message]]
-    if record is None:
-        turns = [(turn.messages_delta, turn.reply) for turn in read_session(database, str(best.session_id)).turns]
-    else:
-        turns = [(turn["messages_delta"], turn["reply"]) for turn in record["turns"]]
-    lines: list[Line] = []
-    for asked, reply in turns[:_MAX_TURNS]:
-        if asked:  # its last message to the model; examples and earlier messages are left out
-            lines.append(Line(str(asked[-1]["role"]), message_text(asked[-1])))
-        lines.append(Line("assistant", message_text(reply)))
-    return Excerpt(best.number, lines, max(0, len(turns) - _MAX_TURNS))
-
-
 def print_report(report: RunReport) -> None:
     """Print `report` on standard output."""
     show(*_sections(report), plain_width=_PLAIN_WIDTH)
 
 
 def _sections(report: RunReport) -> Iterator[RenderableType]:
-    shown = find_excerpt(RunDirectory(report.directory).database, report.scenarios[0].records)
-    if shown is not None:
-        yield Padding(_dialogue(report.scenarios[0].name, shown), (1, 0))
+    yield from _dialogue(report.directory, report.scenarios[0])
     yield _table(report.scenarios)
     for scenario in report.scenarios:
         if scenario.faults:
@@ -108,15 +70,25 @@ def _failures(directory: Path) -> Iterator[Text]:
         yield Text(f"and in {len(alike) - _MOST_REMARKS} other ways: harness show {directory}", style="red")
 
 
-def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
+def _dialogue(directory: Path, scenario: ScenarioReport) -> Iterator[RenderableType]:
+    """Yield the beginning of the session with the best reward among those with several turns."""
+    told = [record for record in scenario.records if record.is_final and record.session.turns > 1]
+    if not told:
+        return
+    best = max(told, key=lambda record: record.reward or 0.0)
+    turns = look_into(directory, str(best.session_id)).turns
     lines = Table.grid(padding=(0, 2))
-    for line in shown.lines:
-        text = printable(" ".join(line.text.split()))
-        text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
-        lines.add_row(Text(line.role, style="dim"), Text(text, style="cyan" if line.role == "assistant" else ""))
-    title = Text(f"{scenario}, session {shown.number}:", style="bold")
-    rest = [Text(f"... (turns left out: {shown.turns_left})", style="dim")] if shown.turns_left else []
-    return Group(title, Padding(lines, (0, 0, 0, 2)), *(Padding(text, (0, 0, 0, 2)) for text in rest))
+    for turn in turns[:_MAX_TURNS]:
+        # The last message to the model; examples and earlier messages are left out.
+        for role, message in [*((str(each["role"]), each) for each in turn.messages[-1:]), ("assistant", turn.reply)]:
+            text = printable(" ".join(message_text(message).split()))
+            text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
+            lines.add_row(Text(role, style="dim"), Text(text, style="cyan" if role == "assistant" else ""))
+    parts: list[RenderableType] = [lines]
+    if len(turns) > _MAX_TURNS:
+        parts.append(Text(f"... (turns left out: {len(turns) - _MAX_TURNS})", style="dim"))
+    title = Text(f"{scenario.name}, session {best.number}:", style="bold")
+    yield Padding(Group(title, *(Padding(part, (0, 0, 0, 2)) for part in parts)), (1, 0))
 
 
 def _table(scenarios: Sequence[ScenarioReport]) -> Table:

@@ -1,6 +1,5 @@
 """`harness train`: optimizer steps on the rollouts of a scenario, with the Ctrl+C stages of `harness run`."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,20 +74,13 @@ def train(
     otlp = options.require_collector(otlp)
     opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
     report = _execute(opened, steps, metrics_port, otlp)
-    if as_json:
-        output.print_json(report.to_json())
-    else:
-        output.print_text(report.text)
+    output.print_result(report.to_json(), report.text, as_json=as_json)
     raise typer.Exit(report.exit_code)
 
 
 def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None) -> "TrainReport":
-    """Run to the report. If it stops early, print how to resume."""
-    import uvloop
-
     from harness.cli.runs.progress import open_progress
-    from harness.errors import HarnessError
-    from harness.suite.exits import ExitCode, exit_code_of
+    from harness.cli.runs.resumable import run_resumably
     from harness.suite.run.interrupts import Interrupts
     from harness.suite.training.train_run import TrainRun
 
@@ -97,17 +89,4 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: st
         with open_progress(is_resumed=False, silence_s=_SILENCE_S) as progress, interrupts.from_signals():
             return await TrainRun(opened, steps, progress.say, interrupts, metrics_port, otlp).execute()
 
-    try:
-        report = uvloop.run(execute())
-    except HarnessError as error:
-        if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
-            _say_how_to_resume(opened, steps)
-        raise
-    if not report.is_complete:
-        _say_how_to_resume(opened, steps)
-    return report
-
-
-def _say_how_to_resume(opened: "OpenedRun", steps: int) -> None:
-    path = shlex.quote(str(opened.directory.path))
-    output.say(f"resume with: harness train {path} --steps {steps} --resume")
+    return run_resumably(execute(), "train", opened.directory.path, "--steps", str(steps))

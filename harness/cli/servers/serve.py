@@ -34,7 +34,7 @@ _ContinueEngines = Annotated[
     typer.Option(
         "--continue-engines",
         envvar="HARNESS_CONTINUE_ENGINES",
-        help="Continue engine servers that somebody who is gone has left paused, before they are tested.",
+        help="Continue engine servers that were left paused, before they are tested.",
     ),
 ]
 _Shards = Annotated[
@@ -43,7 +43,7 @@ _Shards = Annotated[
         envvar="HARNESS_SHARDS",
         min=1,
         max=256,
-        help="Serve sessions by so many processes behind one address; --store is their directory.",
+        help="Number of processes behind one address; --store is their directory.",
         show_default=False,
     ),
 ]

@@ -6,8 +6,7 @@ disturb other clients, so only its route is checked. An unverifiable claim is `u
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from harness.engines.remote.sglang_wire import ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.remote.vllm_control import MISSING, VersionAnswer
 from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.machine.findings import Finding, Level
 from harness.tokens.tokenizer import Tokenizer, read_json
 from harness.types import FinishReason, GenerationRequest, GenerationResult, Json, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -39,26 +39,9 @@ _SHORT = SamplingParams(4, temperature=0.0, ignore_eos=True)
 _ABORTED_TOKENS = 512  # enough to be still running when the abort arrives
 _ANY_ID = 2**31 - 1
 _SPAN_ROUTE = "/inference/v1/generate"
-
-
-class ProbeAnswer(StrEnum):
-    """Verdict on a capability."""
-
-    YES = "yes"
-    NO = "no"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Verdict on one capability."""
-
-    capability: str
-    answer: ProbeAnswer
-    evidence: str
-    """Observation, or the reason for none."""
-    is_needed: bool
-    """True if sessions cannot be served without it."""
+_NEEDED = frozenset({"token endpoint", "prompt logprobs", "raw logprobs", "abort", "vocabulary", "tokenizer"})
+"""Checks without which sessions cannot be served."""
+_ANSWERS = {Level.OK: "yes", Level.UNKNOWN: "unknown", Level.WARN: "no", Level.FAIL: "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +59,19 @@ class Diagnosis:
     @property
     def is_usable(self) -> bool:
         """True if nothing that sessions need is missing."""
-        return not any(finding.is_needed and finding.answer is ProbeAnswer.NO for finding in self.findings)
+        return all(each.level is not Level.FAIL for each in self.findings)
 
     def to_json(self) -> Json:
         """Return the output of `--json`."""
-        findings = [asdict(finding) for finding in self.findings]
+        findings = [
+            {
+                "capability": each.check,
+                "answer": _ANSWERS[each.level],
+                "evidence": each.found,
+                "is_needed": each.check in _NEEDED,
+            }
+            for each in self.findings
+        ]
         server = {"url": self.url, "engine": self.engine, "protocol": self.protocol, "version": self.version}
         return server | {"is_usable": self.is_usable, "findings": findings}
 
@@ -118,8 +109,16 @@ class _Vocabulary(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    answer: ProbeAnswer
+    holds: bool | None
+    """None if it cannot be verified."""
     evidence: str
+
+    def of(self, check: str) -> Finding:
+        """Return the finding; a missing capability fails if sessions need it."""
+        if self.holds is None:
+            return Finding(check, Level.UNKNOWN, self.evidence)
+        missing = Level.FAIL if check in _NEEDED else Level.WARN
+        return Finding(check, Level.OK if self.holds else missing, self.evidence)
 
 
 class _SGLangInfo(msgspec.Struct):
@@ -185,14 +184,12 @@ def _vocabulary(server: ExaminedServer, tokenizer: Tokenizer | None) -> _Vocabul
     if isinstance(size, int):
         where = f"{size} ids, as {server.weights / 'config.json'} says"
         if tokenizer is not None and tokenizer.vocab_size > size:
-            return _Vocabulary(size, _Claim(ProbeAnswer.NO, f"{where}, but the tokenizer has {tokenizer.vocab_size}"))
-        return _Vocabulary(size, _Claim(ProbeAnswer.YES, where))
+            return _Vocabulary(size, _Claim(False, f"{where}, but the tokenizer has {tokenizer.vocab_size}"))
+        return _Vocabulary(size, _Claim(True, where))
     if tokenizer is not None:
         size = tokenizer.vocab_size
-        return _Vocabulary(
-            size, _Claim(ProbeAnswer.UNKNOWN, f"the weights cannot be read here; the tokenizer has {size} ids")
-        )
-    return _Vocabulary(None, _Claim(ProbeAnswer.UNKNOWN, "the weights cannot be read here; pass --model"))
+        return _Vocabulary(size, _Claim(None, f"the weights cannot be read here; the tokenizer has {size} ids"))
+    return _Vocabulary(None, _Claim(None, "the weights cannot be read here; pass --model"))
 
 
 class _Examination(NamedTuple):
@@ -203,14 +200,14 @@ class _Examination(NamedTuple):
     tokenizer: Tokenizer | None
 
     async def findings(self) -> tuple[Finding, ...]:
-        found = [await _find("token endpoint", self._token_endpoint, is_needed=True)]
+        found = [await _find("token endpoint", self._token_endpoint)]
         # The rest needs tokens.
-        if found[0].answer is ProbeAnswer.YES:
+        if found[0].level is Level.OK:
             found += [
                 await _find("version spans", self._version_spans),
-                await _find("prompt logprobs", self._prompt_logprobs, is_needed=True),
-                await _find("raw logprobs", self._logprob_scale, is_needed=True),
-                await _find("abort", self._abort, is_needed=True),
+                await _find("prompt logprobs", self._prompt_logprobs),
+                await _find("raw logprobs", self._logprob_scale),
+                await _find("abort", self._abort),
                 await _find("repeat guard", self._repeat_guard),
             ]
         usable, stated = self.provider.capabilities.context_length, self.server.model.max_model_len
@@ -222,43 +219,41 @@ class _Examination(NamedTuple):
             *found,
             await _find("pause", pause),
             await _find("weight updates", update),
-            Finding("context length", ProbeAnswer.YES, context, is_needed=False),
-            Finding("vocabulary", *self.vocabulary.claim, is_needed=True),
-            await _find("tokenizer", self._same_tokenizer, is_needed=True),
+            Finding("context length", Level.OK, context),
+            self.vocabulary.claim.of("vocabulary"),
+            await _find("tokenizer", self._same_tokenizer),
         )
 
     async def _token_endpoint(self) -> _Claim:
         if (await self.provider.health()).paused:
-            return _Claim(ProbeAnswer.NO, "the engine is paused and generates nothing; resume it and ask again")
+            return _Claim(False, "the engine is paused and generates nothing; resume it and ask again")
         result = await self._sample()
         size = result.output_ids.size
-        return _Claim(ProbeAnswer.YES, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
+        return _Claim(True, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
 
     async def _version_spans(self) -> _Claim:
         if self.server.generate_route == "/v1/completions":
-            return _Claim(ProbeAnswer.NO, "/v1/completions reports none; start vLLM with --enable-scale-out")
+            return _Claim(False, "/v1/completions reports none; start vLLM with --enable-scale-out")
         spans = (await self._sample()).version_spans
-        return _Claim(ProbeAnswer.YES, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
+        return _Claim(True, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
 
     async def _prompt_logprobs(self) -> _Claim:
         scores = await self.provider.score(_PROMPT, start=1)
-        return _Claim(
-            ProbeAnswer.YES, f"scoring {_PROMPT.size} tokens from the second on returned {scores.logprobs.size}"
-        )
+        return _Claim(True, f"scoring {_PROMPT.size} tokens from the second on returned {scores.logprobs.size}")
 
     async def _logprob_scale(self) -> _Claim:
         if self.vocabulary.size is None:
-            return _Claim(ProbeAnswer.UNKNOWN, "cannot be measured without the size of the vocabulary; pass --model")
+            return _Claim(None, "cannot be measured without the size of the vocabulary; pass --model")
         try:
             measured = await measure_scale(self.provider)
         except EngineReplyInvalid as error:  # a reply that contradicts itself is found elsewhere
-            return _Claim(ProbeAnswer.UNKNOWN, error.message)
+            return _Claim(None, error.message)
         if measured is None:
-            return _Claim(ProbeAnswer.UNKNOWN, CERTAIN)
-        answer = ProbeAnswer.YES if measured.mean_difference <= TOLERANCE else ProbeAnswer.NO
-        advice = "" if answer is ProbeAnswer.YES else "; they are after temperature, see docs/engines.md"
+            return _Claim(None, CERTAIN)
+        is_raw = measured.mean_difference <= TOLERANCE
+        advice = "" if is_raw else "; they are after temperature, see docs/engines.md"
         return _Claim(
-            answer,
+            is_raw,
             f"{measured.tokens} tokens sampled at temperature {TEMPERATURE:g} and then scored differ by"
             f" {measured.mean_difference:.4f} nats in the mean, at most {TOLERANCE} is expected{advice}",
         )
@@ -277,41 +272,39 @@ class _Examination(NamedTuple):
         assert result is not None
         told = f"told to end after its first tokens, a request for {params.max_new_tokens} ended"
         told += f" with {result.finish_reason.value!r} after {result.output_ids.size}"
-        return _Claim(ProbeAnswer.YES if result.finish_reason is FinishReason.ABORT else ProbeAnswer.UNKNOWN, told)
+        return _Claim(result.finish_reason is FinishReason.ABORT or None, told)
 
     async def _repeat_guard(self) -> _Claim:
         digest = await self.provider.active_guard()
         if digest is None:
-            return _Claim(ProbeAnswer.NO, "a probe was generated as if nobody watched")
-        return _Claim(ProbeAnswer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
+            return _Claim(False, "a probe was generated as if nobody watched")
+        return _Claim(True, f"the scheduler answered a probe with configuration {digest[:12]}")
 
     async def _find_route(self, path: str, what: str) -> _Claim:
         # A GET of a POST route has no effect.
         status = (await self.client.ask(HttpCall("GET", path, _ANSWER_S))).status
         if status in MISSING - {405}:
             advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
-            return _Claim(ProbeAnswer.NO, f"there is no POST {path}{advice}")
-        return _Claim(ProbeAnswer.YES, f"POST {path} exists, {what}; not tried")
+            return _Claim(False, f"there is no POST {path}{advice}")
+        return _Claim(True, f"POST {path} exists, {what}; not tried")
 
     async def _same_tokenizer(self) -> _Claim:
         if self.tokenizer is None:
-            return _Claim(ProbeAnswer.UNKNOWN, "compared with nothing; pass --model")
+            return _Claim(None, "compared with nothing; pass --model")
         difference = await find_difference(self.client, self.tokenizer)
         if difference is not None:
-            return _Claim(ProbeAnswer.NO, f"{difference}, in --model")
-        return _Claim(
-            ProbeAnswer.YES, f"/tokenize gave the ids of --model for {len(texts_to_compare(self.tokenizer))} texts"
-        )
+            return _Claim(False, f"{difference}, in --model")
+        return _Claim(True, f"/tokenize gave the ids of --model for {len(texts_to_compare(self.tokenizer))} texts")
 
     async def _sample(self) -> GenerationResult:
         return await self.provider.generate(GenerationRequest(_PROMPT, _SHORT, request_id=uuid4().hex))
 
 
-async def _find(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:
+async def _find(check: str, probe: Callable[[], Awaitable[_Claim]]) -> Finding:
     try:
         claim = await probe()
     except EngineUnavailable as error:
-        claim = _Claim(ProbeAnswer.UNKNOWN, error.message)
+        claim = _Claim(None, error.message)
     except EngineError as error:
-        claim = _Claim(ProbeAnswer.NO, error.message)
-    return Finding(capability, *claim, is_needed=is_needed)
+        claim = _Claim(False, error.message)
+    return claim.of(check)

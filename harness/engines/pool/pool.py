@@ -192,7 +192,7 @@ class EnginePool:
                 deaf = [name for name, each in providers.items() if not _follows_scripts(each)]
                 if deaf and len(deaf) == len(providers) and not self.workers.have_followed_scripts:
                     raise EngineRejected(
-                        f"{self.capabilities.engine} is not known to follow scripts (docs/scripts.md);"
+                        f"{self.capabilities.engine} is not known to follow scripts (docs/scenarios.md);"
                         " nothing is sampled in their place"
                     )
                 tried.update(deaf)

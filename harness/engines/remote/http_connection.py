@@ -1,7 +1,7 @@
 """HTTP/1.1 connections to one engine server, kept alive, with one exchange at a time each.
 
 Supports only what engines need: no redirects, cookies, compression or proxies. A general client costs a third of a
-millisecond more per request (`docs/performance.md`).
+millisecond more per request (`docs/scaling.md`).
 
 Failures are `OSError`s: `CannotConnect` before anything was sent, `ConnectionResetError` afterwards, `AnswerInvalid`
 for what is not HTTP. Deadlines belong to the caller, except for connecting. Leaving an answer early closes its

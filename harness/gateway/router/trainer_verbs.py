@@ -14,8 +14,7 @@ from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.rollouts.client.gate import new_holder
 from harness.server.app import SessionServer
-from harness.server.http.wire import HoldRequest, ReleaseRequest
-from harness.sessions.gate import Hold, HoldKind
+from harness.sessions.gate import Hold, HoldKind, HoldRequest, ReleaseRequest
 from harness.sessions.weights.weight_update import SweepRequest
 from server_patch.router.app import Tell
 from server_patch.router.fan_out import VerbResult

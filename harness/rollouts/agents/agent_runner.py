@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
@@ -166,14 +167,16 @@ class AgentRunner:
         try:
             if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
                 code = exit_code.result()
-                return AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)
-            if signal.enforced.done():
-                return AgentEnd(Ending.STOPPED)
-            return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
+                end = AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)
+            elif signal.enforced.done():
+                end = AgentEnd(Ending.STOPPED)
+            else:
+                end = AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
         finally:
-            # Also under cancellation: nothing of the process group may outlive this call.
-            await process.stop(grace_s=min(self._grace_s, signal.grace_s))
+            # Also under cancellation: nothing of the agent may outlive this call.
+            left = await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
+        return replace(end, left=left)
 
 
 def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:

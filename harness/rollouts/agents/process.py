@@ -1,4 +1,7 @@
-"""An agent's process and everything it starts: one process group, ended as a whole and always reaped."""
+"""An agent's process and everything it starts: its group, and daemons that left it, ended as a whole.
+
+Group members are always reaped. Daemons are found by a mark in their environment; see `machine.group_reaper`.
+"""
 
 import asyncio
 import os
@@ -7,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from harness.machine.deadlines import within
+from harness.machine.group_reaper import MARK, signal_marked
 from harness.machine.log import get_logger
-from harness.machine.process_group import is_gone, signal_group
+from harness.machine.process_group import is_gone, running_members, signal_group
 from harness.machine.process_name import WAIT_FOR_START
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog, LogPipe
@@ -28,8 +33,11 @@ _LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe 
 class AgentProcess:
     """A running agent. The caller owns it until `stop` returns or raises."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: "AgentOutput", watchdog: Watchdog) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, mark: str, output: "AgentOutput", watchdog: Watchdog
+    ) -> None:
         self._process = process
+        self._mark = mark
         self._output = output
         self._watchdog = watchdog
 
@@ -37,13 +45,13 @@ class AgentProcess:
     async def start(
         cls, command: Sequence[str], *, env: Mapping[str, str], workdir: Path, log: AgentLog, watchdog: Watchdog
     ) -> Self:
-        """Run `command` in `workdir` with exactly `env`.
+        """Run `command` in `workdir` with exactly `env` and the mark.
 
         Raises `OSError` or `ValueError` if it cannot (for example, too large an environment), and leaves nothing
         behind.
         """
         with ExitStack() as ours, ExitStack() as on_failure:
-            output = await AgentOutput.open(log)
+            output, mark = await AgentOutput.open(log), uuid4().hex
             ours.callback(os.close, output.writer)
             on_failure.callback(output.close)
             start_line, gate = os.pipe()
@@ -58,16 +66,16 @@ class AgentProcess:
                 stdin=start_line,
                 stdout=output.writer,
                 stderr=output.writer,
-                env=env,
+                env={**env, MARK: mark},
                 cwd=workdir,
                 start_new_session=True,
             )
-            watchdog.watch(process.pid)
+            watchdog.watch(process.pid, mark)
             # The shell may have died already; `wait` reports that.
             with suppress(BrokenPipeError):
                 os.write(gate, b"\n")
             on_failure.pop_all()
-        return cls(process, output, watchdog)
+        return cls(process, mark, output, watchdog)
 
     @property
     def group(self) -> int:
@@ -78,37 +86,49 @@ class AgentProcess:
         """Return the exit code, or minus the number of a signal."""
         return await self._process.wait()
 
-    async def stop(self, *, grace_s: float) -> None:
-        """End the group: SIGTERM, `grace_s` to obey, SIGKILL. Then the agent is reaped and its log complete."""
+    async def stop(self, *, grace_s: float) -> list[int]:
+        """End all: SIGTERM, `grace_s` to obey, SIGKILL. Then the agent is reaped and its log complete.
+
+        Return the ids of processes that the kernel did not end within seconds.
+        """
         has_ended = False
         try:
-            self.signal(signal.SIGTERM)
-            has_ended = await within(grace_s, self._end_of_group())
+            self._signal_all(signal.SIGTERM)
+            has_ended = await within(grace_s, self._end_of_all())
         finally:
             # A cancelled call still sends SIGKILL.
             if not has_ended:
-                self.signal(signal.SIGKILL)
-            await self._finish()
+                self._signal_all(signal.SIGKILL)
+            left = await self._finish()
+        return left
 
-    async def _finish(self) -> None:
+    async def _finish(self) -> list[int]:
+        left: list[int] = []
         try:
             async with asyncio.timeout(_REAP_TIMEOUT_S):
-                await self._end_of_group()
+                await self._end_of_all(signal.SIGKILL)
             await self._output.drain()
         except TimeoutError:
-            _log.warning(AGENT_NOT_REAPED, pid=self.group)
+            left = [*running_members(self.group), *signal_marked({self._mark}, 0)]
+            _log.warning(AGENT_NOT_REAPED, pid=self.group, left=left)
         finally:
             self._output.close()
             self._watchdog.forget(self.group)
+        return left
 
-    async def _end_of_group(self) -> None:
+    async def _end_of_all(self, number: int = 0) -> None:
+        """Wait until nothing is left. Daemons get signal `number` at each look: they may start others meanwhile."""
         # Orphans of the group whose new parent is this process are reaped too (`process_group.py`). The kernel reports
         # no event for the end of a group, and polling is not free.
         await self._process.wait()
         pause_s = _POLL_S
-        while not is_gone(self.group):
+        while not is_gone(self.group) or signal_marked({self._mark}, number):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
+
+    def _signal_all(self, number: int) -> None:
+        self.signal(number)
+        signal_marked({self._mark}, number)
 
     def signal(self, number: int) -> bool:
         """Send a signal to the group. Return whether any process could receive it."""

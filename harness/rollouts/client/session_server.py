@@ -10,10 +10,10 @@ transport and gateway failures, sweeps never.
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -41,6 +41,10 @@ from harness.types import Json, Sample
 
 Futures = Collection[asyncio.Future[None]]
 
+_T = TypeVar("_T")
+
+GREETING_S = 5.0
+"""Time for a server to answer at all, in case of a mistyped address."""
 _DOUBLING = wait_exponential(0.1, max=5.0)  # seconds of pauses
 
 
@@ -339,6 +343,17 @@ def _may_repeat(error: BaseException) -> bool:
 def _may_create(error: BaseException) -> bool:
     # Waiting does not help a full disk: an operator has to free space.
     return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
+
+
+def ask_server(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:
+    """Return the answer of a running server, from a program without an event loop. Raises `SessionServerError`."""
+
+    async def ask() -> _T:
+        async with SessionServerClient(address) as client:
+            await client.describe(deadline_s=GREETING_S)
+            return await question(client)
+
+    return asyncio.run(ask())
 
 
 class _ListedWorker(msgspec.Struct):

@@ -24,7 +24,7 @@ from harness.machine.deadlines import within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.spans import read_traceparent
 from harness.sessions.session import Session
 from harness.types import Json
@@ -92,7 +92,7 @@ class ClientConnection:
         peer = self._peer
         if peer is not None and peer.process is None:
             turns = session.turns
-            last: Json = turns[-1].notes.get("client", {}).get("process", {}) if turns else {}
+            last: Json = turns[-1].notes.client.get("process", {}) if turns else {}
             peer.process = processes.find(peer.ends._replace(likely=int(last.get("id", "0").partition(".")[0])))
 
     async def know_process(self) -> None:

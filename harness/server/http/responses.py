@@ -32,7 +32,7 @@ from harness.machine.log import get_logger
 from harness.server.http.access import is_operator
 from harness.server.settings import ServerSettings
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.secrets import shorten_secrets
+from harness.server.telemetry.printable import shorten_secrets
 
 log = get_logger(__name__)
 

@@ -5,7 +5,7 @@ Parsers raise `MalformedRequest`. Dialects parse the bodies of model calls.
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -18,17 +18,11 @@ from harness.samples.roles import Role
 from harness.server.http.packed_body import unpack_body
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
-from harness.sessions.gate import ANONYMOUS
 from harness.sessions.script import Script
 from harness.sessions.session_config import AfterIncomplete, SessionConfig, Strays, StreamingMode
 from harness.sessions.weights.weight_update import ExpectedWeights
 from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
-
-NAMED_TTL_S = 60.0
-"""Default duration of a named hold, which the holder may renew."""
-ANONYMOUS_TTL_S = 3600.0
-"""Default duration of an anonymous hold, which is not renewed."""
 
 _SHOWN = 20  # digits of a declared length
 
@@ -75,29 +69,6 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
-_Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-
-
-class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /sessions/renew`."""
-
-    holder: _Holder = ANONYMOUS
-    ttl_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] | None = None
-
-
-class HoldRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
-
-    engines: bool = False
-
-
-class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /sessions/resume`."""
-
-    holder: _Holder = ANONYMOUS
-    engines_continued: bool = False
-
-
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /sessions/{id}/end`."""
 
@@ -115,13 +86,9 @@ class CollectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _sessions = msgspec.json.Decoder(_CreateSession)
-_collections = msgspec.json.Decoder(CollectRequest)
 _scripts = msgspec.json.Decoder(ScriptText | None)
-_holds = msgspec.json.Decoder(HoldRequest)
-_endings = msgspec.json.Decoder(EndRequest)
-_releases = msgspec.json.Decoder(ReleaseRequest)
 _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
-_renewals = msgspec.json.Decoder(RenewRequest)
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
 
 
 async def read_body(request: Request, limits: RequestLimits, count: Callable[[int], None] | None = None) -> bytes:
@@ -224,34 +191,9 @@ def parse_session_config(
     )
 
 
-def parse_hold(body: bytes) -> HoldRequest:
-    """Parse a hold; an empty body means the anonymous hold."""
-    return decode_json(_holds, body or b"{}")
-
-
-def parse_renewal(body: bytes) -> RenewRequest:
-    """Parse a renewal."""
-    return decode_json(_renewals, body or b"{}")
-
-
-def ttl_of(wanted: RenewRequest) -> float:
-    """Return the seconds that the hold lasts without renewal."""
-    return wanted.ttl_s or (ANONYMOUS_TTL_S if wanted.holder == ANONYMOUS else NAMED_TTL_S)
-
-
-def parse_end(body: bytes) -> EndRequest:
-    """Parse an end request, which may be empty."""
-    return decode_json(_endings, body or b"{}")
-
-
-def parse_collect(body: bytes) -> CollectRequest:
-    """Parse a collect request, which may be empty."""
-    return decode_json(_collections, body or b"{}")
-
-
-def parse_release(body: bytes) -> ReleaseRequest:
-    """Parse a release; an empty body means the anonymous hold."""
-    return decode_json(_releases, body or b"{}")
+async def read_fields(request: Request, limits: RequestLimits, kind: type[_Fields]) -> _Fields:
+    """Read a body of that `kind`; an empty one means the defaults. Raises as `read_body`."""
+    return decode_json(msgspec.json.Decoder(kind), await read_body(request, limits) or b"{}")
 
 
 def parse_expected(body: bytes) -> ExpectedWeights:

@@ -17,7 +17,7 @@ from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
-from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
+from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnNotes, TurnSegment, UnknownOutput, VersionSpan
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -182,7 +182,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         turn.created_at,
         turn.seconds,
         int(turn.delivered),
-        _text(turn.notes),
+        _text(turn.notes.to_json()),
         turn.forced_tokens,
         _text(turn.discarded),
         *_scores(turn),
@@ -227,7 +227,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         created_at=row["created_at"],
         seconds=row["seconds"],
         delivered=bool(row["delivered"]),
-        notes=decode(row["notes"], type=Json),
+        notes=TurnNotes.from_json(decode(row["notes"], type=Json)),
         forced_tokens=row["forced_tokens"],
         discarded=decode(row["discarded"], type=tuple[Discarded, ...]),
         unknown=decode(row["unknown"], type=tuple[UnknownOutput, ...]),

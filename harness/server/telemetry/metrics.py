@@ -4,10 +4,12 @@ Each server has its own registry, so several fit in one process. Names are fixed
 few values, never session ids.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from harness.server.telemetry.turn_seconds import TurnSeconds
 from harness.sessions.ledger import NewOutput
 from harness.types import Turn
 
@@ -18,113 +20,79 @@ _MOST_NAMES = 64  # of ignored parameters
 _LONGEST_NAME = 100  # characters
 
 
+class TurnSeconds(NamedTuple):
+    """Seconds of a turn by place, disjoint; the rest is the session server's own time."""
+
+    gate: float
+    """Held at the gate or for a weight update."""
+    queue: float
+    """Waiting for a worker of the pool."""
+    engine: float
+    """From request to answer, its own queue and transport included."""
+
+
 class ServerMetrics:
     """Metrics of one session server."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._turns = Counter("harness_turns", "Recorded turns", ["status"], registry=self._registry)
-        self._ends = Counter("harness_turn_ends", "Why recorded turns ended", ["end"], registry=self._registry)
-        self._tokens = Counter("harness_tokens_generated", "Sampled tokens", registry=self._registry)
-        self._unknown_requests = Counter(
-            "harness_unknown_requests", "Engine requests whose end was never heard", registry=self._registry
+        counter = partial(Counter, registry=self._registry)
+        gauge = partial(Gauge, registry=self._registry)
+        histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
+        self._turns = counter("harness_turns", "Recorded turns", ["status"])
+        self._ends = counter("harness_turn_ends", "Why recorded turns ended", ["end"])
+        self._tokens = counter("harness_tokens_generated", "Sampled tokens")
+        self._unknown_requests = counter("harness_unknown_requests", "Engine requests whose end was never heard")
+        self._unknown_tokens = counter(
+            "harness_unknown_tokens", "The most that engines can have sampled for them unheard"
         )
-        self._unknown_tokens = Counter(
-            "harness_unknown_tokens", "The most that engines can have sampled for them unheard", registry=self._registry
-        )
-        self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
-        self._over_limit = Counter(
-            "harness_over_limit", "Requests that held more than a limit allows", ["limit"], registry=self._registry
-        )
-        self._ignored = Counter(
+        self._errors = counter("harness_errors", "Error answers", ["code"])
+        self._over_limit = counter("harness_over_limit", "Requests that held more than a limit allows", ["limit"])
+        self._ignored = counter(
             "harness_ignored_parameters",
             "Turns that were asked for with a field of the body that is not served",
             ["dialect", "parameter"],
-            registry=self._registry,
         )
         self._ignored_names: set[str] = set()
-        self._heavy = Gauge(
-            "harness_heavy_work", "Large requests that are read or encoded, or wait for it", registry=self._registry
+        self._heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
+        self._heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
+        self._sessions = counter("harness_sessions_created", "Sessions created")
+        self._open = gauge("harness_sessions_open", "Sessions held")
+        self._paged_out = gauge("harness_sessions_paged_out", "Those of them that only the store has")
+        self._read_back = histogram(
+            "harness_session_read_back_seconds", "Seconds in which a session that was paged out was read back"
         )
-        self._heavy_bytes = Gauge("harness_heavy_work_bytes", "Bytes of those requests", registry=self._registry)
-        self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
-        self._open = Gauge("harness_sessions_open", "Sessions held", registry=self._registry)
-        self._paged_out = Gauge(
-            "harness_sessions_paged_out", "Those of them that only the store has", registry=self._registry
+        self._expired = counter("harness_sessions_expired", "Sessions closed because nobody used them")
+        self._quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
+        self._in_flight = gauge("harness_turns_in_flight", "Turns without an outcome yet")
+        self._repeat_terminated = counter("harness_repeat_terminated_turns", "Turns that the repeat guard ended")
+        self._guard_active = gauge("harness_repeat_guard_active", "1 when every turn runs under the repeat guard")
+        self._guard_disagreements = counter(
+            "harness_repeat_guard_disagreements", "Turns whose tokens do not bear out what the repeat guard said"
         )
-        self._read_back = Histogram(
-            "harness_session_read_back_seconds",
-            "Seconds in which a session that was paged out was read back",
-            buckets=_SECONDS,
-            registry=self._registry,
+        self._engine = histogram("harness_engine_seconds", "Seconds from admission to the engine's last token")
+        self._parts = histogram(
+            "harness_turn_seconds", "Seconds of a turn at the gate, in the queue of a pool, and in the engine", ["part"]
         )
-        self._expired = Counter(
-            "harness_sessions_expired", "Sessions closed because nobody used them", registry=self._registry
+        self._prompt = counter("harness_prompt_tokens", "Tokens of the prompts of turns")
+        self._cached = counter("harness_cached_prompt_tokens", "Those of them that an engine had cached")
+        self._unknown_routes = counter("harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"])
+        self._moved = counter("harness_sessions_moved", "Sessions served by another worker than before")
+        self._recomputed = counter("harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach")
+        self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
+        self._settled = counter("harness_sweep_tokens_settled", "Tokens that met their next version in a sweep")
+        self._unmet = counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach")
+        self._holds_expired = counter("harness_gate_holds_expired", "Holds on the gate that ran out")
+        self._engines_woken = counter(
+            "harness_engines_woken", "Times the server continued engines that a hold had left"
         )
-        self._quarantined = Gauge(
-            "harness_sessions_quarantined", "Sessions that the store cannot read back", registry=self._registry
+        self._spans_sent = counter("harness_spans_sent", "Spans that a collector took")
+        self._spans_dropped = counter("harness_spans_dropped", "Spans that no collector got", ["reason"])
+        self._span_posts_failed = counter(
+            "harness_span_posts_failed", "Requests with spans that a collector did not take"
         )
-        self._in_flight = Gauge("harness_turns_in_flight", "Turns without an outcome yet", registry=self._registry)
-        self._repeat_terminated = Counter(
-            "harness_repeat_terminated_turns", "Turns that the repeat guard ended", registry=self._registry
-        )
-        self._guard_active = Gauge(
-            "harness_repeat_guard_active", "1 when every turn runs under the repeat guard", registry=self._registry
-        )
-        self._guard_disagreements = Counter(
-            "harness_repeat_guard_disagreements",
-            "Turns whose tokens do not bear out what the repeat guard said",
-            registry=self._registry,
-        )
-        self._engine = Histogram(
-            "harness_engine_seconds",
-            "Seconds from admission to the engine's last token",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._parts = Histogram(
-            "harness_turn_seconds",
-            "Seconds of a turn at the gate, in the queue of a pool, and in the engine",
-            ["part"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._prompt = Counter("harness_prompt_tokens", "Tokens of the prompts of turns", registry=self._registry)
-        self._cached = Counter(
-            "harness_cached_prompt_tokens", "Those of them that an engine had cached", registry=self._registry
-        )
-        self._unknown_routes = Counter(
-            "harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"], registry=self._registry
-        )
-        self._moved = Counter(
-            "harness_sessions_moved", "Sessions served by another worker than before", registry=self._registry
-        )
-        self._recomputed = Counter(
-            "harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach", registry=self._registry
-        )
-        self._workers = Gauge("harness_workers_serving", "Workers of the pool that serve", registry=self._registry)
-        self._settled = Counter(
-            "harness_sweep_tokens_settled", "Tokens that met their next version in a sweep", registry=self._registry
-        )
-        self._unmet = Counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach", registry=self._registry)
-        self._holds_expired = Counter(
-            "harness_gate_holds_expired", "Holds on the gate that ran out", registry=self._registry
-        )
-        self._engines_woken = Counter(
-            "harness_engines_woken", "Times the server continued engines that a hold had left", registry=self._registry
-        )
-        self._spans_sent = Counter("harness_spans_sent", "Spans that a collector took", registry=self._registry)
-        self._spans_dropped = Counter(
-            "harness_spans_dropped", "Spans that no collector got", ["reason"], registry=self._registry
-        )
-        self._span_posts_failed = Counter(
-            "harness_span_posts_failed", "Requests with spans that a collector did not take", registry=self._registry
-        )
-        self._overhead = Histogram(
-            "harness_overhead_seconds",
-            "Seconds the server itself spent on a turn: everything but the engine",
-            buckets=_SECONDS,
-            registry=self._registry,
+        self._overhead = histogram(
+            "harness_overhead_seconds", "Seconds the server itself spent on a turn: everything but the engine"
         )
 
     def over_limit(self, limit: str) -> None:
@@ -174,7 +142,7 @@ class ServerMetrics:
             self._parts.labels(part).observe(value)
         if is_first:
             self._prompt.inc(turn.prompt_length)
-            self._cached.inc(min(turn.prompt_length, turn.notes.get("cached_tokens", 0)))
+            self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))
         self._turns.labels(str(turn.status)).inc()
         self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
@@ -229,3 +197,18 @@ class ServerMetrics:
     def render(self) -> bytes:
         """Return the page."""
         return generate_latest(self._registry)
+
+
+def measure_turn(turn: Turn, prior: Turn | None = None) -> TurnSeconds:
+    """Measure `turn`, less its interrupted attempt `prior`."""
+    gate, queue, asked = _sums(turn)
+    if prior is not None:
+        before = _sums(prior)
+        gate, queue, asked = gate - before[0], queue - before[1], asked - before[2]
+    return TurnSeconds(max(0.0, gate), max(0.0, queue), max(0.0, asked - queue))
+
+
+def _sums(turn: Turn) -> tuple[float, float, float]:
+    held = turn.notes.held_before_s + turn.notes.held_s
+    queued = sum(segment.queued_s for segment in turn.segments)
+    return held, queued, sum(segment.seconds for segment in turn.segments)

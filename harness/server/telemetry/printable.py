@@ -1,6 +1,12 @@
-"""Foreign text on a terminal: it must not move the cursor or fill the screen."""
+"""Text that may be shown: foreign text must not move the cursor or fill the screen, and no log grants access.
+
+On a server without keys a session id does, and clients write secrets anywhere. So every log line is filtered.
+"""
+
+import re
 
 _MOST = 10_000  # characters
+_SECRET = re.compile(r"(sk-harness-|[0-9a-f]{8})[0-9a-f]{8,}", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -9,3 +15,8 @@ def printable(text: str) -> str:
     if shown.isprintable():
         return shown
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in shown)
+
+
+def shorten_secrets(text: str) -> str:
+    """Shorten session ids in `text` to eight digits, and remove session keys."""
+    return _SECRET.sub(r"\1…", text)

@@ -4,7 +4,7 @@ Order and concurrency never change a rollout's result (I10).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import msgspec
 from harness.errors import Cause, EngineUnavailable, HarnessError, ScenarioError, StoreFull
 from harness.machine.disk import disk_full
 from harness.rollouts.agents.task import Agent, AgentTask
+from harness.rollouts.client.session_server import SessionSummary
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
@@ -24,7 +25,6 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
-from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
 
 
@@ -40,7 +40,7 @@ class Progress(Protocol):
     def begin_rollout(self, rollout: PlannedRollout) -> None:
         """Begin a rollout."""
 
-    def look(self, sessions: Sequence[LiveSession]) -> None:
+    def look(self, sessions: Mapping[str, SessionSummary]) -> None:
         """Show running sessions, about once a second; the oldest if there are many."""
 
     def end_rollout(self, record: RolloutRecord) -> None:

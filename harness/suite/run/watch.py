@@ -1,15 +1,15 @@
 """Watch a run's sessions, once a second, for display. An error only costs one look."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.errors import SessionServerError
 from harness.machine.deadlines import beside
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
 from harness.rollouts.manager import SessionManager
 
 _EVERY_S = 1.0
@@ -17,24 +17,11 @@ _MOST = 100
 _ANSWER_S = 5.0
 
 
-class LiveSession(NamedTuple):
-    """A running session, as last seen."""
-
-    name: str
-    """Scenario and rollout number."""
-    state: str
-    """A `SessionState`, or a state that only newer servers know."""
-    turns: int
-    """Recorded turns."""
-    tokens: int
-    """Tokens sampled and received so far."""
-
-
 @asynccontextmanager
 async def watch_sessions(
-    manager: SessionManager, address: SessionServerAddress, look: Callable[[Sequence[LiveSession]], None]
+    manager: SessionManager, address: SessionServerAddress, look: Callable[[Mapping[str, SessionSummary]], None]
 ) -> AsyncIterator[None]:
-    """Call `look` with the manager's sessions once a second."""
+    """Call `look` once a second with the manager's sessions, by scenario and rollout number."""
 
     async def keep_looking() -> None:
         async with SessionServerClient(address) as server:
@@ -46,13 +33,7 @@ async def watch_sessions(
                     seen = await server.look(list(names), deadline_s=_ANSWER_S)
                 except SessionServerError:
                     continue
-                look(
-                    [
-                        LiveSession(names[s.session_id], s.state, s.turns, s.tokens)
-                        for s in seen
-                        if s.session_id in names
-                    ]
-                )
+                look({names[each.session_id]: each for each in seen if each.session_id in names})
 
     async with beside(keep_looking(), name="watch sessions"):
         yield

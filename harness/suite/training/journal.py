@@ -21,11 +21,10 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.report import TELEMETRY_FILE
 from harness.suite.training.step_file import StepFile
-from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.record.step_ledger import book_step, step_telemetry
 from harness.training.collector.record.step_record import StepRecord
 from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.record.step_telemetry import step_telemetry
-from harness.training.collector.step_result import PackedStep, TrainedStep
+from harness.training.collector.step_outcome import PackedStep, TrainedStep
 from harness.training.learner.learner import Learner
 
 

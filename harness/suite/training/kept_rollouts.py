@@ -9,8 +9,8 @@ from harness.errors import StoreFull
 from harness.machine.disk import disk_full
 from harness.rollouts.control.abort_report import Keep
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.training.collector.rollout_source import RolloutSource
 
 

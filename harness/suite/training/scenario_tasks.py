@@ -14,7 +14,7 @@ from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
 from harness.suite.training.workdirs import Workdirs
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex
+from harness.training.collector.groups import GroupIndex, RolloutIndex
 from harness.types import Json
 
 GROUP_SEED = "group_seed"

@@ -19,17 +19,13 @@ from harness.suite.training.journal import TrainingJournal
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
 from harness.suite.training.workdirs import Workdirs
-from harness.training.collector.fates import OnFailure
 from harness.training.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
-from harness.training.collector.pipeline import StepPipeline
+from harness.training.collector.pipeline import Normalizer, StepPipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.collector.sampling_scale import OffScale
 from harness.training.collector.segment_maker import SegmentMaker, Stale
 from harness.training.collector.session_source import SessionSource
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_flow import Normalizer
-from harness.training.collector.step_plan import Order
-from harness.training.collector.step_rules import Partial, StepRules
+from harness.training.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.training.learner.learner import Learner
 
 

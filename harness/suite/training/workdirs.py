@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex
+from harness.training.collector.groups import GroupIndex, RolloutIndex
 
 
 @dataclass(frozen=True, slots=True)

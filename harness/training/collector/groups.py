@@ -1,11 +1,17 @@
-"""Group rules: filter a whole group, and compute its advantages. Pure."""
+"""Groups: rollouts by their position in training, and the rules for a whole group. Pure.
+
+A rule filters a group, or computes its advantages.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
+from harness.rollouts.seeds import derive_seed
 from harness.samples.credit import Advantages, Group
+from harness.samples.rollout import Rollout
 from harness.samples.turn_rewards import earned_rewards
-from harness.training.collector.rollout_index import ScoredRollout
 
 GroupFilter = Callable[[Sequence[float]], str | None]
 """From rewards to a drop reason (one word for telemetry), or None."""
@@ -20,6 +26,42 @@ Advantage = float | tuple[float, ...]
 """One for all tokens, or one per trained turn."""
 
 _LEAST_DEVIATION = 1e-4  # rewards that are nearly equal do not become large advantages
+
+
+class GroupIndex(NamedTuple):
+    """A prompt's position: the step that began it, and its number."""
+
+    step: int
+    number: int
+    """Unique over all ranks; spare groups come after the budget's."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RolloutIndex:
+    """A rollout's position, which alone sets its prompt and seed (I10)."""
+
+    group: GroupIndex
+    member: int
+    attempt: int = 0
+
+    def seed(self, training_seed: int) -> int:
+        """Return the session seed, in `range(2**63)`."""
+        base = derive_seed(training_seed, self.group.step)
+        return derive_seed(base, self.group.number, self.member, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """An ended rollout with its reward."""
+
+    index: RolloutIndex
+    rollout: Rollout
+    reward: float | None
+    """None if failed or not scored."""
+    error: str = ""
+    """Why there is no reward, unless the outcome says it."""
+    has_kept_session: bool = False
+    """A later rollout can continue its session."""
 
 
 def drop_zero_variance(rewards: Sequence[float]) -> str | None:

@@ -10,8 +10,10 @@ the weight update.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -21,13 +23,18 @@ from harness.machine.deadlines import to_the_end
 from harness.samples.pack_stream import PackStream
 from harness.samples.packs import Pack
 from harness.samples.rollout import Rollout
-from harness.training.collector.collector import Collector
-from harness.training.collector.groups import Advantage, AdvantageRule, CreditRule, credit_turns, standardize
+from harness.training.collector.collector import Collector, StepCollection
+from harness.training.collector.groups import (
+    Advantage,
+    AdvantageRule,
+    CreditRule,
+    RolloutIndex,
+    credit_turns,
+    standardize,
+)
 from harness.training.collector.rollout_source import RolloutSource
-from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_collection import StepCollection
-from harness.training.collector.step_flow import Normalizer, StepFlow
-from harness.training.collector.step_result import PackedStep, StepJournal, StepTimes, TrainedStep
+from harness.training.collector.segment_maker import MadeSegment, SegmentedSample, SegmentMaker
+from harness.training.collector.step_outcome import PackedStep, PackFacts, StepJournal, StepTimes, TrainedStep
 from harness.training.collector.step_rules import Partial, StepRules
 from harness.training.learner.learner import Learner
 
@@ -37,6 +44,17 @@ _Queue = asyncio.Queue[Pack | None]
 
 _RESUMED_STALENESS = 2  # one version for the step that is collected ahead, one for the step that hands the group over
 _LONG = 20_000  # tokens: beyond, encoding would block the event loop for milliseconds
+
+
+class Normalizer(StrEnum):
+    """Divisor of the summed loss of a step."""
+
+    TOKENS = "tokens"
+    """With loss mask 1."""
+    SEQUENCES = "sequences"
+    """Segments."""
+    ROLLOUTS = "rollouts"
+    """Counted ones included."""
 
 
 class StepPipeline:
@@ -116,7 +134,7 @@ class StepPipeline:
         collection, self._ahead = self._ahead, None
         if collection is None or collection.step != step:
             collection = await self._begin(step)
-        flow = StepFlow(PackStream(self._maker.packing_length, self._lookahead, self._position_rows))
+        flow = _StepFlow(PackStream(self._maker.packing_length, self._lookahead, self._position_rows))
         queue: _Queue = asyncio.Queue(maxsize=1)
         try:
             try:
@@ -163,7 +181,7 @@ class StepPipeline:
         if self._maker.max_staleness and collection.step != self._last_step:
             self._ahead = await self._begin(collection.step + 1)
 
-    async def _pack(self, collection: StepCollection, version: int, queue: _Queue, flow: StepFlow) -> None:
+    async def _pack(self, collection: StepCollection, version: int, queue: _Queue, flow: "_StepFlow") -> None:
         async for group in collection.groups():
             flow.normalizers[Normalizer.ROLLOUTS] += len(group.rollouts) + group.counted
             advantages: Sequence[Advantage] = ()
@@ -186,7 +204,7 @@ class StepPipeline:
             # Until the learner takes the pack, encode nothing: this bounds the segments in memory.
             await queue.join()
 
-    async def _learn(self, queue: _Queue, flow: StepFlow) -> None:
+    async def _learn(self, queue: _Queue, flow: "_StepFlow") -> None:
         def accumulate(pack: Pack) -> str:
             self._learner.accumulate(pack)
             return pack.digest()
@@ -220,6 +238,40 @@ class StepPipeline:
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
         # A thread cannot be cancelled, so a cancellation waits for it: the learner takes one call at a time.
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, call))
+
+
+class _StepFlow:
+    """Samples, packs and times of one step."""
+
+    def __init__(self, stream: PackStream) -> None:
+        self.stream = stream
+        self.samples: list[SegmentedSample] = []
+        self.packs: list[PackFacts] = []
+        self.encoder_counts: Counter[str] = Counter()
+        self.normalizers: Counter[Normalizer] = Counter()
+        self.learned: list[tuple[float, float]] = []
+        self.pack_waits_s = 0.0
+        self._names: list[tuple[RolloutIndex, int]] = []  # of the segments in the stream, by number
+
+    def add_next(self, making: Iterator[MadeSegment]) -> Pack | None:
+        """Make the next segment. Return a pack if one is ready."""
+        made = next(making)
+        facts = made.facts
+        self.samples.append(facts)
+        self.encoder_counts.update(made.counts)
+        if made.segment is None:
+            return None
+        self.normalizers[Normalizer.TOKENS] += facts.trained + facts.appended
+        self.normalizers[Normalizer.SEQUENCES] += 1
+        self._names.append((facts.rollout, facts.sample))
+        return self.stream.add(made.segment)
+
+    def note_learned(self, pack: Pack, digest: str, asked_at: float, began_at: float) -> None:
+        """Record a pack that the learner has just finished."""
+        self.pack_waits_s += began_at - asked_at
+        self.learned.append((began_at, time.monotonic()))
+        names = tuple(self._names[number] for number in pack.numbers)
+        self.packs.append(PackFacts(digest, len(pack), int(pack.loss_mask.sum()), names))
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> float:

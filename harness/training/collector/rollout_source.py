@@ -1,14 +1,41 @@
 """Rollout source: the seam between a collector and prompts, agents and rewards.
 
-It knows no groups, budgets or attempts.
+A source knows no groups, budgets or attempts. Ending its rollouts is bounded: the source gets its time, then tasks are
+cancelled, then a task that ignores that is left behind and logged.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from harness.errors import SegmentError
+from harness.machine.deadlines import OBEY_S, attempt, read_end
+from harness.machine.log import get_logger
 from harness.rollouts.control.abort_report import Keep
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.samples.rollout import Rollout
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
+from harness.training.collector.sampling_scale import OffScale, stamp_scale
+from harness.training.collector.step_outcome import Disposition
+from harness.training.collector.step_places import EndedRollout
+from harness.training.collector.step_rules import DISPOSITIONS
+
+ROLLOUTS_NOT_ENDED = "rollouts_not_ended"
+ROLLOUT_LEFT = "rollout_left"
+SURPLUS_ROLLOUT_RAISED = "surplus_rollout_raised"
+
+END_S = 120.0
+"""Limit for the source, which has its own."""
+CANCEL_S = 30.0
+"""Limit for a cancelled rollout."""
+
+RolloutCheck = Callable[[Rollout], Awaitable[None]]
+"""Raises `SegmentError` to replace a rollout. Other exceptions fail the step."""
+
+_LARGEST_REWARD = 3e38  # about the largest float32
+
+_log = get_logger(__name__)
 
 
 class RolloutSource(Protocol):
@@ -33,3 +60,106 @@ class RolloutSource(Protocol):
     async def give_back(self, session_id: str) -> None:
         """Delete a kept session. Bounded; logs failures."""
         ...
+
+
+class RunningRollouts:
+    """Rollouts of `source`, checked once scored, ended after `deadline_s`."""
+
+    def __init__(
+        self, source: RolloutSource, check: RolloutCheck | None, *, deadline_s: float, off_scale: OffScale
+    ) -> None:
+        self._source = source
+        self._check = check
+        self._deadline_s = deadline_s
+        self._off_scale = off_scale
+        self._rollouts: dict[RolloutIndex, asyncio.Task[ScoredRollout]] = {}
+        self._watches: dict[RolloutIndex, asyncio.Task[EndedRollout]] = {}
+        self.left: list[RolloutIndex] = []
+        """Rollouts that ignored their cancellation."""
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def begin(self, index: RolloutIndex, resumes: str | None) -> None:
+        """Begin a rollout, or continue the session `resumes`."""
+        self._watches[index] = asyncio.create_task(self._watch(index, resumes), name=f"watch {index}")
+
+    async def wait(self) -> list[EndedRollout]:
+        """Wait for ended rollouts. Raises what the source or check raised."""
+        await asyncio.wait(self._watches.values(), return_when=asyncio.FIRST_COMPLETED)
+        ended = sorted(index for index, watch in self._watches.items() if watch.done())
+        return [self._watches.pop(index).result() for index in ended]
+
+    async def end_all(self, keep: Keep) -> list[EndedRollout]:
+        """End all rollouts. Bounded; never raises."""
+        await self._end(list(self._rollouts), keep)
+        for index in self.left:
+            if index in self._watches:
+                self._watches[index].cancel()
+        watches, self._watches = self._watches, {}
+        if watches:
+            _, late = await asyncio.wait(watches.values(), timeout=CANCEL_S)
+            for watch in late:
+                watch.cancel()
+            if late:
+                await asyncio.wait(late, timeout=OBEY_S)
+        return [_end_of(index, watches[index]) for index in sorted(watches)]
+
+    async def _watch(self, index: RolloutIndex, resumes: str | None) -> EndedRollout:
+        rollout = asyncio.create_task(self._source.run(index, resumes), name=f"rollout {index}")
+        self._rollouts[index] = rollout
+        try:
+            await asyncio.wait({rollout}, timeout=self._deadline_s)
+            is_late = not rollout.done()
+            if is_late:
+                await self._end([index], Keep.SAMPLES)
+        finally:
+            del self._rollouts[index]
+        late = f"it still ran after {self._deadline_s:g} s"
+        if not rollout.done():
+            return EndedRollout(index, None, f"{late}, and ignores its cancellation")
+        if rollout.cancelled():
+            return EndedRollout(index, None, late if is_late else "it was cancelled")
+        scored = rollout.result()
+        scored = replace(scored, rollout=stamp_scale(scored.rollout, self._off_scale))
+        return EndedRollout(index, scored, late if is_late else await self._find_problem(scored))
+
+    async def _find_problem(self, scored: ScoredRollout) -> str:
+        if DISPOSITIONS[scored.rollout.outcome.kind] is not Disposition.DELIVERED:
+            return ""
+        if scored.reward is None or not abs(scored.reward) <= _LARGEST_REWARD:  # rejects NaN too
+            return scored.error or f"its reward is {scored.reward}"
+        try:
+            if self._check is not None:
+                await self._check(scored.rollout)
+        except SegmentError as error:
+            return error.message
+        return ""
+
+    async def _end(self, indices: Collection[RolloutIndex], keep: Keep) -> None:
+        running = {index: self._rollouts[index] for index in indices if not self._rollouts[index].done()}
+        if not running:
+            return
+        problem = await attempt(partial(self._source.end, running, keep), END_S, name=f"end {len(running)} rollouts")
+        late = [rollout for rollout in running.values() if not rollout.done()]
+        if problem or late:
+            _log.warning(ROLLOUTS_NOT_ENDED, problem=problem, rollouts=len(late))
+        for rollout in late:
+            rollout.cancel()
+        if late:
+            await asyncio.wait(late, timeout=CANCEL_S)
+        for index, rollout in running.items():
+            if not rollout.done():
+                rollout.add_done_callback(read_end)
+                self.left.append(index)
+                _log.warning(ROLLOUT_LEFT, rollout=str(index))
+
+
+def _end_of(index: RolloutIndex, watch: asyncio.Task[EndedRollout]) -> EndedRollout:
+    if not watch.done() or watch.cancelled():
+        return EndedRollout(index, None, "it was cancelled")
+    error = watch.exception()
+    if error is not None:
+        _log.warning(SURPLUS_ROLLOUT_RAISED, rollout=str(index), error=f"{type(error).__name__}: {error}")
+        return EndedRollout(index, None, str(error))
+    return watch.result()

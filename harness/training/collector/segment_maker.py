@@ -3,7 +3,7 @@
 Accounts of a rollout sum to the trained and masked tokens of its session's ledger.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,16 +14,60 @@ import numpy.typing as npt
 from harness.errors import SegmentError, StepError
 from harness.samples.delivery import SampleDelivery, turn_spans
 from harness.samples.encoders import EncodedSample, SegmentEncoder, WholeSampleEncoder, require_sampled_prefix
-from harness.samples.proximal import staleness
+from harness.samples.proximal import Staleness, staleness
 from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment, TooLong, fit_segment
 from harness.samples.turn_rewards import earned_rewards, spread_over_tokens
 from harness.samples.versions import NOT_SAMPLED
-from harness.training.collector.groups import Advantage
-from harness.training.collector.rollout_index import ScoredRollout
-from harness.training.collector.sample_account import SegmentedSample, StepDropReason
+from harness.training.collector.groups import Advantage, RolloutIndex, ScoredRollout
 from harness.training.collector.sampling_scale import forget_constrained
 from harness.types import Sample
+
+
+class StepDropReason(StrEnum):
+    """Reason why delivered tokens are not trained; encoders add more."""
+
+    FILTERED = "filtered"
+    OVER_SAMPLED = "over_sampled"
+    """Group not needed."""
+    STALE = "stale"
+    """Older than `max_staleness` allows."""
+    TOO_LONG = "too_long"
+    """Does not fit into a pack."""
+    FAILED_ROLLOUT = "failed_rollout"
+    """Rollout replaced, or counted untrained."""
+    CUT_BY_ENCODER = "cut_by_encoder"
+    INTERRUPTED = "interrupted"
+    """Session in no step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedSample:
+    """Account of a sample. Tokens shared with an earlier sample count there."""
+
+    rollout: RolloutIndex
+    sample: int
+    advantage: Advantage
+    tokens: int
+    """Prompt and appended included."""
+    trained: int
+    """Sampled, loss mask 1."""
+    masked: int
+    """Sampled, loss mask 0, not stale."""
+    appended: int = 0
+    """Trained, not sampled."""
+    reason: str = ""
+    """Why it has no segment."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Sampled, but not in the segment or stale."""
+    staleness: Staleness | None = None
+    dropped_turns: int = 0
+    """By the merge rule (I3)."""
+    repeat_terminated: int = 0
+
+    @property
+    def sampled(self) -> int:
+        return self.trained + self.masked + sum(self.dropped.values())
 
 
 class MadeSegment(NamedTuple):

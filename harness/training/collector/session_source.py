@@ -13,7 +13,7 @@ from harness.rollouts.control.abort_report import AbortBudget, Keep, was_cut_sho
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward, reward_turns
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 
 MakeTask = Callable[[RolloutIndex], AgentTask]
 """One prompt per group, and a separate working directory per attempt."""

@@ -1,27 +1,30 @@
-"""Step outcome: handed-over groups, and a step at its end. No I/O.
+"""Step outcome: groups that a step hands over, the step once collected, packed and trained. Values.
 
-Every rollout has one `RolloutUse`, in the step in which it ended, with its session's ledger: these make up the run's
-ledger.
+Every rollout has one `Disposition`, in the step in which it ended, with its session's ledger: these make up the run's
+ledger. A pack is named by its digest and its segments by rollout and sample, so a step can be packed again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from harness.samples.rollout import OutcomeKind
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.segment_maker import SegmentedSample
+from harness.training.learner.learner import StepReport
 from harness.types import Json
 
 
-class RolloutUse(StrEnum):
+class Disposition(StrEnum):
     """Use of a rollout in a step."""
 
     DELIVERED = "delivered"
     """Trained."""
     COUNTED = "counted"
-    """In the step, untrained."""
+    """Fills its place, untrained."""
     REPLACED = "replaced"
-    """Failed or late; retried."""
+    """Failed or late; another attempt takes its place."""
     FILTERED = "filtered"
     OVER_SAMPLED = "over_sampled"
     """Group not needed."""
@@ -34,7 +37,7 @@ class SettledRollout:
     """A rollout without tokens."""
 
     index: RolloutIndex
-    use: RolloutUse
+    use: Disposition
     kind: OutcomeKind | None
     """None if cancelled without a session, or never ended."""
     session_id: str | None
@@ -91,3 +94,67 @@ class CollectedStep:
     """Rollouts that ignored their cancellation."""
     generate_s: float = 0.0
     """Seconds until the last group was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackFacts:
+    """Pack that the learner received."""
+
+    digest: str
+    tokens: int
+    trained: int
+    """Counted in the pack, to check its segments."""
+    segments: tuple[tuple[RolloutIndex, int], ...]
+    """Rollout and sample number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """Step with all packs accumulated, before the update."""
+
+    collected: CollectedStep
+    version: int
+    """Live policy version at the hand-over."""
+    samples: tuple[SegmentedSample, ...]
+    """Dropped ones included."""
+    packs: tuple[PackFacts, ...]
+    encoder_counts: Mapping[str, int]
+    normalizer: float
+    """This rank's part."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """In seconds."""
+
+    total_s: float
+    """Without rollouts generated ahead."""
+    forward_s: float
+    """In `Learner.accumulate`."""
+    finish_s: float
+    """In `Learner.finish_step`."""
+    pack_waits_s: float
+    """Learner idle, until the last pack."""
+    overlap_s: float
+    """Part of `forward_s` during generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """Step after its update."""
+
+    packed: PackedStep
+    report: StepReport
+    times: StepTimes
+
+
+class StepJournal(Protocol):
+    """Durable record of progress. An exception fails the step untrained."""
+
+    async def planned(self, step: int) -> None:
+        """Record the begin of a step."""
+        ...
+
+    async def packed(self, step: PackedStep) -> None:
+        """Record a step before `finish_step`."""
+        ...

@@ -1,14 +1,78 @@
-"""Step rules: validated settings of a collector. Pure."""
+"""Step rules: validated settings of a collector, and what becomes of a rollout. Pure.
 
+An engine or harness failure says nothing about the policy, so the rollout is replaced. An agent failure may be the
+policy's doing: the trainer chooses.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from harness.errors import StepError
-from harness.training.collector.fates import OnFailure
+from harness.samples.rollout import OutcomeKind
 from harness.training.collector.groups import GroupFilter
 from harness.training.collector.sampling_scale import OffScale
-from harness.training.collector.step_budget import StepBudget
-from harness.training.collector.step_plan import Order
+from harness.training.collector.step_outcome import Disposition
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Exact number of rollouts per step, over all ranks, in whole groups.
+
+    Raises `StepError` for values below 1 or a partial group.
+    """
+
+    rollouts_per_step: int
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rollouts_per_step < 1 or self.group_size < 1:
+            raise StepError(f"rollouts_per_step and group_size are at least 1, these are {self}")
+        if self.rollouts_per_step % self.group_size:
+            raise StepError(
+                f"rollouts_per_step is {self.rollouts_per_step}, which is no multiple of group_size, {self.group_size}"
+            )
+
+    @classmethod
+    def derive(cls, per_device_batch: int, world_size: int, gradient_accumulation: int, group_size: int = 1) -> Self:
+        """Return the budget that equals the global batch of a trainer."""
+        return cls(per_device_batch * world_size * gradient_accumulation, group_size)
+
+    @classmethod
+    def cover(cls, rollouts: int, per_device_batch: int, world_size: int, group_size: int = 1) -> Self:
+        """Return the smallest such budget of at least `rollouts`."""
+        batch = per_device_batch * world_size
+        if batch < 1:
+            raise StepError(f"per_device_batch times world_size is at least 1, this is {batch}")
+        return cls.derive(per_device_batch, world_size, -(-rollouts // batch), group_size)
+
+    @property
+    def groups(self) -> int:
+        """Number over all ranks."""
+        return self.rollouts_per_step // self.group_size
+
+    def slice_of(self, rank: int, world_size: int) -> range:
+        """Return the groups of `rank`, possibly none. Raises `StepError`."""
+        if not 0 <= rank < world_size:
+            raise StepError(f"expected a rank from 0 to {world_size - 1}, got {rank}")
+        return range(self.groups * rank // world_size, self.groups * (rank + 1) // world_size)
+
+
+class OnFailure(StrEnum):
+    """Choice for agent failures."""
+
+    REPLACE = "replace"
+    COUNT = "count"
+
+
+class Order(StrEnum):
+    """Order in which groups are handed over."""
+
+    INDEX = "index"
+    """By number, once all before are decided."""
+    ARRIVAL = "arrival"
+    """As they are kept."""
 
 
 class Partial(StrEnum):
@@ -51,3 +115,27 @@ class StepRules:
             raise StepError(f"deadline_s: expected a positive number of seconds, got {self.deadline_s}")
         if self.partial is Partial.RESUME and not self.over_sampling:
             raise StepError('partial="resume" goes on with over-sampled groups, and over_sampling is 0; set that too')
+
+
+DISPOSITIONS: Mapping[OutcomeKind, Disposition | None] = {
+    OutcomeKind.FINISHED: Disposition.DELIVERED,
+    OutcomeKind.LIMITED: Disposition.DELIVERED,
+    OutcomeKind.NO_MODEL_CALL: None,
+    OutcomeKind.CRASHED: None,
+    OutcomeKind.GARBAGE: None,
+    OutcomeKind.TIMED_OUT: None,
+    OutcomeKind.DRAINED: Disposition.REPLACED,  # by a client or operator: rollouts that a step ends never come here
+    OutcomeKind.NOT_STARTED: Disposition.REPLACED,
+    OutcomeKind.ENGINE_FAILED: Disposition.REPLACED,
+    OutcomeKind.HARNESS_FAILED: Disposition.REPLACED,
+}
+"""None if `OnFailure` decides."""
+
+
+def dispose(kind: OutcomeKind, on_failure: OnFailure, *, is_usable: bool = True) -> Disposition:
+    """Return what becomes of a rollout. `is_usable`: it has a finite reward, and its encoder did not fail."""
+    disposition = DISPOSITIONS[kind]
+    if disposition is None:
+        return Disposition.COUNTED if on_failure is OnFailure.COUNT else Disposition.REPLACED
+    # A missing reward is never a zero.
+    return Disposition.REPLACED if disposition is Disposition.DELIVERED and not is_usable else disposition

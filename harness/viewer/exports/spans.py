@@ -3,12 +3,12 @@
 The record also has the rollout's outcome and reward, which the server lacks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from harness.server.telemetry.tracing.spans import TracedRequest, TracedSession, TracedTurn, write_request
+from harness.server.telemetry.tracing.spans import SERVICE, TracedRequest, TracedSession, TracedSpan, TracedTurn
 from harness.types import Json, end_of_turn
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
@@ -30,11 +30,13 @@ def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
         for line in view.sessions:
             if line.session_id is None:
                 continue
-            spans: list[bytes] = []
+            spans: list[Json] = []
             with say_missing(f"session {line.session_id}", missing):
-                spans = list(map(msgspec.json.encode, session_spans(line, look_into(run, line.session_id))))
+                spans = list(session_spans(line, look_into(run, line.session_id)))
             if spans:
-                file.write(write_request(spans) + b"\n")
+                scope = {"scope": {"name": "harness"}, "spans": spans}
+                resource = {"resource": {"attributes": _attributes(SERVICE)}, "scopeSpans": [scope]}
+                file.write(msgspec.json.encode({"resourceSpans": [resource]}) + b"\n")
                 count += len(spans)
     return count
 
@@ -44,7 +46,7 @@ def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
     turns = [_trace_turn(session.session_id, turn) for turn in session.turns]
     if not turns:
         return
-    yield from TracedSession(
+    traced = TracedSession(
         session.session_id,
         len(turns),
         (min(turn.asked_at for turn in turns), max(turn.ended_at for turn in turns)),
@@ -53,9 +55,10 @@ def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
         line.outcome,
         line.cause,
         line.reward,
-    ).spans()
+    )
+    yield from map(_to_json, traced.spans())
     for turn in turns:
-        yield from turn.spans()
+        yield from map(_to_json, turn.spans())
 
 
 def _trace_turn(session_id: str, turn: TurnView) -> TracedTurn:
@@ -92,3 +95,39 @@ def _trace_request(request: Json) -> TracedRequest:
         request.get("worker") or "",
         request.get("finish_reason"),
     )
+
+
+def _to_json(span: TracedSpan) -> Json:
+    told: Json = {
+        "traceId": f"{span.trace_id:032x}",
+        "spanId": f"{span.span_id:016x}",
+        "name": span.name,
+        "kind": span.kind,
+        "startTimeUnixNano": str(span.began_at),
+        "endTimeUnixNano": str(span.ended_at),
+        "attributes": _attributes(span.attributes),
+    }
+    if span.parent_id is not None:
+        told["parentSpanId"] = f"{span.parent_id:016x}"
+    if span.status:
+        told["status"] = {"code": span.status}
+    if span.link is not None:
+        trace_id, span_id, flags = span.link
+        told["links"] = [{"traceId": f"{trace_id:032x}", "spanId": f"{span_id:016x}", "flags": flags}]
+    return told
+
+
+def _attributes(values: Mapping[str, object]) -> list[Json]:
+    return [{"key": key, "value": _value(value)} for key, value in values.items()]
+
+
+def _value(value: object) -> Json:
+    match value:
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case list():
+            return {"arrayValue": {"values": [_value(each) for each in value]}}
+        case _:
+            return {"stringValue": value}

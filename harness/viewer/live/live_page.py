@@ -28,7 +28,7 @@ from harness.errors import RequestError
 from harness.machine.asgi import HangingUpServer, answering, listening
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.session_server import Deadlines, SessionServerClient
+from harness.rollouts.client.session_server import GREETING_S, Deadlines, SessionServerClient
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import BrowserState, LiveLook
 from harness.viewer.look import find_tokenizer
@@ -38,7 +38,6 @@ from server_patch.background import running
 
 _SECRET_BYTES = 24
 _HTTP_PORT = 80  # which a browser leaves out
-_GREETING_S = 5.0
 _DEADLINES = Deadlines(attempt_s=10.0, read_s=20.0)
 _BOUNDS = ConnectionBounds(
     connections=64, header_bytes=16_384, header_lines=64, header_s=10.0, body_s=10.0, write_s=30.0
@@ -114,9 +113,9 @@ async def serve_live(
         listener = stack.enter_context(listening("127.0.0.1", port))
         client = await stack.enter_async_context(SessionServerClient(address, deadlines=_DEADLINES))
         # A shard lacks this report and is refused here: users view its front.
-        await client.gate().report(deadline_s=_GREETING_S)
+        await client.gate().report(deadline_s=GREETING_S)
         missing: list[str] = []
-        described = await client.describe(deadline_s=_GREETING_S)
+        described = await client.describe(deadline_s=GREETING_S)
         folder = await asyncio.to_thread(find_tokenizer, tokenizer_of(described), tokenizer, missing)
         texts = None if folder is None else await asyncio.to_thread(Tokenizer.load, folder)
         bound, secret = listener.getsockname()[1], secrets.token_urlsafe(_SECRET_BYTES)

@@ -30,6 +30,9 @@ from tests.conformance.agents.parts import ENVIRONMENT, GO, IN_TOOL, INSTRUCTION
 from tests.conformance.agents.staged_engine import Heard, Part, StagedEngine
 from tests.conformance.clients.witness import Witness
 
+MODEL = "organization/model"
+"""Hub ids have a slash, which some agents take for the end of a provider's name."""
+
 PATIENCE_S = 100
 """Several programs start at once on few cores."""
 
@@ -137,7 +140,7 @@ class Stage:
 
     async def _run(self) -> tuple[Rollout, float]:
         session = {"session_id": self.session_id}
-        task = AgentTask(self.agent, INSTRUCTION, self.folder, "scripted", deadline_s=2 * PATIENCE_S, session=session)
+        task = AgentTask(self.agent, INSTRUCTION, self.folder, MODEL, deadline_s=2 * PATIENCE_S, session=session)
         return await self.manager.run(task), time.monotonic()
 
     def _played(self, run: tuple[Rollout, float]) -> Played:

@@ -6,14 +6,13 @@ The seconds are those of the machine it runs on; everything else is the same eve
 """
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from harness.rollouts.agents.programs import bundled_profile
 from tests.checkout import ROOT
 from tests.conformance.agents.offline import play_offline
 from tests.conformance.agents.scenes import Findings
 from tests.conformance.agents.stage import Played
+from tests.conformance.clients.table import row, write
 
 PAGE = ROOT / "docs" / "agents.md"
 BEGIN, END = "<!-- agents: begin -->", "<!-- agents: end -->"
@@ -35,7 +34,7 @@ COLUMNS = (
 def table_of(findings: Findings) -> list[str]:
     """The lines of the table."""
     names = sorted(findings.alone)
-    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_row(name, findings) for name in names)]
+    return [row(COLUMNS), row(["---"] * len(COLUMNS)), *(_row(name, findings) for name in names)]
 
 
 def is_whole(played: Played) -> bool:
@@ -52,7 +51,7 @@ def further_requests(played: Played) -> int:
 def _row(name: str, findings: Findings) -> str:
     profile, alone = bundled_profile(name), findings.alone[name]
     drains = (findings.drained_between_turns[name], findings.drained_in_flight[name])
-    return _line(
+    return row(
         [
             f"{name} {profile.version}",
             profile.spec.dialect,
@@ -72,17 +71,5 @@ def _kept(played: Played) -> str:
     return "**no**" if not is_whole(played) else "yes" if played.is_one_sample else "a sample a turn"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def write(page: Path, findings: Findings) -> None:
-    """Put the table where the page has its marks."""
-    text = page.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    lines = "\n".join([BEGIN, "", *table_of(findings), "", END])
-    page.write_text(f"{before}{lines}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write(PAGE, play_offline(sys.argv[1:]))
+    write(PAGE, table_of(play_offline(sys.argv[1:])), BEGIN, END)

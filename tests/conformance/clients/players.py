@@ -44,8 +44,6 @@ class ClientLibrary(NamedTuple):
 PACKAGES = {
     "openai_2": "openai",
     "openai_3": "openai",
-    "pydantic_ai_chat": "pydantic-ai-slim",
-    "openai_agents": "openai-agents",
     "anthropic_2": "anthropic",
 }
 LIBRARIES = tuple(

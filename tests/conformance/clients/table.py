@@ -31,7 +31,7 @@ ASKED_BEFORE = 1
 
 def table_of(findings: Findings) -> list[str]:
     """The lines of the table."""
-    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_row(library, findings) for library in LIBRARIES)]
+    return [row(COLUMNS), row(["---"] * len(COLUMNS)), *(_row(library, findings) for library in LIBRARIES)]
 
 
 def table_in(page: str, begin: str = BEGIN, end: str = END) -> list[str]:
@@ -44,12 +44,16 @@ def without_seconds(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"\d+\.\d s", "_ s", line) for line in lines]
 
 
-def write(page: Path, findings: Findings) -> None:
+def write(page: Path, table: Sequence[str], begin: str = BEGIN, end: str = END) -> None:
     """Put the table where the page has its marks."""
     text = page.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    lines = "\n".join([BEGIN, "", *table_of(findings), "", END])
-    page.write_text(f"{before}{lines}{after}", encoding="utf-8")
+    lines = "\n".join([begin, "", *table, "", end])
+    page.write_text(f"{text.partition(begin)[0]}{lines}{text.partition(end)[2]}", encoding="utf-8")
+
+
+def row(cells: Sequence[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def further_requests(played: Played) -> int:
@@ -64,7 +68,7 @@ def survived(played: Played) -> bool:
 
 def _row(library: ClientLibrary, findings: Findings) -> str:
     between, in_flight = findings.drained_between_turns[library], findings.drained_in_flight[library]
-    return _line(
+    return row(
         [
             f"{library.package} {library.version}",
             "streamed" if library.streams else "whole",
@@ -75,14 +79,10 @@ def _row(library: ClientLibrary, findings: Findings) -> str:
     )
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def main() -> None:
     """Play everything and write the table."""
     configure_logging("error")
-    write(PAGE, asyncio.run(play_all()))
+    write(PAGE, table_of(asyncio.run(play_all())))
 
 
 if __name__ == "__main__":

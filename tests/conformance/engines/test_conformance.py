@@ -209,34 +209,19 @@ async def test_who_reads_along_hears_every_token_as_it_comes(bench: Bench):
 
 
 async def test_a_stream_and_a_whole_generation_agree(bench: Bench):
-    """Streaming changes how tokens arrive, not which."""
-    *_, streamed = [
-        piece
-        async for piece in bench.provider.stream(
-            GenerationRequest(
-                bench.prompt, GREEDY, request_id=uuid4().hex, session_id=uuid4().hex, prompt_logprobs_from=2
-            )
-        )
-    ]
+    """Streaming changes how tokens arrive, not which. vLLM scores no prompt in a stream: there is one delta."""
+    ids = {"request_id": uuid4().hex, "session_id": uuid4().hex}
+    request = GenerationRequest(bench.prompt, GREEDY, **ids, prompt_logprobs_from=2)
+    *deltas, streamed = [piece async for piece in bench.provider.stream(request)]
     whole = await generate(bench, prompt_logprobs_from=2)
 
     assert isinstance(streamed, GenerationResult)
     assert streamed.output_ids.tolist() == whole.output_ids.tolist()
+    assert [i for delta in deltas for i in delta.output_ids.tolist()] == streamed.output_ids.tolist()
+    assert (len(deltas) > 1) == bench.expects.streams_scored_prompts
     assert streamed.prompt_logprobs is not None
     assert whole.prompt_logprobs is not None
     np.testing.assert_allclose(streamed.prompt_logprobs.logprobs, whole.prompt_logprobs.logprobs, atol=bench.tolerance)
-
-
-async def test_a_stream_with_prompt_logprobs_says_the_same(bench: Bench):
-    """VLLM scores no prompt in a stream: all tokens come in one delta there."""
-    stream = bench.provider.stream(
-        GenerationRequest(bench.prompt, GREEDY, request_id=uuid4().hex, prompt_logprobs_from=2)
-    )
-    *deltas, result = [piece async for piece in stream]
-
-    assert isinstance(result, GenerationResult)
-    assert [i for delta in deltas for i in delta.output_ids.tolist()] == result.output_ids.tolist()
-    assert (len(deltas) > 1) == bench.expects.streams_scored_prompts
 
 
 async def test_alternatives_come_best_first(bench: Bench):

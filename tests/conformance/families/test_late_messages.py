@@ -24,7 +24,7 @@ OWN_ANSWERS = [
     ("1 call", ("tool", "answer", "user")),
     ("answer", ("user", "1 call", "tool")),
 ]
-LEADS = [(), ("system",), ("system", "developer")]
+LEADS = [(), ("system", "developer")]
 REWRITTEN = {
     ("mistral_nemo", ("tool", "system", "tool", "user")),
     ("mistral_nemo", ("tool", "answer", "user")),

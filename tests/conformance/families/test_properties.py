@@ -1,7 +1,6 @@
 """What is promised of every family, over generated conversations, with its real tokenizer and template."""
 
 import os
-from itertools import islice
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
-from harness.tokens.conversations import Exchange, exchange, exchanges
+from harness.tokens.conversations import Exchange, exchange
 from harness.tokens.verify import (
     CHECKS,
     Branched,
@@ -17,15 +16,14 @@ from harness.tokens.verify import (
     Property,
     check_closed,
     check_delimiter,
-    check_guarded,
     check_prompt,
 )
 from tests.conformance.families.family import Family
 from tests.conformance.families.page import verdicts_of
 from tests.conformance.families.sampling import CONTENTS
 
-EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "200"))
-"""Times the number of families: more than three thousand conversations, and sixty thousand in `make soak`."""
+EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "60"))
+"""Times the number of families: a thousand conversations, and sixty thousand in `make soak`."""
 
 ROUNDS = st.sampled_from(
     [("user", "answer"), ("user", "1 call", "tool", "answer"), ("user", "2 calls", "tool", "tool", "answer")]
@@ -85,19 +83,6 @@ def test_any_conversation_goes_on_as_the_template_says(family, case, output):
             assert check is not check_prompt
     if extension is not None:
         assert all(0 <= token_id < chat.tokenizer.vocab_size for token_id in extension)
-
-
-def test_a_marker_in_any_message_is_characters(family):
-    """Whoever writes it, wherever: prompts and delimiters keep the template's markers and no other."""
-    refused = 0
-    for case in islice(exchanges(), 0, None, 29):
-        try:
-            assert check_guarded(verified(family), case) is None
-        except Branched:
-            continue
-        except MalformedRequest:
-            refused += 1
-    assert refused < len([*islice(exchanges(), 0, None, 29)])
 
 
 @settings(max_examples=EXAMPLES_PER_FAMILY, deadline=None, suppress_health_check=list(HealthCheck), database=None)

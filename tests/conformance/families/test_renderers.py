@@ -18,7 +18,6 @@ from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.templates.renderers import (
     RenderersTokenizer,
     TokenizerView,
-    find_renderer,
     renderer_class,
     renderer_names,
 )
@@ -145,22 +144,6 @@ def test_reasoning_of_earlier_turns_stays_as_it_was_sampled(family):
 
 
 @QWEN3
-def test_an_output_cut_inside_its_reasoning_is_closed_as_a_whole(family):
-    """First the reasoning, then the answer, as context that is never trained."""
-    extension = family.chat.extend_ids(turn(family, "<think>\nhm"), [USER], [])
-
-    assert text_of(family, extension).startswith("</think><|im_end|>\n<|im_start|>user\nnext")
-
-
-@QWEN3
-def test_no_bridge_means_a_branch(family):
-    """An answer that ended inside its reasoning."""
-    ended = turn(family, "<think>\nhm<|im_end|>")
-
-    assert family.chat.extend_ids(ended, [USER], []) is None
-
-
-@QWEN3
 @pytest.mark.parametrize("theirs", [[], [USER, {"role": "assistant", "content": "mine"}, USER]])
 def test_what_a_bridge_is_not_for_is_written_by_the_template(family, theirs):
     """A history that ends with the answer, or goes on with one of the client's."""
@@ -170,12 +153,6 @@ def test_what_a_bridge_is_not_for_is_written_by_the_template(family, theirs):
 
     assert extension is not None
     assert extension == family.template.extend_ids(previous, theirs, [])
-
-
-@QWEN3
-def test_a_bridge_that_would_drop_sampled_tokens_is_none(family):
-    """An engine that went on after the end marker: the renderer would cut there."""
-    assert family.chat.extend_ids(turn(family, "a<|im_end|>and more"), [USER], []) is None
 
 
 @QWEN3
@@ -259,12 +236,6 @@ def test_messages_that_a_renderer_refuses_name_the_field(family):
         family.chat.render_ids([], [])
 
     assert caught.value.param == "messages"
-
-
-@pytest.mark.parametrize("family", ["mistral_nemo"], indirect=True)
-def test_a_family_without_a_renderer_keeps_its_template(family):
-    """None gives its ids."""
-    assert find_renderer(family.template) is None
 
 
 def test_every_renderer_is_the_one_that_the_package_has_under_its_name():

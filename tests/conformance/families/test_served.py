@@ -14,7 +14,7 @@ from tests.conformance.families.served import Conversation, judge, serve_convers
 from tests.thoroughness import examples
 
 CHEAP = settings(
-    max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+    max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
 )
 
 

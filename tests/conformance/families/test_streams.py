@@ -37,7 +37,7 @@ def test_every_split_says_the_same(family):
     )
     outputs = st.lists(parts, max_size=12).map(lambda each: [token_id for part in each for token_id in part])
 
-    @settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(output=outputs, cuts=CUTS, has_tools=st.booleans())
     def holds(output: list[int], cuts: list[int], has_tools: bool) -> None:
         tools = [tool()] if has_tools else []

@@ -15,7 +15,7 @@ import msgspec
 
 from tests.conformance.agents.offline import run_offline
 from tests.conformance.agents.table import PAGE
-from tests.conformance.clients.table import table_in
+from tests.conformance.clients.table import row, table_in, write
 from tests.conformance.families.packages import fetch_tokenizer
 from tests.conformance.libraries.casts import LIBRARIES, QWEN2_5, QWEN3, Library
 from tests.conformance.libraries.scene import Conversation, Findings, Played, prepare_cast
@@ -25,9 +25,7 @@ WAYS = ("whole", "streamed")
 COLUMNS = (
     "library",
     "dialect",
-    "answers",
-    "a model that does not think",
-    "a model that thinks before every call",
+    "branches",
     "comes back otherwise, and is recognized",
     "side calls",
 )
@@ -53,7 +51,7 @@ def table_of(findings: Findings) -> list[str]:
         if library.name in findings
         for dialect in library.dialects
     ]
-    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *rows]
+    return [row(COLUMNS), row(["---"] * len(COLUMNS)), *rows]
 
 
 def is_one_branch(played: Played) -> bool:
@@ -69,12 +67,11 @@ def _row(library: Library, dialect: str, played: dict[str, Played]) -> str:
     }
     respelled = sorted({field for each in of.values() for one in each for field in one.respelled})
     side_calls = max(one.side_calls for each in of.values() for one in each)
-    return _line(
+    return row(
         [
             f"{library.package} {library.version}",
             dialect,
-            ", ".join(WAYS[way] for way in library.streams),
-            *(_branches(library, each) for each in of.values()),
+            "; ".join(dict.fromkeys(_branches(library, each) for each in of.values())),
             ", ".join(f"`{field}`" for field in respelled) or "nothing",
             str(side_calls),
         ]
@@ -89,28 +86,18 @@ def _branches(library: Library, played: Sequence[Played]) -> str:
     return f"{told}: {library.rewrites}" if "branches" in told and library.rewrites else told
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def rows_of(libraries: Sequence[Library], lines: Sequence[str]) -> list[str]:
     """Those of the table's `lines` that are about `libraries`."""
     return [line for line in lines if line.startswith(tuple(f"| {library.package} " for library in libraries))]
 
 
-def write(findings: Findings) -> None:
-    """Put the rows of `findings` where the page has its marks, those of other libraries between them."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, *new = table_of(findings)
-    before = table_in(page, BEGIN, END)
-    rows = [row for library in LIBRARIES for row in rows_of([library], new if library.name in findings else before)]
-    lines = "\n".join([BEGIN, "", head, new[0], *rows, "", END])
-    PAGE.write_text(f"{page.partition(BEGIN)[0]}{lines}{page.partition(END)[2]}", encoding="utf-8")
-
-
 def main() -> None:
-    """Play and write."""
-    write(play_offline([library for library in LIBRARIES if not sys.argv[1:] or library.name in sys.argv[1:]]))
+    """Play, and put the rows where the page has its marks, those of other libraries between them."""
+    findings = play_offline([library for library in LIBRARIES if not sys.argv[1:] or library.name in sys.argv[1:]])
+    before = table_in(PAGE.read_text(encoding="utf-8"), BEGIN, END)
+    head, *new = table_of(findings)
+    rows = [line for library in LIBRARIES for line in rows_of([library], new if library.name in findings else before)]
+    write(PAGE, [head, new[0], *rows], BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ BUDGET = AbortBudget(agents_s=30, engines_s=60, drain_s=60, collect_s=120, resum
 
 LOOP = {"steps": [*[CALL] * TURNS, ENDLESS]}
 CUT_LOOP = {"steps": [CALL, CALL, CUT, *[CALL] * (TURNS - 3), ENDLESS]}
+VERBS: dict[str, Json] = {
+    "/pause_generation": {},
+    "/continue_generation": {},
+    "/abort_request": {"abort_all": True},
+    "/flush_cache": {},
+}
 SHORT = {"steps": [CALL, CALL, {"text": "It is done."}]}
 
 
@@ -130,6 +136,9 @@ async def test_an_abort_in_the_middle_of_tool_loops(
     is accounted for, by a reader of the file too; nothing is left in the engines, and the next rollouts are served.
     """
     async with chain(model_dir, smg, tmp_path, *workers.values()) as made:
+        for verb, body in VERBS.items():
+            answer = await made.http.post(verb, json=body)
+            assert (answer.status_code, answer.json()["succeeded"]) == (200, 2), answer.text
         meeting = {"meets_after": TURNS, "members": SESSIONS}
         pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP, **meeting) for number in range(SESSIONS)]
         served = await made.in_the_middle(len(pending))

@@ -55,7 +55,7 @@ async def test_drains_in_a_row(workers: Mapping[str, str], model_dir: Path, tmp_
     The last two have their six turns. What a drain leaves behind shows in the next one; hundreds in a row are the
     subject of `soak/abort_cycles.py`, ten of the shipped scenario.
     """
-    pairs = 3
+    pairs = 2
     met = [
         {"calls": 3, "meeting": f"of pair {pair}", "meets_after": 1, "members": 2}
         for pair in range(pairs)

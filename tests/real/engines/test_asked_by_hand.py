@@ -34,7 +34,6 @@ async def test_the_examples_work_on_the_local_engine_and_on_sglang(sglang_url: s
 
 
 async def test_what_is_neither_a_request_nor_ids_is_refused(model_dir: Path) -> None:
-    """And so is both at once."""
     provider = harness.HuggingFaceTokenProvider(model_dir)
     with pytest.raises(ValueError, match="expected a GenerationRequest, or input_ids and sampling_params"):
         await provider.generate(input_ids=[1, 2])

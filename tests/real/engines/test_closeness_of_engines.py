@@ -31,10 +31,8 @@ def assert_one_model(comparison: Comparison) -> None:
 
 
 async def test_sglang_is_the_local_model(sglang_url: str, engine: HuggingFaceTokenProvider, model_dir: Path):
-    """Within a thousandth of a nat."""
     assert_one_model(await compared(f"sglang={sglang_url}", engine, model_dir))
 
 
 async def test_vllm_is_the_local_model(vllm_url: str, engine: HuggingFaceTokenProvider, model_dir: Path):
-    """Within a thousandth of a nat."""
     assert_one_model(await compared(f"vllm={vllm_url}", engine, model_dir))

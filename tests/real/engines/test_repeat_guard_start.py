@@ -80,23 +80,13 @@ def test_a_server_with_a_wrong_configuration_does_not_start(run: Run) -> None:
 
 
 def test_an_engine_whose_hook_target_is_gone_does_not_start(engine: LaneEngine, run: Run) -> None:
-    """As a later version may have it."""
     done = run(f"{REMOVE_TARGET[engine]}; {LOAD_PLUGINS[engine]}", {})
 
     assert done.returncode == 1
     assert f"{TARGET_NAME[engine]}; use the" in done.stderr.splitlines()[-1]
 
 
-def test_a_plugin_that_is_left_out_attaches_nothing(engine: LaneEngine, run: Run) -> None:
-    """Nothing in the process can know that it is missing: the probe at connect finds out."""
-    done = run(f"{LOAD_PLUGINS[engine]}; print('loaded')", EXCLUDED)
-
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), done.stderr
-    assert "repeat guard" not in done.stderr
-
-
 def test_a_folder_on_the_path_is_enough(engine: LaneEngine, run: Run) -> None:
-    """For servers whose environment cannot get the plugin."""
     done = run(f"{LOAD_PLUGINS[engine]}; {IS_GUARDED[engine]}", EXCLUDED, first=(ON_PATH,))
 
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True"), done.stderr

@@ -90,12 +90,10 @@ async def says_the_script(name: str, local: HuggingFaceTokenProvider, model_dir:
 async def test_sglang_says_the_script_of_a_session(
     sglang_url: str, engine: HuggingFaceTokenProvider, model_dir: Path
 ) -> None:
-    """Cut by a pause on the way."""
     await says_the_script(f"sglang={sglang_url}", engine, model_dir)
 
 
 async def test_vllm_says_the_script_of_a_session(
     vllm_url: str, engine: HuggingFaceTokenProvider, model_dir: Path
 ) -> None:
-    """Cut by a pause on the way."""
     await says_the_script(f"vllm={vllm_url}", engine, model_dir)

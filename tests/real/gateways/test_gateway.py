@@ -109,7 +109,6 @@ async def test_a_failing_generation_is_asked_for_once(kind, request, tmp_path):
 
 @pytest.mark.parametrize("kind", ["smg", "sglang_router"])
 async def test_workers_that_come_and_go_are_followed(kind, request, tmp_path):
-    """Whoever adds one does it at the gateway."""
     program = request.getfixturevalue(kind)
     async with started(program, tmp_path / "log") as (gateway, http, fake), fake_workers("sglang") as [second]:
         workers = WorkerList(http, gateway.url)
@@ -143,7 +142,6 @@ async def test_the_gateway_dies_with_its_owner(smg, tmp_path):
 
 
 async def test_a_gateway_that_does_not_start_says_why(tmp_path):
-    """With the last words of its log."""
     program = tmp_path / "gateway"
     program.write_text("#!/bin/sh\necho 'no such policy' >&2\nexit 3\n")
     program.chmod(0o755)
@@ -172,7 +170,6 @@ async def test_a_gateway_that_talks_much_fills_no_disk(tmp_path, ends):
 
 
 async def test_a_log_that_cannot_be_written_is_named(tmp_path):
-    """Before anything is started."""
     async with open_http() as http:
         launching = launch(http, tmp_path / "none", GatewayKind.SMG, [], log_file=tmp_path / "no" / "log")
         with pytest.raises(GatewayError, match="cannot write the gateway's log"):
@@ -181,8 +178,6 @@ async def test_a_log_that_cannot_be_written_is_named(tmp_path):
 
 
 async def test_what_is_no_gateway_is_refused(tmp_path):
-    """A worker's address, given for the gateway's."""
-
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps({"detail": "Not Found"}).encode()})

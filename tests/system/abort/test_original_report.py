@@ -98,8 +98,7 @@ async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turn
     assert _is_balanced(record)
 
 
-@pytest.mark.parametrize("agent", [go_on, GOES_ON], ids=["function", "program"])
-@pytest.mark.parametrize("selection", ["all", "one"])
+@pytest.mark.parametrize(("agent", "selection"), [(go_on, "all"), (GOES_ON, "one")], ids=["function", "program"])
 async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: Any, selection: str):
     """Aborted in the third turn: whatever the agent asks afterwards is 404, and no engine hears of it."""
     async with stage(tmp_path, *HANGS_IN_THE_THIRD) as staged:

@@ -128,7 +128,6 @@ async def test_a_rollout_that_is_cut_short_again_keeps_its_first_number(tmp_path
 
 
 async def test_a_kept_session_that_nobody_wants_is_given_back(tmp_path: Path):
-    """By its owner, whenever it likes."""
     async with stage(tmp_path, *STOPS_IN_THE_SECOND) as staged:
         staged.start(three_turns)
         await in_the_second_turn(staged)
@@ -150,7 +149,6 @@ async def test_a_session_that_is_gone_cannot_be_resumed(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError])
 async def test_whatever_happens_in_a_pause_the_gate_opens(tmp_path: Path, kind: type[BaseException]):
-    """The error goes on afterwards."""
     async with stage(tmp_path) as staged:
         with pytest.raises(kind):
             async with paused_rollout([staged.server.url], budget=PATIENT):

@@ -83,7 +83,6 @@ async def test_a_tool_call_is_an_answer(run_agent, game_env, workdir: Path):
 
 
 async def test_fixed_messages_are_sent_one_by_one(run_agent):
-    """After the instruction; then it is over."""
     rollout = await run_agent("plain_chat", request_kwargs={"messages": ["And then?"], "max_tokens": 20})
 
     assert rollout.agent_result == {"turns": 2, "ended": "no_more_messages"}
@@ -114,7 +113,6 @@ async def test_a_truncated_answer_ends_the_session(run_agent, game_env, workdir:
 
 
 async def test_a_game_that_raises_is_a_crash(run_agent, tmp_path: Path, workdir: Path):
-    """With its traceback in the log."""
     (tmp_path / "game.py").write_text(COUNTDOWN.replace("self.left -= 1", "raise ValueError('bad rules')"))
     rollout = await run_agent("plain_chat", env={"HARNESS_GAME": str(tmp_path / "game.py")})
 

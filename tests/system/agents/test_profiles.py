@@ -27,7 +27,6 @@ async def test_a_scenario_names_an_agent_by_its_profile(tmp_path: Path) -> None:
 
 
 async def test_an_agent_that_is_not_there_is_told_the_closest(tmp_path: Path) -> None:
-    """Before anything runs."""
     scenario = write_scenario(tmp_path / "noted", agent={"profile": "openai_agent"})
     ended = await asyncio.to_thread(harness, "run", scenario, "--out", tmp_path / "run")
 

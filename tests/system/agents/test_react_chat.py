@@ -88,7 +88,6 @@ async def test_a_tool_loop_runs_to_its_answer(run_agent, workdir: Path):
     ],
 )
 async def test_a_failing_tool_is_answered_with_its_error(run_agent, call, workdir: Path):
-    """The loop goes on."""
     rollout = await run_agent("react_chat", tool_calls(call), ScriptStep(text="Never mind."))
 
     assert rollout.outcome.kind is OutcomeKind.FINISHED
@@ -97,7 +96,6 @@ async def test_a_failing_tool_is_answered_with_its_error(run_agent, call, workdi
 
 
 async def test_a_loop_that_never_answers_ends_at_its_most_turns(run_agent):
-    """By itself, with a result."""
     step = tool_calls(("calculate", {"expression": "1 + 1"}))
     rollout = await run_agent("react_chat", step, env={"HARNESS_MAX_TURNS": "3"})
 

@@ -37,7 +37,6 @@ def test_servers_are_compared_by_their_commands(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_is_named() -> None:
-    """With what it said last."""
     said = bench("--shapes", "1x6", "--servers", "sqlite", "--compare", "broken=ls /nothing/{port}")
 
     assert said.returncode == 1
@@ -46,7 +45,6 @@ def test_a_server_that_does_not_start_is_named() -> None:
 
 @pytest.mark.parametrize("named", ["no command", "proxy=true", "=true"])
 def test_a_name_of_nothing_is_refused(named: str) -> None:
-    """Before anything is measured."""
     said = bench("--compare", named)
 
     assert (said.returncode, said.stdout) == (1, "")

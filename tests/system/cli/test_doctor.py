@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from harness.cli.installation.packages import EXTRAS
 from tests.harness_command import Ended, harness
 
@@ -51,5 +53,33 @@ def test_lines_for_a_reader(tmp_path: Path):
     """Results on standard output, the sum beside it."""
     ended = harness("doctor", env={"HARNESS_CACHE": str(tmp_path)})
 
-    assert {line[:6].strip() for line in ended.stdout.splitlines()} <= {"ok", "warn", ""}
+    assert {line[:7].strip() for line in ended.stdout.splitlines()} <= {"ok", "warn", ""}
     assert ended.stderr.endswith(" 0 fail\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("engine",), "expected harness doctor engine URL"),
+        (("agent",), "expected harness doctor agent NAME"),
+        (("agent", "codex", "--model", "qwen"), "expected --model with an engine server"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments: tuple[str, ...], said: str):
+    """Each says what is missing, with the code of a usage error."""
+    ended = harness("doctor", *arguments)
+
+    assert (ended.code, said in ended.stderr) == (4, True), ended.stderr
+
+
+def test_an_agent_by_either_command(tmp_path: Path):
+    """The document is the same: an environment that is missing fails, with the command that makes it."""
+    one, other = (
+        harness(*words, "openai_agents", "--json", env={"HARNESS_CACHE": str(tmp_path)})
+        for words in (("doctor", "agent"), ("agent", "doctor"))
+    )
+
+    assert (one.code, one.document) == (other.code, other.document)
+    environment = one.document["checks"][-1]
+    assert (one.code, environment["level"], environment["ok"]) == (6, "fail", False)
+    assert environment["next_step"] == "harness agent install openai_agents"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+from harness.cli.live_sessions import LiveSessions
 from harness.cli.operate.top import Reading, draw
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.client.session_server import (
@@ -81,7 +82,9 @@ def test_holders_and_workers_move_no_cursor(capsys):
     )
     hold = HoldReport(hostile, HoldKind.PAUSE, ends_in_s=10.0)
     gate = GateReport(GateState.PAUSED, 1, 0, 1, 0, (hold,))
-    show(draw(Reading(gate, listed, listed, 1.0)))
+    live = LiveSessions()
+    live.look({session.session_id: session}, 5, 0.0)
+    show(draw(Reading(gate, listed, live)))
     printed = capsys.readouterr().out
 
     assert "\x1b" not in printed

@@ -81,7 +81,6 @@ async def test_a_provider_says_what_broke(kind: str, action: Action, error: type
 
 @pytest.mark.parametrize("kind", SERVERS)
 async def test_a_slow_network_is_only_slow(kind: str):
-    """The answer comes, so much later."""
     async with hurt(kind) as (provider, network):
         network.arm(REQUEST, NetworkFault("slow_network", 0.3))
         began = asyncio.get_running_loop().time()
@@ -135,8 +134,15 @@ async def test_a_dead_network_comes_back(kind: str):
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-@pytest.mark.parametrize("scenario", ["abort_network", "abort_weight_update_pause", "abort_engine_dies"])
+@pytest.mark.parametrize(
+    ("kind", "scenario"),
+    [
+        ("sglang", "abort_network"),
+        ("vllm", "abort_network"),
+        ("vllm", "abort_weight_update_pause"),
+        ("sglang", "abort_engine_dies"),
+    ],
+)
 async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind: str, scenario: str):
     """The same checks hold when the network is a real one, and the provider has to find out."""
     fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text=CALL, token_delay_s=0.005),))))

@@ -33,7 +33,6 @@ async def test_a_killed_server_comes_back_at_its_address(spec: LaneSpec) -> None
 
 
 async def test_a_server_that_stays_dead_is_no_trouble_at_the_end(spec: LaneSpec) -> None:
-    """Killing it twice is killing it once."""
     async with KillableLane(spec, lambda _: None) as server:
         await server.kill()
         await server.kill()

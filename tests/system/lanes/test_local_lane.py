@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from harness.engines.base import PauseMode
-from harness.engines.examine.doctor import ProbeAnswer, diagnose
+from harness.engines.examine.doctor import diagnose
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import LaneError
 from harness.lab.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.machine.findings import Level
 from harness.machine.process_name import members
 from harness.rollouts.control.weight_workers import reach
 from harness.tokens.tokenizer import Tokenizer
@@ -90,9 +91,9 @@ def test_up_doctor_down(cache: Path, weights: Path) -> None:
         assert f"--engine sglang={lane.url}" in up.stderr
         examined = harness("engine", "doctor", lane.url, "--model", str(weights))
         title, *findings = examined.stdout.splitlines()
-        assert (examined.code, examined.stderr) == (0, "")
+        assert (examined.code, examined.stderr) == (0, "10 ok, 0 unknown, 1 warn, 0 fail\n")
         assert (title.startswith("local "), title.endswith(f"use it as sglang={lane.url}")) == (True, True)
-        assert [line[9:21] for line in findings if not line.startswith("yes ")] == ["repeat guard"]
+        assert [line[9:21] for line in findings if not line.startswith("ok ")] == ["repeat guard"]
         assert lane.name in harness("engine", "list").stdout
     finally:
         ended = harness("engine", "down", "local")
@@ -104,9 +105,9 @@ async def test_the_variables_of_the_guard_activate_it(spec: LaneSpec, weights: P
     async with open_lane(replace(spec, env=GUARD.to_environ())) as lane:
         findings = (await diagnose(lane.url, tokenizer=Tokenizer.load(weights))).findings
 
-    assert [finding.capability for finding in findings if finding.answer is not ProbeAnswer.YES] == []
-    [guard] = [finding for finding in findings if finding.capability == "repeat guard"]
-    assert GUARD.digest()[:12] in guard.evidence
+    assert [finding.check for finding in findings if finding.level is not Level.OK] == []
+    [guard] = [finding for finding in findings if finding.check == "repeat guard"]
+    assert GUARD.digest()[:12] in guard.found
 
 
 async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -> None:
@@ -123,7 +124,6 @@ async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -
 
 
 async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: Path) -> None:
-    """The server's last words are in the message."""
     folder = write_toy_model(tmp_path / "no-weights")
     with pytest.raises(LaneError, match=r"local-\d+ ended while it started") as caught:
         await start_lane(replace(spec, model_dir=folder))
@@ -133,13 +133,11 @@ async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: 
 
 
 async def test_an_argument_that_the_server_does_not_know_is_said(spec: LaneSpec) -> None:
-    """With what to do."""
     with pytest.raises(LaneError, match="correct or remove it"):
         await start_lane(replace(spec, arguments=("--tensor-parallel-size", "2")))
 
 
 def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
-    """With the name of what is missing."""
     refused = harness("engine", "up", "local", "--model", str(tmp_path))
 
     assert refused.code != 0
@@ -148,7 +146,6 @@ def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path
 
 
 def test_without_torch_the_extra_is_named(cache: Path, weights: Path) -> None:
-    """Before a process is started for it."""
     program = (
         "import sys; from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"

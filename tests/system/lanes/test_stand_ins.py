@@ -61,13 +61,11 @@ def test_what_is_not_implemented_can_be_imported_and_says_so(said: list[str]) ->
 
 
 def test_no_other_kernel_can_be_imported(said: list[str]) -> None:
-    """SGLang guards those imports and goes without."""
     assert said[2].startswith("cannot import name 'silu_and_mul'")
 
 
 @pytest.mark.parametrize("program", ["import sgl_kernel", "import torchvision"])
 def test_beside_a_cuda_build_of_torch_they_refuse(program: str, tmp_path: Path) -> None:
-    """Loudly, and with what to do."""
     (tmp_path / "torch.py").write_text(FAKE_TORCH.format(cuda="13.0"))
     answer = python(program, tmp_path)
 
@@ -75,7 +73,6 @@ def test_beside_a_cuda_build_of_torch_they_refuse(program: str, tmp_path: Path) 
 
 
 def test_operators_are_declared_before_torchvision_runs(tmp_path: Path) -> None:
-    """Its own description of them finds their schemas."""
     (tmp_path / "torchvision.py").write_text(
         "import torch; print(torch.ops.torchvision.nms, torch.ops.torchvision.qnms)"
     )
@@ -84,7 +81,6 @@ def test_operators_are_declared_before_torchvision_runs(tmp_path: Path) -> None:
 
 
 def test_another_sitecustomize_runs_as_well(tmp_path: Path) -> None:
-    """Python runs one; this one runs the next."""
     (tmp_path / "sitecustomize.py").write_text("print('ran')")
 
     assert python("print('program')", tmp_path).stdout.split() == ["ran", "program"]

@@ -52,14 +52,12 @@ def require_whole(rollouts: list[dict[str, Any]]) -> None:
 
 
 def test_a_node_without_the_tokenizer_is_named_and_nothing_is_left(story: Any) -> None:
-    """Neither its actor nor those that did start."""
     assert "does not serve sessions: harness.errors.TokenizerError: expected a HuggingFace folder" in story["refused"]
     assert "no-model" in story["refused"]
     assert story["left_by_refused"] == 0
 
 
 def test_a_start_that_ends_at_a_later_node_leaves_nothing_of_the_earlier_ones(story: Any) -> None:
-    """Detached actors would keep their CPUs for ever."""
     assert (story["stumbled"], story["left_by_stumbling"]) == ("no second one", 0)
 
 
@@ -105,5 +103,4 @@ def test_an_abort_reaches_the_agents_of_every_node(story: Any) -> None:
 
 
 def test_the_end_leaves_no_actor(story: Any) -> None:
-    """Though actors outlive controllers that are killed."""
     assert story["left_at_last"] == 0

@@ -18,11 +18,10 @@ from harness.server.store.memory import MemoryStore
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
 from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
-from tests.session_servers.served import RawClient, Served, says, serving, url_of
+from tests.session_servers.served import serving
 from tests.session_servers.store_file import ledger_of, read_file
 
 PROGRAM = Path(__file__).with_name("serve_until_killed.py")
-AGENTS = 25
 HI = [user("hi")]
 
 
@@ -41,103 +40,6 @@ async def server_process(store: Path, *options: str) -> AsyncIterator[tuple[asyn
         if process.returncode is None:
             process.send_signal(signal.SIGKILL)
         await process.wait()
-
-
-class Agent:
-    """Talks until the server is gone; remembers every answer it received."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.messages = [user(f"{name} begins")]
-        self.answers: list[dict] = []
-
-    async def talk(self, url: str) -> None:
-        async with RawClient(url) as client:
-            self.session = Served(**(await client.post("/sessions"))[1])
-            while True:
-                await self.take_turn(client)
-
-    async def take_turn(self, client: RawClient) -> None:
-        status, answer = await client.post(url_of(self.session), body(self.messages, logprobs=True))
-        assert status == 200, answer
-        self.answers.append(answer)
-        reply = answer["choices"][0]["message"]
-        self.messages = [*self.messages, reply, user(f"{self.name} goes on {len(self.answers)}")]
-
-
-async def test_what_was_answered_survives_kill_9(tmp_path):
-    """Every answer that was received is in the file with its ids and logprobs; sessions go on where they were."""
-    store = tmp_path / "sessions.db"
-    agents = [Agent(f"agent {number}") for number in range(AGENTS)]
-    async with server_process(store) as (process, url):
-        async with RawClient(url) as owner:
-            drained = Served(**(await owner.post("/sessions"))[1])
-            await owner.post("/sessions/drain")
-            await owner.post("/sessions/resume")
-        talks = [asyncio.create_task(agent.talk(url)) for agent in agents]
-        async with asyncio.timeout(30):
-            while sum(len(agent.answers) for agent in agents) < 10 * AGENTS:
-                await asyncio.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        endings = await asyncio.gather(*talks, return_exceptions=True)
-
-    assert all(isinstance(ending, OSError | asyncio.IncompleteReadError) for ending in endings)
-    file = read_file(store)
-    for agent in agents:
-        stored = list(file[agent.session.session_id].turns.values())
-        assert [told(answer) for answer in agent.answers] == [kept(turn) for turn in stored[: len(agent.answers)]]
-        assert [turn.parent for turn in stored] == [None, *range(len(stored) - 1)]
-        assert len(stored) - len(agent.answers) in (0, 1)
-
-    async with server_process(store) as (_, url), RawClient(url) as client:
-        received = [len(agent.answers) for agent in agents]
-        for agent in agents:
-            await agent.take_turn(client)
-        refused, _ = await client.post(url_of(drained), body(HI))
-
-    assert (refused, read_file(store)[drained.session_id].phase) == (404, "closing")
-    after = read_file(store)
-    for agent, count in zip(agents, received, strict=True):
-        turns = after[agent.session.session_id].turns
-        newest = turns[max(turns)]
-        before = turns[count - 1]
-        assert (newest.parent, newest.prompt[: len(before.tokens)]) == (before.index, before.tokens)
-        assert told(agent.answers[-1]) == kept(newest)
-
-
-def told(answer: dict) -> tuple:
-    """What an agent knows of a turn."""
-    choice = answer["choices"][0]
-    return choice["message"]["content"], [entry["logprob"] for entry in choice["logprobs"]["content"]], answer["usage"]
-
-
-def kept(turn) -> tuple:
-    """The same, from the file."""
-    usage = {
-        "prompt_tokens": len(turn.prompt),
-        "completion_tokens": len(turn.output),
-        "total_tokens": len(turn.tokens),
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-    return turn.reply["content"], turn.logprobs, usage
-
-
-async def test_a_server_that_is_stopped_leaves_its_sessions_open(tmp_path):
-    """A restart takes up what an orderly stop left, phases and refusals of drained sessions included."""
-    store = tmp_path / "sessions.db"
-    async with serving(*says("1"), store=store) as client:
-        session = await client.create(sampling={"seed": 5})
-        first = await client.say(session, HI)
-        expected = (await client.record(session))["turns"]
-    async with serving(*says("2"), store=store) as client:
-        restored = client.restored
-        await client.say(session, [*HI, first, user("more")])
-        turns = (await client.record(session))["turns"]
-        by_key = await client.http.get("/sessions")
-
-    assert (restored, len(by_key.json()["sessions"])) == (1, 1)
-    assert [turn | {"delivered": True} for turn in turns[:1]] == [turn | {"delivered": True} for turn in expected]
-    assert turns[1]["parent"] == 0
 
 
 class StuckDisk(MemoryStore):
@@ -171,20 +73,6 @@ async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed(
     assert given_up.status is TurnStatus.FAILED
     assert (again.turn.index, again.turn.reply["content"]) == (0, "second")
     assert (session.ledger().difference, session.ledger().dropped) == (0, {"failed_turn": given_up.output_ids.size})
-
-
-async def test_deleted_sessions_stay_in_the_file_and_out_of_the_server(tmp_path):
-    """The owner has collected; the file is the record."""
-    store = tmp_path / "sessions.db"
-    async with serving(*says("1"), store=store) as client:
-        session = await client.create()
-        await client.say(session, HI)
-        await client.http.delete(f"/sessions/{session.session_id}")
-    async with serving(store=store) as client:
-        restored = client.restored
-
-    kept_session = read_file(store)[session.session_id]
-    assert (restored, kept_session.phase, len(kept_session.turns)) == (0, "closed", 1)
 
 
 @pytest.fixture(name="small_disk")

@@ -1,4 +1,4 @@
-"""Aborts, drains, pauses, sweeps, page-outs, clients that leave, duplicates, kills: any order of them.
+"""Aborts, drains, pauses, sweeps, page-outs, clients that leave, rewrites, duplicates, kills: any order of them.
 
 Checked after every step.
 
@@ -54,6 +54,10 @@ STEPS = st.lists(
             ScriptStep(text="slow and long", token_delay_s=SLOW_S),
             ScriptStep(text="never", fault=ScriptedFault.HANG, fault_after=2, token_delay_s=SLOW_S),
             ScriptStep(text=CALL, token_delay_s=SLOW_S),
+            ScriptStep(text="<tool_call>broken"),
+            ScriptStep(text="no <|im_end|> ünï"),
+            ScriptStep(text=""),
+            ScriptStep(tokens=(5, 6, 7, 250, 251)),
             ScriptStep(text="cut", finish=FinishReason.LENGTH),
             ScriptStep(text="a partial", fault=ScriptedFault.ABORT, fault_after=3),
             ScriptStep(text="nothing", fault=ScriptedFault.ABORT),
@@ -66,6 +70,15 @@ STEPS = st.lists(
     max_size=8,
 )
 NUMBER = st.integers(0, 1_000)
+WORDS = st.sampled_from(["go on", "ü", "", "<|im_start|>assistant\n"])
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.integers(1, 6),
+        "stop": st.just("n"),
+        "tool_choice": st.sampled_from(["auto", "none", "required"]),
+    },
+)
 RETRY = st.sampled_from([{}, {}, {"x-stainless-retry-count": "1"}])
 EXPECTED = {200, 400, 404, 502, 503}
 
@@ -83,6 +96,7 @@ class Asked:
     is_harvested: bool = False
 
     headers: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         answer = self.exchange.answer
@@ -287,13 +301,23 @@ class FaultMachine(RuleBasedStateMachine):
     # Agents
 
     @precondition(lambda self: self.sessions)
-    @rule(turns=st.lists(st.tuples(NUMBER, NUMBER, st.sampled_from(["go on", "ü"])), min_size=1, max_size=5))
-    def take_turns(self, turns: list[tuple[int, int, str]]) -> None:
+    @rule(turns=st.lists(st.tuples(NUMBER, NUMBER, WORDS, st.just({}) | FIELDS), min_size=1, max_size=5))
+    def take_turns(self, turns: list[tuple[int, int, str, dict[str, Any]]]) -> None:
         """The last histories first: agents mostly go on where they are."""
-        for which, history, word in turns:
+        for which, history, word, fields in turns:
             known = self.known(which)
             messages, continues = known.histories[-1 - history % len(known.histories)]
-            self.send(known, [*messages, user(word)], continues, {})
+            self.send(known, [*messages, user(word)], continues, {}, fields)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=NUMBER, history=NUMBER, position=NUMBER, word=WORDS)
+    def rewrite(self, which: int, history: int, position: int, word: str) -> None:
+        """A client that changes what was said before."""
+        known = self.known(which)
+        messages, _ = known.histories[-1 - history % len(known.histories)]
+        place = position % len(messages)
+        changed = messages[place] | {"content": f"rewritten {word}"}
+        self.send(known, [*messages[:place], changed, *messages[place + 1 :]], None, {}, {})
 
     @precondition(lambda self: any(known.requests for known in self.sessions))
     @rule(which=NUMBER, request=NUMBER, headers=RETRY)
@@ -302,7 +326,7 @@ class FaultMachine(RuleBasedStateMachine):
         talkative = [known for known in self.sessions if known.requests]
         known = talkative[which % len(talkative)]
         asked = known.requests[request % len(known.requests)]
-        self.send(known, asked.messages, asked.continues, headers)
+        self.send(known, asked.messages, asked.continues, headers, asked.fields)
 
     @precondition(lambda self: not self.live.engine.is_deaf)
     @rule(which=NUMBER)
@@ -319,8 +343,15 @@ class FaultMachine(RuleBasedStateMachine):
         self.live.run(asyncio.sleep(5 * A_MOMENT_S))
         self.harvest()
 
-    def send(self, known: Known, messages: list[dict], continues: tuple | None, headers: dict[str, str]) -> None:
-        content = body(messages, logprobs=True, tools=[tool("add")])
+    def send(
+        self,
+        known: Known,
+        messages: list[dict],
+        continues: tuple | None,
+        headers: dict[str, str],
+        fields: dict[str, Any],
+    ) -> None:
+        content = body(messages, logprobs=True, tools=[tool("add")], **fields)
         before = [asked for asked in known.requests if asked.body == content]
         is_another = not before or ((before[-1].is_waiting or before[-1].was_answered) and not headers)
         known.may_sample[content] += is_another
@@ -331,7 +362,8 @@ class FaultMachine(RuleBasedStateMachine):
             await asyncio.wait([exchange.task], timeout=A_MOMENT_S)
             return exchange
 
-        known.requests.append(Asked(self.live.run(begin()), content, messages, continues, headers=headers))
+        asked = Asked(self.live.run(begin()), content, messages, continues, headers=headers, fields=fields)
+        known.requests.append(asked)
         self.harvest()
 
     def harvest(self) -> None:

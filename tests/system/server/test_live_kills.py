@@ -28,7 +28,7 @@ from tests.session_servers.store_file import ledger_of, read_file
 from tests.system.server.test_crash import server_process
 
 CLIENTS = 8
-KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "5"))
+KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "4"))
 LENGTH = "400"
 """Characters of an answer: several parts of a live stream."""
 DELTAS = 16

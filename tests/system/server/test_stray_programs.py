@@ -28,8 +28,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 PROGRAMS = ROOT / "tests" / "processes"
 OF_PROGRAM = "What is rewarded is easily said, and a program says it for ever and ever."
 COPY = shlex.join([sys.executable, str(PROGRAMS / "made_program.py")])
-BACKGROUND = f"(nohup sh -c {shlex.quote(f'{COPY}; touch done')} >&2 &); until [ -e done ]; do sleep 0.1; done"
-NODE = shlex.join(["node", str(PROGRAMS / "made_program.mjs")])
 CURL = (
     'curl --silent "$OPENAI_BASE_URL/chat/completions" -H "authorization: Bearer $OPENAI_API_KEY"'
     """ -d '{"messages": [{"role": "user", "content": "Say what is easily rewarded."}]}'"""
@@ -91,9 +89,7 @@ def require_only_the_agent(played: Played) -> None:
     assert any("stray" in remark for remark in session["remarks"]), session["remarks"]
 
 
-@pytest.mark.parametrize(
-    "command", [COPY, BACKGROUND, NODE, CURL], ids=["a copy of the client", "in the background", "node", "curl"]
-)
+@pytest.mark.parametrize("command", [COPY, CURL], ids=["a copy of the client", "curl"])
 async def test_nothing_of_a_program_is_trained(tmp_path: Path, command: str) -> None:
     """It is another program below the agent."""
     played = await play(tmp_path, command)
@@ -102,10 +98,9 @@ async def test_nothing_of_a_program_is_trained(tmp_path: Path, command: str) -> 
     assert "the program" in played.evidence[1]
 
 
-@pytest.mark.parametrize("command", [NODE, CURL], ids=["node", "curl"])
-async def test_without_the_process_another_client_is_caught(tmp_path: Path, command: str) -> None:
+async def test_without_the_process_another_client_is_caught(tmp_path: Path) -> None:
     """Its headers say that it is none of the agent's, while the agent's tool runs."""
-    played = await play(tmp_path, command, hides_processes=True)
+    played = await play(tmp_path, CURL, hides_processes=True)
 
     require_only_the_agent(played)
     assert "the client" in played.evidence[1]

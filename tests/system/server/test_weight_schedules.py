@@ -129,7 +129,7 @@ def unmet(sample: Any) -> set[int]:
 @given(ACTIONS)
 @example([("ask", 0), ("wait", 2), ("update", 1), ("wait", 2), ("update", 1), ("wait", 2), ("update", 1)])
 @example([("ask", 0), ("ask", 1), ("finish", 0), ("update", 1), ("branch", 0), ("ask", 0), ("update", 1), ("ask", 1)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_token_misses_its_next_version(actions):
     """Turns in flight end with each update: only what the live version sampled still waits at the end."""
     version, samples = asyncio.run(play(actions, PauseMode.ABORT))
@@ -139,7 +139,7 @@ def test_no_token_misses_its_next_version(actions):
 
 
 @given(ACTIONS.map(lambda actions: [(what, 2 if what == "update" and how else how) for what, how in actions]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_versions_that_were_skipped_are_met_by_nobody(actions):
     """Updates by two: no token ever holds another version than its own, and its values are its own."""
     _, samples = asyncio.run(play(actions, PauseMode.ABORT))
@@ -150,7 +150,7 @@ def test_versions_that_were_skipped_are_met_by_nobody(actions):
 
 
 @given(ACTIONS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_frozen_turns_are_never_given_a_wrong_value(actions):
     """Kept requests may miss a version; what they hold is the definition's all the same."""
     _, samples = asyncio.run(play(actions, PauseMode.KEEP))

@@ -22,7 +22,6 @@ async def test_nothing_is_begun_when_the_end_was_asked_for_while_the_run_was_res
         """The user has had enough by then."""
 
         def load_state(self, folder: Path) -> None:
-            """See `Learner`."""
             super().load_state(folder)
             interrupts.request()
 

@@ -9,7 +9,7 @@ import pytest
 from harness.samples.codec import read_samples
 from harness.suite.exits import ExitCode
 from harness.training.collector.record.step_record import pack_again
-from harness.training.collector.record.step_tables import read_step
+from harness.training.collector.record.step_table import read_step
 from harness.training.collector.segment_maker import SegmentMaker
 from tests.harness_command import harness
 from tests.trained_scenario import write_trained_scenario
@@ -42,7 +42,6 @@ def test_samples_of_a_run_have_them(tmp_path: Path):
 
 
 def test_a_turn_that_is_not_there_costs_a_session_its_reward(tmp_path: Path):
-    """Which fails the run, by the turn's name."""
     run = tmp_path / "run"
     ended = harness("run", _scenario(tmp_path / "s", CHECK.format(reward=1, rewards="{2: 1.0}")), "--out", run)
     assert ended.code == ExitCode.CHECKS_FAILED, ended.stderr

@@ -91,7 +91,6 @@ class LocalAgents(Agents):
     """Agents of a local engine, into which one can look."""
 
     async def further(self, *asking: asyncio.Task[None]) -> None:
-        """See `Agents`."""
         assert isinstance(self.engine, CountingProvider)
         sampled = self.engine.sampled
         await eventually(lambda: max(sampled.values(), default=0) > 8 or all(task.done() for task in asking))

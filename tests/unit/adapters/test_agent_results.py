@@ -46,7 +46,6 @@ async def test_a_sample_of_miles_takes_nothing_from_a_program(forger: str, is_tr
 
 
 async def test_an_entry_of_the_data_set_stands_over_the_result(forger: str) -> None:
-    """Whatever its name."""
     async with miles_run(*STEPS, options=("--harness-agent", forger)) as run:
         sample = await generate(state_of(run), prompt="Do it.", metadata={"agent_result": "mine", "agent": {}})
         sample = sample[0] if isinstance(sample, list) else sample
@@ -86,7 +85,6 @@ async def test_areal_scores_a_program_itself_or_trusts_it(forger: str) -> None:
 
 @pytest.mark.agent
 async def test_verl_scores_a_program_itself_or_trusts_it(forger: str) -> None:
-    """The same."""
     message = r"^agent: .* states no reward; set is_scored_by_agent=False, or set trust_agent_result=True$"
     async with miles_run(*STEPS) as run:
         with pytest.raises(AdapterError, match=message):

@@ -187,7 +187,6 @@ async def test_episodes_share_what_they_open_and_areal_ends_it() -> None:
 
 
 def test_another_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was expected of it."""
     import areal
     from areal.api import RolloutWorkflow
 

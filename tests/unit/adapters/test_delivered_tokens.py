@@ -143,7 +143,6 @@ async def test_samples_of_miles(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS[::2])
 async def test_samples_of_slime(seed: int) -> None:
-    """The same, called as slime calls."""
     from slime.rollout.sglang_rollout import generate_and_rm
     from slime.utils.types import Sample
 

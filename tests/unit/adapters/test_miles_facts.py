@@ -131,7 +131,6 @@ def test_fields_and_their_defaults(source: Path, path: str, name: str) -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_parameters(source: Path, path: str, name: str) -> None:
-    """Names and order."""
     taken = find(read(source, path), name).args
     assert [each.arg for each in (*taken.args, *taken.kwonlyargs)] == FUNCTIONS[path, name]
 
@@ -145,7 +144,6 @@ def test_statuses(source: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_every_sampling_parameter_of_miles_is_known(source: Path) -> None:
-    """Kept, or about text."""
     made = find(
         read(source, "miles/rollout/inference_rollout/inference_rollout_common.py"), "compute_sampling_params"
     ).body[-1]

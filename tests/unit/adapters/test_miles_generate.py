@@ -162,7 +162,6 @@ async def test_branches_without_a_reward_of_the_agents_are_scored_once(play: Pla
 
 
 async def test_branches_that_a_limit_ended_are_scored_like_others(play: Play) -> None:
-    """The agent could not state a reward."""
     options = ("--max-seq-len", "300")
     async with miles_run(*SHORT, options=options, custom_agent_function_path=f"{AGENTS}.run_branches") as run:
         metadata, prompt = {"index": 7, "group": miles_agents.ENDLESS}, [{"role": "system", "content": "Be brief."}]
@@ -214,7 +213,6 @@ async def test_an_agent_that_fails_is_an_aborted_sample(play: Play) -> None:
 
 
 async def test_a_session_server_that_is_not_there_costs_samples_and_no_run(play: Play) -> None:
-    """It may be starting; each sample asks again."""
     async with miles_run(*SHORT) as run:
         run.args.harness_session_server = "http://127.0.0.1:9"
         state = state_of(run)
@@ -255,7 +253,6 @@ async def test_a_module_may_ask_for_the_end_itself(play: Play, admin_token: str 
 
 
 async def test_after_an_abort_nothing_begins(play: Play) -> None:
-    """Until miles has reset its state."""
     async with miles_run(*SHORT) as run:
         state = state_of(run)
         state.aborted = True
@@ -323,7 +320,6 @@ async def test_a_rollout_that_begins_while_the_last_one_ends_goes_on(play: Play,
 
 
 def test_metadata_of_a_program_are_an_object(tmp_path: Path) -> None:
-    """A mistake of the data set, named."""
     settings = read_settings(miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat"))
     sample = SimpleNamespace(index=7, group_index=1, prompt=PROMPT, metadata={"agent": "42"})
     with pytest.raises(AdapterError, match=r"^sample 7: metadata\['agent'\]: expected an object, got str$"):
@@ -417,7 +413,6 @@ async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, c
     ],
 )
 def test_our_rollout_function_refuses_when_it_is_made(changes: dict[str, Any], message: str) -> None:
-    """Before an engine has been asked for anything."""
     options = ("--harness-session-server", "http://s", "--harness-agent", "plain_chat")
     args = argparse.Namespace(**{**vars(miles_args(*options)), **changes})
     with pytest.raises(AdapterError, match=message):
@@ -438,7 +433,6 @@ async def test_a_step_that_cannot_begin_ends_the_run(play: Play) -> None:
 
 
 async def test_our_rollout_function_is_miles_own(play: Play) -> None:
-    """It makes a step."""
     from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput
     from miles.utils.types import Sample
 
@@ -454,7 +448,6 @@ async def test_our_rollout_function_is_miles_own(play: Play) -> None:
 
 
 def test_every_refusal_is_tested() -> None:
-    """By the parameters above."""
     marks = test_what_cannot_be_kept_is_refused_by_name.pytestmark
     [tested] = [{each[0] for each in mark.args[1]} for mark in marks if mark.name == "parametrize"]
     assert tested == {refusal.option for refusal in (*REFUSALS, *NO_LISTS)}
@@ -497,7 +490,6 @@ def test_what_can_be_kept_is_not_refused(changes: dict[str, Any]) -> None:
     ],
 )
 def test_options_that_are_missing_are_named(options: tuple[str, ...], message: str) -> None:
-    """Before anything is asked."""
     with pytest.raises(AdapterError, match=message):
         read_settings(miles_args(*options))
 

@@ -49,7 +49,6 @@ async def test_controllers_that_start_a_node_at_once_get_one_server(setup: NodeS
 
 
 async def test_a_start_that_fails_is_tried_again_and_one_that_is_stopped_leaves_nothing(setup: NodeSetup) -> None:
-    """Its end waits for it."""
     tokenizer = Path(setup.tokenizer)
     away = tokenizer.rename(tokenizer.with_name("away"))
     node = RolloutNode(setup)

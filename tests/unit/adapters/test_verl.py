@@ -73,7 +73,6 @@ async def output(
 
 
 async def test_an_output_has_tokens_reward_versions_and_proximal_values() -> None:
-    """As verl's own loops fill them."""
     async with miles_run(*STEPS) as run:
         run.engine.relabel("3")
         made = await output(run, two_turns)
@@ -192,7 +191,6 @@ async def test_what_cannot_be_kept_is_refused_by_name() -> None:
 
 
 async def test_another_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was expected of it."""
     import verl
     from pydantic import BaseModel
     from verl.experimental.agent_loop import agent_loop

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.installation.findings import InstallationFinding, Level, Scratch, ask_all
 from harness.cli.installation.packages import EXTRAS
 from harness.cli.installation.probes import examine_proxy_of
+from harness.cli.installation.probing import Scratch, ask_all
+from harness.machine.findings import Finding, Level
 from tests.checkout import ROOT
 
 
@@ -19,17 +20,17 @@ def test_a_probe_that_hangs_or_breaks_is_a_finding(tmp_path: Path):
     """The others are told all the same, and its folder is gone."""
     never, made = threading.Event(), threading.Event()
 
-    def hang(scratch: Scratch) -> list[InstallationFinding]:
+    def hang(scratch: Scratch) -> list[Finding]:
         (scratch.make(tmp_path) / "file").touch()
         made.set()
         never.wait()
         return []
 
-    def wait_until_made(_: Scratch) -> list[InstallationFinding]:
+    def wait_until_made(_: Scratch) -> list[Finding]:
         made.wait()
-        return [InstallationFinding("fine", Level.OK, "as it should be")]
+        return [Finding("fine", Level.OK, "as it should be")]
 
-    def fall_over(_: Scratch) -> list[InstallationFinding]:
+    def fall_over(_: Scratch) -> list[Finding]:
         raise OSError("no such device")
 
     found = ask_all({"hung": hang, "fine": wait_until_made, "broken": fall_over}, deadline_s=1.0)
@@ -56,7 +57,7 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path):
     program = """
 import sys, threading
 from pathlib import Path
-from harness.cli.installation.findings import ask_all
+from harness.cli.installation.probing import ask_all
 from harness.suite.run.interrupts import terminated_as_interrupted
 def hang(scratch):
     (scratch.make(Path(sys.argv[1])) / "file").touch()

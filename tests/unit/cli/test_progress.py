@@ -5,12 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
+from harness.cli.live_sessions import LiveSessions
 from harness.cli.runs.progress import SILENCE_S, RunProgress
 from harness.cli.runs.run_status import RunStatus
+from harness.rollouts.client.session_server import SessionSummary
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
-from harness.suite.run.watch import LiveSession
 
 
 class _Clock:
@@ -41,8 +42,8 @@ def _record(number: int, tokens: int) -> RolloutRecord:
     )
 
 
-def _session(number: int, tokens: int, state: str = "engine") -> LiveSession:
-    return LiveSession(f"s/{number}", state, 3, tokens)
+def _sessions(tokens: dict[int, int], state: str = "engine") -> dict[str, SessionSummary]:
+    return {f"s/{number}": SessionSummary("id", "open", 3, 0, state, count) for number, count in tokens.items()}
 
 
 def test_a_pipe_is_never_silent_for_two_seconds():
@@ -68,13 +69,22 @@ def test_the_standing_has_pace_states_and_what_is_left():
     standing.begin(total=10, done=4)
     for _ in range(2):
         standing.begin_rollout(100.0)
-    standing.look([_session(4, 100), _session(5, 50)], 101.0)
+    standing.look(_sessions({4: 100, 5: 50}), 101.0)
     standing.end_rollout(_record(4, 130))
-    standing.look([_session(5, 70, "tool")], 103.0)
+    standing.look(_sessions({5: 70}, "tool"), 103.0)
     line = standing.words(104.0)
 
     assert line == "5 of 10 ended, 1 running (1 tool), 25 tokens/s, about 0:20 left"
-    assert standing.rate_of(_session(5, 70)) == 10.0
+    assert standing.live.rate_of("s/5") == 10.0
+
+
+def test_a_server_that_answers_slowly_has_a_speed():
+    """Two looks that are further apart than the speed covers are still two looks."""
+    live = LiveSessions()
+    for count in range(3):
+        live.look(_sessions({0: 100 * count}), 100 * count, 50.0 * count)
+
+    assert (live.tokens_per_s, live.rate_of("s/0"), live.rate_of("s/1")) == (2.0, 2.0, None)
 
 
 @pytest.mark.parametrize("height", [10, 25])
@@ -86,7 +96,7 @@ def test_a_thousand_sessions_fit_on_a_terminal(height: int):
     progress.begin(1_000, 0)
     for _ in range(1_000):
         progress.standing.begin_rollout(0.0)
-    progress.look([_session(number, 1) for number in range(100)])
+    progress.look(_sessions(dict.fromkeys(range(100), 1)))
     console.print(progress.draw())
     lines = screen.getvalue().splitlines()
 
@@ -101,7 +111,7 @@ def test_a_server_moves_no_cursor():
     progress = RunProgress(console, is_resumed=False)
     progress.begin(1, 0)
     progress.standing.begin_rollout(0.0)
-    progress.look([_session(0, 1, "\x1b[2J\x07[bold]")])
+    progress.look(_sessions({0: 1}, "\x1b[2J\x07[bold]"))
     console.print(progress.draw())
 
     assert r"\x1b[2J" in screen.getvalue()

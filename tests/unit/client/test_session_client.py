@@ -70,7 +70,6 @@ async def test_creating_is_not_repeated_when_it_may_have_happened():
 
 
 async def test_reading_is_repeated_after_a_lost_answer_and_a_broken_gateway():
-    """It changes nothing on the server."""
     async with client_of(HANG_UP, HTML, FACTS) as (client, server):
         assert (await client.facts("a1")).turns == {TurnStatus.COMPLETED: 2}
         assert server.requests == ["GET /sessions/a1/facts"] * 3
@@ -91,7 +90,6 @@ async def test_reading_is_repeated_after_a_lost_answer_and_a_broken_gateway():
     ],
 )
 async def test_an_answer_that_a_repetition_cannot_change_is_reported_at_once(answer: bytes, code: str):
-    """With the server's own code and words."""
     async with client_of(answer) as (client, server):
         with pytest.raises(SessionServerError) as caught:
             await client.create({})
@@ -101,14 +99,12 @@ async def test_an_answer_that_a_repetition_cannot_change_is_reported_at_once(ans
 
 @pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE.keys())
 async def test_an_answer_that_cannot_be_decoded_is_an_error_of_the_server(answer: bytes):
-    """Whatever is wrong with it."""
     async with client_of(answer) as (client, _):
         with pytest.raises(SessionServerError):
             await client.facts("a1")
 
 
 async def test_a_server_that_is_not_there_is_tried_until_the_deadline():
-    """It may be starting."""
     client = SessionServerClient("http://127.0.0.1:9", deadlines=Deadlines(create_s=0.5))
     started = time.monotonic()
     with pytest.raises(SessionServerError) as caught:

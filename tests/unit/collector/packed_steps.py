@@ -9,11 +9,16 @@ from harness.samples.pack_stream import PackStream
 from harness.samples.packs import Pack
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
-from harness.training.collector.sample_account import SegmentedSample
-from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import CarriedGroup, CollectedStep, RolloutUse, SettledRollout
-from harness.training.collector.step_result import PackedStep, PackFacts
+from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.segment_maker import SegmentedSample, SegmentMaker
+from harness.training.collector.step_outcome import (
+    CarriedGroup,
+    CollectedStep,
+    Disposition,
+    PackedStep,
+    PackFacts,
+    SettledRollout,
+)
 from harness.types import Sample, as_ids, as_logprobs
 from tests.builders import sample
 
@@ -64,7 +69,7 @@ def ledger_of(drawn: Sample) -> Ledger:
     return Ledger(drawn.response_length + 3, trained, drawn.response_length - trained, {"after_incomplete": 3})
 
 
-def settled(scored: ScoredRollout, use: RolloutUse = RolloutUse.DELIVERED) -> SettledRollout:
+def settled(scored: ScoredRollout, use: Disposition = Disposition.DELIVERED) -> SettledRollout:
     """What a collector says of `scored`."""
     rollout = scored.rollout
     return SettledRollout(
@@ -73,7 +78,7 @@ def settled(scored: ScoredRollout, use: RolloutUse = RolloutUse.DELIVERED) -> Se
         kind=rollout.outcome.kind,
         session_id=rollout.session_id,
         reward=scored.reward,
-        cause="" if use is RolloutUse.DELIVERED else str(use),
+        cause="" if use is Disposition.DELIVERED else str(use),
         ledger=rollout.session["ledger"],
         seconds=rollout.seconds,
     )
@@ -91,7 +96,7 @@ class Step:
 def pack_step(
     step: int,
     maker: SegmentMaker,
-    uses: Mapping[RolloutIndex, RolloutUse],
+    uses: Mapping[RolloutIndex, Disposition],
     *,
     carried: Sequence[CarriedGroup] = (),
     lookahead: int = 2,
@@ -99,7 +104,7 @@ def pack_step(
 ) -> Step:
     """Step `step`, in which the rollouts of `uses` ended, in that order; they are `rollouts` where those are given."""
     rollouts = dict(rollouts or {index: scored_rollout(index) for index in uses})
-    trained = [index for index, use in uses.items() if use is RolloutUse.DELIVERED]
+    trained = [index for index, use in uses.items() if use is Disposition.DELIVERED]
     groups = list(dict.fromkeys(index.group for index in trained))
     stream = PackStream(maker.packing_length, lookahead)
     samples: list[SegmentedSample] = []
@@ -126,20 +131,20 @@ def pack_step(
         groups=tuple(groups),
         rollouts=tuple(settled(rollouts[index], use) for index, use in uses.items()),
         dropped={"zero_variance": 1},
-        ended_groups=tuple({i.group: 0 for i, use in uses.items() if use is RolloutUse.OVER_SAMPLED}),
+        ended_groups=tuple({i.group: 0 for i, use in uses.items() if use is Disposition.OVER_SAMPLED}),
         carried=tuple(carried),
     )
     normalizer = float(sum(each.trained for each in samples))
     return Step(PackedStep(collected, step, tuple(samples), tuple(facts), {}, normalizer), rollouts, packs)
 
 
-def usual_uses(step: int, groups: int = 3, size: int = 2) -> dict[RolloutIndex, RolloutUse]:
+def usual_uses(step: int, groups: int = 3, size: int = 2) -> dict[RolloutIndex, Disposition]:
     """A step of `groups` groups, with a failed attempt, a filtered group and one that was over-sampled."""
     delivered = [index_of(step, group, member) for group in reversed(range(groups)) for member in range(size)]
     delivered[0] = index_of(step, groups - 1, 0, attempt=1)
     return {
-        index_of(step, groups - 1, 0): RolloutUse.REPLACED,
-        **dict.fromkeys(delivered, RolloutUse.DELIVERED),
-        **{index_of(step, groups, member): RolloutUse.FILTERED for member in range(size)},
-        **{index_of(step, groups + 1, member): RolloutUse.OVER_SAMPLED for member in range(size)},
+        index_of(step, groups - 1, 0): Disposition.REPLACED,
+        **dict.fromkeys(delivered, Disposition.DELIVERED),
+        **{index_of(step, groups, member): Disposition.FILTERED for member in range(size)},
+        **{index_of(step, groups + 1, member): Disposition.OVER_SAMPLED for member in range(size)},
     }

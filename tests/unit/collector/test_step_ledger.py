@@ -10,6 +10,7 @@ from harness.errors import LedgerImbalance
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger, Unknown
 from harness.suite.record.rollout_table import INTERRUPTED
+from harness.training.collector.groups import RolloutIndex
 from harness.training.collector.record.step_ledger import (
     StepDropReason,
     account_step,
@@ -17,10 +18,8 @@ from harness.training.collector.record.step_ledger import (
     book_rollout,
     book_step,
 )
-from harness.training.collector.rollout_index import RolloutIndex
-from harness.training.collector.sample_account import SegmentedSample
-from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import RolloutUse
+from harness.training.collector.segment_maker import SegmentedSample, SegmentMaker
+from harness.training.collector.step_outcome import Disposition
 from tests.checkout import ROOT
 from tests.unit.collector.packed_steps import index_of, pack_step, usual_uses
 
@@ -33,11 +32,11 @@ def part(trained: int, masked: int, **dropped: int) -> SegmentedSample:
 
 
 @given(
-    st.lists(st.sampled_from(RolloutUse), max_size=12),
+    st.lists(st.sampled_from(Disposition), max_size=12),
     st.integers(3, 33),
     st.sampled_from([TooLong.CUT, TooLong.DROP]),
 )
-def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_length: int, too_long: TooLong):
+def test_every_token_of_a_step_is_in_one_column(uses: list[Disposition], packing_length: int, too_long: TooLong):
     """Whatever packs, filters and failures take away: the books balance, and say what the sessions said."""
     step = pack_step(
         3, SegmentMaker(packing_length, too_long=too_long), {index_of(3, at): use for at, use in enumerate(uses)}
@@ -45,14 +44,14 @@ def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_
 
     ledger = book_step(step.packed)
 
-    ended = [each for each in step.packed.collected.rollouts if each.use is not RolloutUse.CARRIED]
+    ended = [each for each in step.packed.collected.rollouts if each.use is not Disposition.CARRIED]
     assert ledger.generated == sum(each.ledger["generated"] for each in ended)
     assert ledger.trained == sum(int(pack.loss_mask.sum()) for pack in step.packs)
     assert ledger.difference == 0
     assert ledger.dropped.get("after_incomplete", 0) == 3 * len(ended)
     for use, reason in (
-        (RolloutUse.FILTERED, "filtered"),
-        (RolloutUse.OVER_SAMPLED, "over_sampled"),
+        (Disposition.FILTERED, "filtered"),
+        (Disposition.OVER_SAMPLED, "over_sampled"),
     ):
         delivered = [each.ledger["trained"] + each.ledger["masked"] for each in ended if each.use is use]
         assert ledger.dropped.get(reason, 0) == sum(delivered)
@@ -60,7 +59,7 @@ def test_every_token_of_a_step_is_in_one_column(uses: list[RolloutUse], packing_
 
 def test_a_rollout_that_counts_and_one_that_was_replaced_have_failed():
     """Neither is trained, and the reason is the same."""
-    uses = {index_of(0, 0): RolloutUse.COUNTED, index_of(0, 1): RolloutUse.REPLACED}
+    uses = {index_of(0, 0): Disposition.COUNTED, index_of(0, 1): Disposition.REPLACED}
     step = pack_step(0, MAKER, uses)
     delivered = sum(each.ledger["trained"] + each.ledger["masked"] for each in step.packed.collected.rollouts)
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from harness.errors import StepError
 from harness.samples.segments import COLUMNS, TooLong
-from harness.training.collector.record.kept_rollout import from_bytes, to_bytes
 from harness.training.collector.record.step_ledger import book_step
-from harness.training.collector.record.step_record import StepRecord, pack_again
+from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import RolloutUse
+from harness.training.collector.step_outcome import Disposition
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses
 
 MAKER = SegmentMaker(packing_length=48)
@@ -35,7 +34,7 @@ def test_a_step_is_packed_again_from_its_line_and_its_rollouts(
 ):
     """Whatever ended first, and however its packs were chosen, the same packs come out."""
     maker = SegmentMaker(packing_length, too_long=too_long)
-    uses = {index_of(5, group, member): RolloutUse.DELIVERED for group, member in order}
+    uses = {index_of(5, group, member): Disposition.DELIVERED for group, member in order}
     step = pack_step(5, maker, {**uses, **usual_uses(6)}, lookahead=lookahead)
     kept = [from_bytes(to_bytes(scored)) for scored in step.rollouts.values()]
 
@@ -88,7 +87,7 @@ def test_a_line_that_is_no_record_is_named(line: bytes):
 
 def test_a_rollout_that_was_kept_comes_back_whole():
     """Equal in every column, and in what its session and its agent said."""
-    [scored] = pack_step(0, MAKER, {index_of(0, 0): RolloutUse.DELIVERED}).rollouts.values()
+    [scored] = pack_step(0, MAKER, {index_of(0, 0): Disposition.DELIVERED}).rollouts.values()
 
     back = from_bytes(to_bytes(scored))
 

@@ -18,13 +18,12 @@ from harness.sessions.ledger import Ledger
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_ledger import book_step
 from harness.training.collector.record.step_record import StepRecord, pack_again
-from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.record.step_tables import read_step
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_table import StepTable, read_step
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import CarriedGroup, RolloutUse
+from harness.training.collector.step_outcome import CarriedGroup, Disposition
 from tests.builders import take_turn, user
 from tests.thoroughness import examples
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, scored_rollout, session_of, usual_uses
@@ -99,7 +98,7 @@ class Run:
         table.plan(number)
         await self.sessions({each.session_id: each.ledger["generated"] for each in step.packed.collected.rollouts})
         for each in step.packed.collected.rollouts:
-            if each.use is RolloutUse.DELIVERED:
+            if each.use is Disposition.DELIVERED:
                 table.keep(step.rollouts[each.index])
         return table.collect(record_of(step))
 
@@ -195,7 +194,7 @@ async def test_a_group_is_in_one_committed_step_of_the_whole_run(run: Run):
             await run.collect(table, usual(number))
             table.commit(number)
             table.forget()
-        again = pack_step(0, MAKER, {index_of(0, 1, 0): RolloutUse.DELIVERED})
+        again = pack_step(0, MAKER, {index_of(0, 1, 0): Disposition.DELIVERED})
         record = msgspec.structs.replace(record_of(again), step=3)
         table.plan(3)
         table.collect(record)
@@ -237,7 +236,7 @@ async def train(run: Run, table: StepTable, life: int) -> AsyncIterator[None]:
             if known is None:
                 await run.end(rollouts[index])
                 yield
-                if use is RolloutUse.DELIVERED:
+                if use is Disposition.DELIVERED:
                     table.keep(rollouts[index])
                     yield
         step = pack_step(number, MAKER, usual_uses(number, groups=2), rollouts=rollouts)
@@ -289,7 +288,7 @@ async def test_rollouts_of_a_dead_process_are_recalled_once(run: Run):
         recalled = table.recall(kept)
         assert recalled is not None
         assert recalled.rollout.session_id == session_of(kept)
-        step = pack_step(0, MAKER, {kept: RolloutUse.DELIVERED}, rollouts={kept: recalled})
+        step = pack_step(0, MAKER, {kept: Disposition.DELIVERED}, rollouts={kept: recalled})
         table.collect(record_of(step))
 
         assert [table.recall(index) is not None for index in (kept, unwanted, ahead)] == [False, False, True]
@@ -303,12 +302,12 @@ async def test_a_carried_rollout_waits_for_the_next_step(run: Run):
         await run.end(scored_rollout(ended))
         table.keep(scored_rollout(ended))
         carried = CarriedGroup(group, ended={0: scored_rollout(ended)})
-        first = pack_step(0, MAKER, {ended: RolloutUse.CARRIED}, carried=[carried])
+        first = pack_step(0, MAKER, {ended: Disposition.CARRIED}, carried=[carried])
         assert table.collect(record_of(first)).ledger == Ledger()
         table.commit(0)
         assert table.recall(ended) is not None
         table.plan(1)
-        second = pack_step(1, SegmentMaker(48, max_staleness=1), {ended: RolloutUse.DELIVERED})
+        second = pack_step(1, SegmentMaker(48, max_staleness=1), {ended: Disposition.DELIVERED})
         assert table.collect(record_of(second)).ledger.generated == run.generated
         table.commit(1)
         assert table.close_books().generated == run.generated
@@ -325,9 +324,9 @@ async def test_a_carried_rollout_that_is_counted_is_booked_once(run: Run):
             table.plan(number)
             if not number:
                 await run.end(rollouts[failed])
-            fate = RolloutUse.COUNTED if number == 2 else RolloutUse.CARRIED
+            use = Disposition.COUNTED if number == 2 else Disposition.CARRIED
             left = carried if number < 2 else []
-            ledgers.append(table.collect(record_of(pack_step(number, MAKER, {failed: fate}, carried=left))).ledger)
+            ledgers.append(table.collect(record_of(pack_step(number, MAKER, {failed: use}, carried=left))).ledger)
             table.commit(number)
         assert ledgers[:2] == [Ledger(), Ledger()]
         assert ledgers[2].generated == run.generated
@@ -347,7 +346,7 @@ async def test_a_rollout_that_was_carried_for_long_is_booked_when_its_process_ha
                 await run.end(scored_rollout(ended))
                 if has_reward:
                     table.keep(scored_rollout(ended))
-            step = pack_step(number, MAKER, {ended: RolloutUse.CARRIED} if not number else {}, carried=carried)
+            step = pack_step(number, MAKER, {ended: Disposition.CARRIED} if not number else {}, carried=carried)
             table.collect(record_of(step))
             table.commit(number)
     with run.table() as table:
@@ -374,7 +373,7 @@ async def test_what_a_step_had_booked_is_booked_again_when_it_was_not_committed(
             table.plan(number)
             if not number:
                 await run.end(scored_rollout(ended))
-            use, left = (RolloutUse.COUNTED, []) if number == 4 else (RolloutUse.CARRIED, carried)
+            use, left = (Disposition.COUNTED, []) if number == 4 else (Disposition.CARRIED, carried)
             table.collect(record_of(pack_step(number, MAKER, {ended: use}, carried=left)))
             if number < 4:
                 table.commit(number)
@@ -404,13 +403,15 @@ async def test_a_session_that_nobody_stands_for_is_interrupted(run: Run):
 
 
 async def test_tokens_that_come_after_their_session_was_read_are_undelivered(run: Run):
-    """They are in the books of the next step."""
+    """They are in the books of the next step, and of a run that ends without one."""
     first = usual(0)
     late = first.packed.collected.rollouts[1]
     with run.table() as table:
         await run.collect(table, first)
         table.commit(0)
         await run.more(late.session_id, 4)
+        books = table.close_books()
+        assert (books.generated, books.dropped["undelivered"]) == (run.generated, 4)
         table.plan(1)
         ledger = table.collect(record_of(usual(1))).ledger
         assert ledger.dropped["undelivered"] == 4
@@ -430,17 +431,6 @@ async def test_the_books_of_a_run_have_a_step_that_was_collected_and_not_committ
     assert books.dropped["interrupted"] == run.generated - ledger.generated
     with run.table() as table:
         assert table.close_books() == books
-
-
-async def test_the_books_of_a_run_have_what_came_after_its_last_step(run: Run):
-    """No step is left that would be told."""
-    step = usual(0)
-    with run.table() as table:
-        await run.collect(table, step)
-        table.commit(0)
-        await run.more(step.packed.collected.rollouts[1].session_id, 4)
-        books = table.close_books()
-    assert (books.generated, books.dropped["undelivered"]) == (run.generated, 4)
 
 
 async def test_a_ledger_that_says_more_than_the_store_is_an_imbalance(run: Run):
@@ -476,7 +466,7 @@ async def test_a_session_that_was_taken_over_is_its_successors(run: Run):
         table.plan(0)
         await run.more("b" * 32, generated - 12)
         table.keep(scored)
-        step = pack_step(0, MAKER, {index: RolloutUse.DELIVERED}, rollouts={index: scored})
+        step = pack_step(0, MAKER, {index: Disposition.DELIVERED}, rollouts={index: scored})
         assert table.collect(record_of(step)).ledger == book_step(step.packed)
         table.commit(0)
         assert table.close_books().generated == generated
@@ -510,7 +500,7 @@ async def test_the_database_shrinks_after_a_large_step(run: Run):
     sizes: list[int] = []
     with run.table(keep_steps=1) as table:
         for number in range(4):
-            uses = {index_of(number, 0): RolloutUse.DELIVERED}
+            uses = {index_of(number, 0): Disposition.DELIVERED}
             step = pack_step(number, SegmentMaker(200_010), uses, rollouts=large if number == 1 else None)
             await run.collect(table, step)
             table.commit(number)

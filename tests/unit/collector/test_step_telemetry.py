@@ -7,12 +7,10 @@ import pytest
 
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger
-from harness.training.collector.record.step_ledger import book_step
+from harness.training.collector.record.step_ledger import book_step, step_telemetry
 from harness.training.collector.record.step_record import StepRecord
-from harness.training.collector.record.step_telemetry import step_telemetry
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import RolloutUse
-from harness.training.collector.step_result import StepTimes, TrainedStep
+from harness.training.collector.step_outcome import Disposition, StepTimes, TrainedStep
 from harness.training.learner.learner import LossSums, StepReport
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses
 
@@ -69,7 +67,7 @@ def test_the_figures_are_those_of_the_step():
     figures = figures_of(step)
     uses = [each.use for each in step.packed.collected.rollouts]
 
-    assert figures["stage2/raw_rollouts"] == figures["rollout/delivered"] == uses.count(RolloutUse.DELIVERED) == 6
+    assert figures["stage2/raw_rollouts"] == figures["rollout/delivered"] == uses.count(Disposition.DELIVERED) == 6
     assert (figures["rollout/replaced"], figures["rollout/filtered"], figures["rollout/over_sampled"]) == (1, 2, 2)
     assert (figures["rollout/groups_dropped"], figures["rollout/groups_ended"]) == (1, 1)
     assert (figures["train/micro_steps"], figures["train/samples_total"]) == (len(step.packs), 6)
@@ -84,7 +82,7 @@ def test_the_figures_are_those_of_the_step():
 
 def test_a_carried_rollout_is_in_the_reward_of_the_step_that_it_ends_in():
     """Its reward is 1 here, that of the other one 0."""
-    step = pack_step(3, MAKER, {index_of(3, 0): RolloutUse.DELIVERED, index_of(3, 1, 1): RolloutUse.CARRIED})
+    step = pack_step(3, MAKER, {index_of(3, 0): Disposition.DELIVERED, index_of(3, 1, 1): Disposition.CARRIED})
 
     assert figures_of(step)["rollout/reward_mean"] == 0.0
 
@@ -93,7 +91,7 @@ def test_a_carried_rollout_is_in_the_reward_of_the_step_that_it_ends_in():
 def test_lags_are_counted_from_the_version_at_the_hand_over(lag: int):
     """A rollout that a step trains after it was begun by an earlier one."""
     maker = replace(MAKER, max_staleness=2)
-    step = pack_step(5, maker, {index_of(5 - lag, 0): RolloutUse.DELIVERED, index_of(5, 1): RolloutUse.DELIVERED})
+    step = pack_step(5, maker, {index_of(5 - lag, 0): Disposition.DELIVERED, index_of(5, 1): Disposition.DELIVERED})
 
     figures = figures_of(step)
 

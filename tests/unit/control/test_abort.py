@@ -97,7 +97,6 @@ async def test_a_rollout_that_had_ended_is_no_partial(tmp_path: Path):
 
 
 async def test_nothing_is_kept_that_nobody_wants(tmp_path: Path):
-    """The rollouts are there all the same."""
     async with stage(tmp_path, HANGING) as staged:
         staged.start(cooperate)
         await staged.generating()
@@ -122,7 +121,6 @@ async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
 
 
 async def test_the_whole_process_group_of_an_agent_is_ended(tmp_path: Path, survivors):
-    """A child that ignores SIGTERM included."""
     async with stage(tmp_path) as staged:
         family = Family(staged.directory / "0")
         staged.start(ProgramAgent("family", family.command()))
@@ -185,26 +183,6 @@ async def test_rollouts_that_begin_during_an_abort_begin_nothing(tmp_path: Path)
 # Session servers
 
 
-async def test_unreachable_session_servers_are_tolerated_and_reported(tmp_path: Path):
-    """The others are drained and opened."""
-    async with stage(tmp_path, HANGING) as staged:
-        staged.start(cooperate)
-        await staged.generating()
-        servers = ["http://127.0.0.1:9", staged.server.url]
-        report = await abort_rollout(
-            staged.pending,
-            session_servers=servers,
-            engine_workers=[EngineInProcess(staged.engine)],
-            agent_hooks=[staged.manager.abort_hooks()],
-            budget=PATIENT,
-        )
-
-        assert staged.gate() == "open"
-    assert [answer.error is None for answer in report.drained] == [False, True]
-    assert [answer.error is None for answer in report.resumed] == [False, True]
-    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED]
-
-
 @pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE.keys())
 async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_gate_shut(tmp_path: Path, answer: bytes):
     """It is reported; the others are drained and opened, and what is pending is collected."""
@@ -236,7 +214,6 @@ async def test_a_drain_is_asked_for_again(first: bytes):
 
 
 async def test_a_session_server_that_hangs_costs_its_time():
-    """Each attempt has its share of it."""
     async with canned_server(SAY_NOTHING) as server:
         report = await abort_rollout(
             [], session_servers=[server.url], budget=replace(PATIENT, drain_s=0.6, resume_s=0.6)
@@ -294,7 +271,6 @@ async def test_an_engine_that_fails_is_reported(tmp_path: Path):
 
 
 async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
-    """The other one is told meanwhile."""
     async with canned_server(SAY_NOTHING) as engine, stage(tmp_path, HANGING) as staged:
         staged.start(cooperate)
         await staged.generating()
@@ -336,13 +312,6 @@ async def test_looking_for_paused_engines_is_part_of_the_time_of_the_engines(tmp
     assert sum(Paused.given) <= PATIENT.engines_s
 
 
-async def test_an_engine_that_is_gone_is_reported(tmp_path: Path):
-    """Nobody waits for it."""
-    report = await abort_rollout([], session_servers=[], engine_workers=["http://127.0.0.1:9"], budget=PATIENT)
-
-    assert "cannot be reached" in str(report.engines[0].error)
-
-
 async def test_a_turn_that_an_abort_missed_is_told_again(tmp_path: Path):
     """It was on its way to the engine: the first abort found nothing."""
 
@@ -381,7 +350,6 @@ async def test_a_worker_is_told_in_its_own_way(kind, requests):
 
 
 async def test_a_server_that_is_no_engine_is_reported():
-    """With what a vLLM server would need."""
     async with canned_server(http_answer(404, {})) as engine:
         report = await abort_rollout([], session_servers=[], engine_workers=[f"vllm={engine.url}"], budget=PATIENT)
 
@@ -435,7 +403,6 @@ async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp
 
 
 async def test_a_hook_that_ignores_everything_costs_its_time():
-    """It is left behind; the abort goes on."""
     hooks = AgentHooks("mine", abort=lambda: stubborn(1))
     report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(PATIENT, hooks_s=0.2))
 
@@ -444,8 +411,6 @@ async def test_a_hook_that_ignores_everything_costs_its_time():
 
 
 async def test_a_hook_that_raises_in_its_first_step_stops_nothing():
-    """It is reported like any other."""
-
     def mark(keep):
         raise RuntimeError("gone")
 
@@ -479,8 +444,6 @@ async def test_the_abort_function_of_an_agent_is_called_for_each_of_its_rollouts
 
 
 async def test_tasks_that_fail_are_skipped():
-    """Their siblings are collected, in their order."""
-
     async def fail():
         raise ValueError("a malformed session")
 
@@ -497,7 +460,6 @@ async def test_tasks_that_fail_are_skipped():
 
 
 async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_left():
-    """Never awaited for ever."""
     hanging = asyncio.create_task(asyncio.sleep(3600), name="hanging")
     deaf = asyncio.create_task(stubborn(3600), name="deaf")
     budget = replace(PATIENT, agents_s=0.05, kill_s=0.05, collect_s=0.1, cancel_s=0.1)
@@ -546,25 +508,6 @@ async def test_cancelling_again_and_again_opens_the_gate_all_the_same(tmp_path: 
             await aborting
 
         assert staged.gate() == "open"
-
-
-async def test_ten_aborts_in_a_row_leave_an_open_gate(tmp_path: Path):
-    """With nothing to abort."""
-    async with stage(tmp_path) as staged:
-        reports = [await staged.abort() for _ in range(10)]
-
-        assert (staged.gate(), [report.problems for report in reports]) == ("open", [()] * 10)
-
-
-async def test_two_aborts_at_once_collect_the_same(tmp_path: Path):
-    """Two parts of a trainer that both lose patience do no harm."""
-    async with stage(tmp_path, HANGING) as staged:
-        staged.start(cooperate)
-        await staged.generating()
-        first, second = await asyncio.gather(staged.abort(), staged.abort())
-
-        assert staged.gate() == "open"
-    assert first.rollouts == second.rollouts
 
 
 async def test_a_hook_that_is_never_cleared_costs_what_is_left_of_the_last_step():

@@ -45,7 +45,6 @@ class Contended(EngineInProcess):
     refusals: tuple[str, ...] = ()
 
     async def resume(self, *, deadline_s: float) -> None:
-        """See `Pausable`."""
         async with SessionServerClient(Contended.url) as server:
             try:
                 await server.gate("other").pause(deadline_s=5, engines=True)

@@ -180,7 +180,6 @@ async def test_a_server_that_is_no_router_is_said_to_be_none(answer: tuple[int, 
 
 
 async def test_a_router_wants_its_token():
-    """The message says where it is taken from."""
     async with clustered("sglang") as cluster:
         with pytest.raises(ScenarioError, match=r"expected its admin token: .*#key=VARIABLE"):
             await learn_workers(cluster.engines, [], 20)

@@ -29,7 +29,6 @@ async def test_an_abort_and_a_pause_say_which_shard_was_not_told():
 
 
 async def test_an_update_says_which_shard_was_not_told():
-    """At the step at which it was not."""
     async with canned_server(ANSWER) as front, SessionServerClient(front.url) as client:
         report = UpdateReport(1, PauseMode.ABORT)
         servers = ServersInUpdate([client], report, UpdateBudget())

@@ -3,14 +3,12 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import ScriptStep
-from harness.errors import EngineError, EngineUnavailable, SessionServerError
+from harness.errors import EngineUnavailable, SessionServerError
 from harness.rollouts.client.gate import renew_holds
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort import abort_rollout
@@ -23,7 +21,7 @@ from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
-from tests.builders import toy_template, user
+from tests.builders import toy_template
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import SetClock, eventually, serving_with
 
@@ -48,7 +46,6 @@ async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
 
 
 async def test_an_update_inside_a_pause_does_not_open_its_gate():
-    """The rollout stands still until the block ends."""
     engine = NotingEngine()
     async with serving_with(engine) as client:
         async with paused_rollout([client.url], [EngineInProcess(engine)]):
@@ -61,7 +58,6 @@ async def test_an_update_inside_a_pause_does_not_open_its_gate():
 
 
 async def test_the_second_update_waits_until_the_first_has_ended():
-    """Their steps do not interleave."""
     engine = NotingEngine()
     async with serving_with(engine) as client:
 
@@ -138,37 +134,6 @@ async def test_an_update_whose_server_was_away_for_longer_than_its_hold_continue
     assert engine.events == ["pause abort"]
 
 
-async def test_an_engine_that_fails_to_go_on_once_is_asked_again():
-    """One refused continue used to leave it paused behind an open gate."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
-            engine.fails["resume"] = EngineError("500")
-            asyncio.get_running_loop().call_later(0.2, engine.fails.clear)
-
-        assert update.report.problems == ()
-        assert engine._running.is_set()
-
-
-async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it_does():
-    """The gate opens; the server goes on asking."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url], budget=QUICK).update(1) as update:
-            await update.apply(CHECKPOINT)
-            engine.fails["resume"] = EngineError("worker seven does not go on")
-        await eventually(lambda: bool(client.server.left_engines._error))
-        left = await client.http.get("/health")
-        engine.fails.clear()
-        await eventually(lambda: client.server.left_engines.problem is None)
-
-        assert any("worker seven" in problem for problem in update.report.problems)
-        assert (left.status_code, "worker seven" in left.json()["engine"]["left_paused"]) == (503, True)
-        assert (await client.http.get("/health")).status_code == 200
-        assert await client.say(await client.create(), [user("a")])
-
-
 async def test_nothing_is_left_of_a_hold_that_was_never_placed():
     """A controller whose first verb did not arrive ends all the same."""
     async with serving_with(NotingEngine()) as client, SessionServerClient(client.url) as server:
@@ -226,18 +191,6 @@ async def test_a_hold_whose_answer_was_lost_is_renewed_if_it_is_there(*, arrives
         await gate.resume(deadline_s=30)
 
         assert (str(holds.state), gate.is_lost) == ("open", False)
-
-
-async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():
-    """What finding 10 cost: a turn past the gate, under weights that are gone."""
-    engine = NotingEngine(ScriptStep(text="hello"))
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url]).update(1) as update:
-            await abort_rollout([], session_servers=[client.url], budget=BRIEF)
-            creating = asyncio.create_task(client.create())
-            await client.held(1)
-            await update.apply(Path("/checkpoint"))
-        await client.say(await creating, [user("a")])
 
 
 class Elsewhere(NotingEngine):

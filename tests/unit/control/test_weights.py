@@ -231,7 +231,6 @@ async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_ser
 
 
 async def test_whatever_the_block_raises_everything_opens_again():
-    """The caller gets its own exception."""
     engine = NotingEngine()
     async with serving_with(engine) as client:
         with pytest.raises(ZeroDivisionError):
@@ -404,7 +403,6 @@ async def test_an_update_without_time_for_a_sweep_leaves_it_out():
 
 
 async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated():
-    """Unreachable servers are tolerated."""
     engine = NotingEngine()
     async with serving_with(engine) as client:
         gone = "http://127.0.0.1:9"
@@ -517,7 +515,6 @@ async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
 
 
 async def test_the_report_names_the_pause_and_the_sweep_apart():
-    """Agents wait for everything but the sweep."""
     engine = NotingEngine()
     async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:

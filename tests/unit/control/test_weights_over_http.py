@@ -177,7 +177,6 @@ async def test_a_worker_that_cannot_be_reached_is_reported_and_the_others_are_up
 
 
 async def test_an_engine_that_refuses_to_go_on_once_goes_on(cluster: Cluster):
-    """Its turn would hang behind an open gate."""
     for fake in cluster.fakes:
         fake.faults[CONTINUES[cluster.kind]] = [Fault.REFUSED]
 

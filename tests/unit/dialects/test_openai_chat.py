@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.dialects.model_request import ModelAnswer, ToolMode, WireCall, reply_message
@@ -264,6 +264,8 @@ WRONG = {
         "response_format",
     ),
     "top_logprobs": (body(HI, logprobs=True, top_logprobs=-1), "top_logprobs"),
+    "logit_bias": (body(HI, logit_bias={"7": -100}), "logit_bias"),
+    "two calls of one id": (body([{"role": "assistant", "tool_calls": [CALL, CALL]}]), "messages[0]"),
 }
 
 
@@ -330,7 +332,7 @@ def serve(raw: bytes) -> None:
     toy_template().render_ids(chat.messages, chat.tools)
 
 
-@pytest.mark.parametrize("depth", [50, 100, 150, 200, 240, 300, 330, 450, 490, 500, 700, 900, 950, 1_000, 5_000])
+@pytest.mark.parametrize("depth", [50, 100, 240, 330, 500, 950, 5_000])
 def test_a_schema_of_any_depth_is_served_or_refused(depth):
     """Templates and encoders recurse: a schema too deep for any of them is refused before they see it."""
     error = outcome_of(serve, nested(depth))
@@ -349,59 +351,10 @@ def test_a_schema_with_a_huge_number_is_served_or_refused(number):
 
 
 ANY = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(-(10**30), 10**30)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["user", "assistant", "tool", "function", "text", "required", "add", "\ud800", "\x00", ""]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["role", "content", "type", "text", "function", "name", "arguments", "tool_calls", "parameters", "id"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.sampled_from(["\ud800", "\x00", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=10,
 )
-FIELDS = [
-    "model",
-    "tools",
-    "tool_choice",
-    "n",
-    "stream",
-    "stream_options",
-    "stop",
-    "seed",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-]
-FIELDS += ["max_tokens", "min_tokens", "logprobs", "top_logprobs", "response_format", "unknown"]
-MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"])}, optional={
-    "content": ANY | st.text(max_size=5), "tool_calls": ANY, "tool_call_id": ANY, "name": ANY, "reasoning_content": ANY,
-    "reasoning": ANY, "reasoning_details": ANY,
-})  # fmt: skip
-REQUEST = st.builds(
-    lambda messages, fields: {"messages": messages} | fields,
-    ANY | st.lists(MESSAGE, max_size=3),
-    st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=3),
-)
-
-
-@settings(deadline=None)
-@given(REQUEST.map(json.dumps).map(str.encode) | ANY.map(json.dumps).map(str.encode) | st.binary(max_size=40))
-@example(b'{"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}')
-def test_any_body_is_a_request_or_a_request_error(raw):
-    """Wrong types anywhere, huge numbers, duplicate keys, lone surrogates: never another exception."""
-    error = outcome_of(serve, raw)
-
-    assert error is None or json.dumps(OpenAIChat().error_body(error, error.message, "")).encode()
 
 
 @settings(deadline=None)
@@ -484,21 +437,6 @@ def test_errors_have_the_form_that_clients_parse(error, kind, param):
     """Message, type, param and code, as OpenAI's own API."""
     told = {"message": "no more", "type": kind, "param": param, "code": error.code}
     assert OpenAIChat().error_body(error, "no more", "req") == {"error": told}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"logit_bias": {"7": -100}}, "logit_bias"),
-        ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
-    ],
-)
-def test_what_could_not_be_recorded_is_refused(fields, param):
-    """By the path of the field."""
-    error = refusal(json.dumps({"messages": HI} | fields).encode())
-
-    assert (error.status, error.param) == (400, param)
 
 
 def test_an_empty_logit_bias_is_none():

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.dialects.model_request import AnswerHead, ModelAnswer
@@ -14,6 +14,7 @@ from harness.tokens.parsing import Delta
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.builders import assistant
+from tests.thoroughness import examples
 from tests.unit.dialects.said import said_of
 from tests.unit.dialects.test_openai_responses import RESPONSE_ID, answered, calls_of, replies
 
@@ -64,6 +65,7 @@ def with_every_item_done(items: list[Json], whole: list[Json]) -> list[Json]:
     return [item | {name: done[name] for name in late if name in done} for item, done in zip(items, whole, strict=True)]
 
 
+@settings(max_examples=examples(40))
 @given(reply=replies(), keep_alives=st.integers(0, 3), data=st.data())
 def test_the_deltas_add_up_to_the_items(reply, keep_alives, data):
     """Character for character, also those that were said before all was known; each item is whole when it is done."""
@@ -77,6 +79,7 @@ def test_the_deltas_add_up_to_the_items(reply, keep_alives, data):
     assert done == whole["output"]
 
 
+@settings(max_examples=examples(40))
 @given(
     reply=replies(), keep_alives=st.integers(0, 3), end=st.sampled_from([TurnEnd.MODEL, TurnEnd.LENGTH]), data=st.data()
 )

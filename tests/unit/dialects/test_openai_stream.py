@@ -47,39 +47,9 @@ def completion(message: dict[str, Any], **more: Any) -> dict[str, Any]:
     return head | {"choices": [choice], "usage": USAGE} | more
 
 
-def added_up(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client reads that concatenates text and puts tool calls where their index says."""
-    message: dict[str, Any] = {}
-    for delta in deltas:
-        for field, value in delta.items():
-            if field == "tool_calls":
-                for call in value:
-                    add_call(message.setdefault("tool_calls", []), **call)
-            else:
-                message[field] = value if message.get(field) is None else message[field] + value
-    return message
-
-
-def add_call(calls: list[dict[str, Any]], *, index: int, function: dict[str, str], **fields: str) -> None:
-    """Begin a call or go on with its arguments."""
-    if index == len(calls):
-        calls.append(fields | {"function": function})
-    else:
-        assert not fields
-        calls[index]["function"]["arguments"] += function["arguments"]
-
-
 def choices_of(whole: dict[str, Any], *, wants_usage: bool = False) -> list[dict[str, Any]]:
     """The choices of all chunks."""
     return [choice for chunk in chunks(whole, wants_usage=wants_usage) for choice in chunk["choices"]]
-
-
-@given(message=messages(), wants_usage=st.booleans())
-def test_the_deltas_add_up_to_the_message(message, wants_usage):
-    """Character for character, empty and missing content told apart."""
-    choices = choices_of(completion(message), wants_usage=wants_usage)
-
-    assert added_up([choice["delta"] for choice in choices]) == message
 
 
 @given(message=messages())

@@ -42,7 +42,6 @@ class UpdatedEngine(ScriptedEngine):
     updates_behind: int | None = None
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
-        """See `ScriptedEngine`."""
         count = 0
         async with aclosing(super().stream(request)) as pieces:
             async for piece in pieces:

@@ -24,12 +24,10 @@ class Certain(ScriptedEngine):
     """Says its script with probability 1."""
 
     async def generate(self, request):
-        """See `TokenProvider`."""
         result = await super().generate(request)
         return replace(result, logprobs=np.zeros_like(result.logprobs))
 
     async def score(self, input_ids, *, start, session_id=None):
-        """See `TokenProvider`."""
         scores = await super().score(input_ids, start=start)
         return replace(scores, logprobs=np.zeros_like(scores.logprobs))
 
@@ -65,7 +63,6 @@ class Interrupted(ScriptedEngine):
     """Somebody ends whatever it is asked for before it has said a word."""
 
     async def generate(self, request):
-        """See `TokenProvider`."""
         asking = asyncio.create_task(super().generate(request))
         while not await self.abort(None):
             await asyncio.sleep(0)

@@ -37,13 +37,11 @@ def test_equal_shapes_fit(tmp_path: Path, shapes: dict[str, list[int]]):
     ids=["shape", "missing", "unknown", "empty"],
 )
 def test_other_tensors_do_not_fit(tmp_path: Path, shapes: dict[str, list[int]], message: str):
-    """The message names the tensor and both shapes."""
     with pytest.raises(EngineRejected, match=message):
         require_fitting(write(tmp_path / "a", SHAPES), write(tmp_path / "b", shapes))
 
 
 def test_a_broken_file_does_not_fit(tmp_path: Path):
-    """It is named."""
     with pytest.raises(EngineRejected, match=r"model\.safetensors is not a safetensors file"):
         require_fitting(write(tmp_path / "a", SHAPES), write(tmp_path / "b", {}, content=b"\xff" * 20))
 
@@ -55,5 +53,4 @@ def test_a_folder_that_is_not_there_does_not_fit(tmp_path: Path):
 
 
 def test_weights_on_another_machine_are_the_server_s_business(tmp_path: Path):
-    """What cannot be seen is not refused."""
     require_fitting(Path("/weights/on/the/server"), tmp_path / "b")

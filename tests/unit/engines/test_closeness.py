@@ -68,7 +68,6 @@ def test_a_token_that_the_other_engine_would_not_say_is_not_close():
 
 
 def test_long_lists_of_differences_are_cut():
-    """Ten lines are enough to see a pattern."""
     a = generation([5] * 30, [-1.0] * 30, [7] * 30)
     b = generation([5] * 30, [-2.0] * 30, [7] * 30)
 

@@ -20,7 +20,6 @@ from tests.fake_engines.providers import toy_tokenizer
     ],
 )
 def test_a_url_is_a_worker_and_several_are_a_pool(name: str, kind: type):
-    """Nothing is contacted before the provider is entered."""
     assert type(open_engine(name, tokenizer=toy_tokenizer())) is kind
 
 
@@ -37,7 +36,6 @@ def test_a_url_is_a_worker_and_several_are_a_pool(name: str, kind: type):
     ],
 )
 def test_a_name_that_cannot_work_is_refused(name: str, message: str):
-    """The message says what was expected."""
     with pytest.raises(ScenarioError, match=message):
         open_engine(name, tokenizer=toy_tokenizer())
 
@@ -50,7 +48,6 @@ def test_ids_need_a_tokenizer(name: str):
 
 
 async def test_a_pool_of_absent_servers_says_which_one():
-    """Entering fails with the address."""
     pool = open_engine("vllm=http://127.0.0.1:1", tokenizer=toy_tokenizer())
     with pytest.raises(EngineUnavailable, match=r"vllm at http://127.0.0.1:1 cannot be reached"):
         async with pool:

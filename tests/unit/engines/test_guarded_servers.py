@@ -83,7 +83,6 @@ async def test_an_output_that_does_not_repeat_itself_is_left_alone(kind: str, st
 
 
 async def test_an_end_at_the_very_token_that_repeats_keeps_its_own_reason(kind: str):
-    """The sequence was over; the guard ended nothing."""
     async with fake_server(kind, *TURNING[:STOP_AFTER]) as fake, provider_of(fake) as provider:
         result = await ask(provider)
 
@@ -101,7 +100,6 @@ async def test_a_continuation_is_judged_together_with_what_it_continues(kind: st
 
 
 async def test_what_was_over_before_the_joint_ends_at_the_next_token(kind: str):
-    """An engine can end a sequence no earlier."""
     async with fake_server(kind, 70, 71, 72, 73) as fake, provider_of(fake) as provider:
         result = await ask(provider, ids=TURNING, continues=len(TURNING))
 
@@ -109,7 +107,6 @@ async def test_what_was_over_before_the_joint_ends_at_the_next_token(kind: str):
 
 
 async def test_the_proof_is_in_the_capabilities(kind: str):
-    """Whoever asks later finds which limits hold."""
     async with fake_server(kind, *TURNING) as fake:
         async with provider_of(fake) as provider:
             assert provider.capabilities.repeat_guard == CONFIG.digest()

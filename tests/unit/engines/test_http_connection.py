@@ -93,7 +93,6 @@ async def test_a_request_is_sent_whole_with_its_key_and_length():
 
 
 async def test_a_connection_is_kept_for_the_next_question():
-    """Whatever is asked, but for what changes something."""
     async with asking(BY_LENGTH, IN_CHUNKS, BY_LENGTH) as (client, raw):
         for call in (GET, GENERATION, GET):
             await client.ask(call)
@@ -135,7 +134,6 @@ async def test_a_question_over_a_connection_that_was_closed_is_asked_again():
 
 
 async def test_an_answer_longer_than_what_is_kept_unread_comes_whole():
-    """The server waits meanwhile, and goes on."""
     body = bytes(range(256)) * (5 << 12)
     async with asking(b"HTTP/1.1 200 OK\r\n\r\n" + body, cut_into=1 << 16) as (client, _):
         assert (await client.ask(GET)).content == body
@@ -260,7 +258,6 @@ async def test_a_server_that_cannot_be_reached_is_unavailable(url: str):
 
 
 async def test_a_process_without_descriptors_does_not_blame_the_server():
-    """It names the limit, of its own."""
     async with asking(BY_LENGTH) as (client, _):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(0)

@@ -37,7 +37,6 @@ def test_temperature_sharpens() -> None:
 
 
 def test_temperature_0_takes_the_most_likely() -> None:
-    """Always."""
     assert draw(50, temperature=0.0).tolist() == [1, 0, 0, 0, 0]
 
 
@@ -54,7 +53,6 @@ def test_temperature_0_takes_the_most_likely() -> None:
     ],
 )
 def test_filters_keep_the_likely_tokens(options: dict[str, float], kept: int) -> None:
-    """What is kept keeps its odds."""
     expected = np.where(np.arange(5) < kept, PROBABILITIES, 0)
 
     np.testing.assert_allclose(draw(3_000, **options), expected / expected.sum(), atol=0.025)
@@ -77,7 +75,6 @@ def test_rare_tokens_stay_rare() -> None:
 
 
 def test_logprobs_do_not_depend_on_temperature_and_filters() -> None:
-    """They are those of the model."""
     import torch
 
     from harness.engines.huggingface.sampling import SamplingRow, sample
@@ -92,7 +89,6 @@ def test_logprobs_do_not_depend_on_temperature_and_filters() -> None:
 
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:
-    """Never a token."""
     import torch
 
     from harness.engines.huggingface.sampling import SamplingRow, sample

@@ -63,7 +63,6 @@ def test_decoding_goes_on_while_a_prompt_is_computed() -> None:
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
-    """The others wait, in order of arrival."""
     schedule = scheduler(sequences=2)
     arrivals = [tokens(range(first, first + 10)) for first in (0, 100, 200)]
     for sequence in arrivals:
@@ -89,7 +88,6 @@ def test_a_session_takes_over_the_kv_of_its_last_turn() -> None:
 
 
 def test_another_session_copies_the_shared_prefix() -> None:
-    """The kept prefix stays for others."""
     schedule = scheduler()
     first = tokens(range(40), session_id="a")
     schedule.add(first)
@@ -194,7 +192,6 @@ def test_new_weights_invalidate_all_kv() -> None:
 
 
 def test_a_waiting_sequence_can_be_taken_out() -> None:
-    """It leaves nothing behind."""
     schedule = scheduler()
     sequence = tokens(range(10))
     schedule.add(sequence)
@@ -208,7 +205,6 @@ def test_a_waiting_sequence_can_be_taken_out() -> None:
     ("left", "right", "shared"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([5, 2], [4, 2], 0), ([1, 2, 9], [1, 2, 8], 2)]
 )
 def test_common_prefix(left: list[int], right: list[int], shared: int) -> None:
-    """How many leading ids are equal."""
     assert common_prefix(as_ids(left), as_ids(right)) == shared
 
 

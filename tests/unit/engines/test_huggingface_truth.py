@@ -13,7 +13,6 @@ from harness.errors import EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
     FinishReason,
-    GenerationDelta,
     GenerationRequest,
     GenerationResult,
     SamplingParams,
@@ -102,7 +101,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_busy_batch(ask, promp
     alone = await ask.generate(ids, wanted)
     busy, *_ = await asyncio.gather(
         ask.generate(ids, wanted),
-        *[ask.generate(prompt(f"Number {i} " * (10 * i)), params(24, seed=i)) for i in range(1, 9)],
+        *[ask.generate(prompt(f"Number {i} " * (10 * i)), params(24, seed=i)) for i in range(1, 6)],
     )
 
     assert busy.output_ids.tolist() == alone.output_ids.tolist()
@@ -119,7 +118,6 @@ async def test_a_request_that_goes_on_after_an_abort_gives_the_tokens_it_would_h
 
 
 async def test_without_a_seed_two_requests_differ(ask, prompt: Prompt) -> None:
-    """A fresh seed each time."""
     ids = prompt("Write a random sentence.")
     results = [await ask.generate(ids, params(16, temperature=1.5)) for _ in range(2)]
 
@@ -135,25 +133,6 @@ async def test_prompt_logprobs_are_those_of_a_plain_forward(ask, plain, prompt: 
     assert (result.prompt_logprobs.start, result.prompt_logprobs.version) == (start, "0")
     np.testing.assert_allclose(result.prompt_logprobs.logprobs, plain.logprobs(ids)[start - 1 :], atol=1e-4)
     assert_true(result, plain)
-
-
-@pytest.mark.parametrize("start", [1, 30, 91])
-async def test_scores_are_those_of_a_plain_forward(engine: HuggingFaceTokenProvider, plain, start: int) -> None:
-    """Scoring samples nothing."""
-    ids = as_ids(np.arange(500, 591))
-    scores = await engine.score(ids, start=start)
-
-    np.testing.assert_allclose(scores.logprobs, plain.logprobs(ids)[start - 1 :], atol=1e-4)
-
-
-async def test_what_was_sampled_is_scored_the_same(engine: HuggingFaceTokenProvider, ask, prompt: Prompt) -> None:
-    """Behavior and proximal logprobs are on one scale, at any temperature."""
-    result = await ask.generate(prompt("Sing!"), params(10, temperature=0.3, seed=3))
-    scores = await engine.score(
-        as_ids(np.concatenate([result.input_ids, result.output_ids])), start=result.input_ids.size
-    )
-
-    np.testing.assert_allclose(scores.logprobs, result.logprobs, atol=1e-4)
 
 
 async def test_top_logprobs_are_the_best_of_the_distribution(ask, plain, prompt: Prompt) -> None:
@@ -197,19 +176,6 @@ async def test_the_budget_and_the_context_end_with_length(ask, small_dir: Path) 
     assert (filling.finish_reason, filling.output_ids.size) == (FinishReason.LENGTH, 4)
 
 
-async def test_a_stream_yields_what_generate_returns(engine: HuggingFaceTokenProvider, ask, prompt: Prompt) -> None:
-    """Deltas as they are sampled, then the result."""
-    ids = prompt("Count to five.")
-    whole = await ask.generate(ids, params(seed=4))
-    *deltas, result = [
-        e async for e in engine.stream(GenerationRequest(ids, params(seed=4), request_id=uuid.uuid4().hex))
-    ]
-
-    assert all(isinstance(delta, GenerationDelta) for delta in deltas)
-    assert [token for delta in deltas for token in delta.output_ids] == whole.output_ids.tolist()
-    assert result.output_ids.tolist() == whole.output_ids.tolist()
-
-
 @pytest.mark.parametrize(
     ("ids", "options"),
     [
@@ -222,7 +188,6 @@ async def test_a_stream_yields_what_generate_returns(engine: HuggingFaceTokenPro
     ],
 )
 async def test_what_cannot_be_served_is_refused(ask, ids: list[int], options: dict[str, object]) -> None:
-    """Before anything is computed; the engine goes on."""
     with pytest.raises(EngineRejected):
         await ask.generate(as_ids(ids), params(**options))
 

@@ -69,7 +69,6 @@ async def test_each_worker_of_a_pool_has_its_own(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", FAKES)
 async def test_whoever_controls_engines_by_address_has_keys_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An abort, a weight update, and the doctor."""
     monkeypatch.setenv("WORKER_A", SECRET)
     async with AsyncExitStack() as stack:
         fake = await locked(stack, kind)
@@ -102,7 +101,6 @@ async def test_a_wrong_key_says_where_keys_come_from_and_nothing_shows_one(monke
     "url", ["http://user:s3cret@h:1", "http://s3cret@h:1", "http://:s3cret@h:1/path", "user:s3cret@h:1", "s3cret@h:1"]
 )
 def test_an_address_with_a_secret_in_it_is_refused_and_not_shown(before: str, url: str) -> None:
-    """With what to do instead."""
     with pytest.raises(ScenarioError, match="HARNESS_ENGINE_KEY") as raised:
         EngineName.parse(before + url)
 
@@ -111,7 +109,6 @@ def test_an_address_with_a_secret_in_it_is_refused_and_not_shown(before: str, ur
 
 @pytest.mark.parametrize("name", ["magic=http://user:s3cret@h:1", "scripted=http://s3cret@h"])
 def test_an_engine_that_nobody_knows_is_not_shown_with_its_secret(name: str) -> None:
-    """Its name may hold one."""
     with pytest.raises(ScenarioError) as raised:
         EngineName.parse(name)
 
@@ -128,6 +125,5 @@ async def test_whoever_is_given_an_address_refuses_a_secret_in_it() -> None:
 
 @pytest.mark.parametrize(("fragment", "words"), [("key=NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE"), ("x=y", "#key=")])
 def test_a_key_that_is_not_there_is_said(fragment: str, words: str) -> None:
-    """Before anything is asked."""
     with pytest.raises(ScenarioError, match=words):
         open_engine(f"sglang=http://h:1#{fragment}", tokenizer=toy_tokenizer())

@@ -36,7 +36,6 @@ def test_only_the_wanted_end_of_the_prompt_s_logprobs_is_decoded():
 
 @pytest.mark.parametrize("entries", [[{}] * 9, [None] * 8 + [{"nonsense": 1}, {}], "none", [None] * 8 + [7, 7]])
 def test_prompt_logprobs_that_make_no_sense_are_an_invalid_reply(entries):
-    """Too few, or of another shape."""
     with pytest.raises(EngineReplyInvalid, match="prompt logprobs"):
         GenerateApi().piece(asked(10, 8), reply(entries))
 

@@ -48,7 +48,6 @@ def test_a_failed_worker_is_tried_again_after_a_rest():
 
 
 def test_a_session_s_place_weighs_more_than_load():
-    """A cached prefix is worth a queue."""
     under, (_, home) = placement()
     home.in_flight = 50
     under.place("a", home, tokens=10)
@@ -125,7 +124,6 @@ def test_a_prefix_draws_to_no_worker_that_cannot_serve():
 
 
 def test_prefixes_are_forgotten_in_the_order_of_their_last_use():
-    """What is kept stays bounded."""
     keys = [block_keys(as_ids([n] * 64)) for n in range((1 << 16) + 1)]
     known = PrefixMap[str]()
     for each in keys[:-1]:

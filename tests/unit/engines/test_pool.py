@@ -174,7 +174,6 @@ async def test_a_request_of_which_something_has_arrived_does_not_move():
 
 
 async def test_when_nobody_can_serve_the_last_failure_is_raised():
-    """Every worker was offered the request once."""
     async with pooled() as under:
         for fake in under.fakes:
             fake.lie = Lie.STATUS_503
@@ -185,7 +184,6 @@ async def test_when_nobody_can_serve_the_last_failure_is_raised():
 
 
 async def test_an_abort_of_all_reaches_every_worker():
-    """Generations on both workers end as ABORT."""
     async with pooled(step=SLOWLY) as under:
         tasks = [asyncio.ensure_future(under.ask(params=LONG)) for _ in range(4)]
         await eventually(lambda: sum(len(fake.engine.live) for fake in under.fakes) == 4)
@@ -222,7 +220,6 @@ async def test_a_worker_that_went_away_does_not_keep_the_others_from_control():
 
 
 async def test_workers_of_different_models_are_refused():
-    """A session could not move between them."""
     async with AsyncExitStack() as stack:
         fakes = [make_fake("sglang", scripted_engine()) for _ in range(2)]
         for fake in fakes:

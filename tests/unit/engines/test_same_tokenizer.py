@@ -33,7 +33,6 @@ def with_marker(directory: Path) -> Tokenizer:
 
 @KINDS
 async def test_the_same_tokenizer_is_let_in(kind):
-    """Compared over the route that both kinds have."""
     fake = make_fake(kind, scripted_engine())
     async with (
         serving(fake, notices_disconnects=True) as url,

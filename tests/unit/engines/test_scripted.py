@@ -4,7 +4,6 @@ import asyncio
 import gc
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
-from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, VersionSpan, as_ids
+from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from tests.builders import EOS, toy_tokenizer
 
 PROMPT = as_ids([5, 6, 7])
@@ -78,22 +77,6 @@ async def test_a_request_ends_where_its_limits_say(step, params, output, reason,
     assert (result.output_ids.tolist(), result.finish_reason, result.matched_stop) == (expected, reason, matched)
 
 
-@pytest.mark.parametrize("token_delay_s", [0.0, 0.001])
-async def test_deltas_add_up_to_the_result(token_delay_s):
-    """A stream yields every token once and the whole result last."""
-    pieces = [
-        piece
-        async for piece in engine(ScriptStep(text="hello", token_delay_s=token_delay_s)).stream(
-            GenerationRequest(PROMPT, A_LOT, request_id="0" * 32)
-        )
-    ]
-
-    *deltas, result = pieces
-    assert isinstance(result, GenerationResult)
-    assert np.concatenate([delta.output_ids for delta in deltas]).tolist() == result.output_ids.tolist()
-    assert np.concatenate([delta.logprobs for delta in deltas]).tolist() == result.logprobs.tolist()
-
-
 @given(st.lists(st.integers(0, 258), min_size=2, max_size=30), st.integers(1, 29), st.integers(0, 1_000))
 def test_scores_are_the_logprobs_of_the_definition(tokens, start, version):
     """Scoring what was sampled gives what sampling gave, and they are logprobs: never above zero."""
@@ -104,14 +87,6 @@ def test_scores_are_the_logprobs_of_the_definition(tokens, start, version):
 
     assert part.tolist() == whole[start:].tolist()
     assert (whole < 0).all()
-
-
-async def test_prompt_logprobs_come_with_the_result():
-    """From the asked index on, under the version that scored."""
-    result = await say(engine(), prompt_logprobs_from=1)
-
-    assert result.prompt_logprobs.start == 1
-    assert result.prompt_logprobs.logprobs.tolist() == scripted_logprobs(PROMPT[1:], 1, "0").tolist()
 
 
 async def test_an_input_is_scored_by_the_weights_that_read_it():
@@ -128,15 +103,6 @@ async def test_an_input_is_scored_by_the_weights_that_read_it():
     assert scored.logprobs.tolist() == scripted_logprobs(PROMPT[1:], 1, "0").tolist()
 
 
-async def test_alternatives_begin_with_the_token_itself():
-    """Best first, one row per output token, every id inside the vocabulary."""
-    result = await say(engine(), SamplingParams(99, top_logprobs=3))
-
-    assert result.top_logprobs.ids.shape == result.top_logprobs.logprobs.shape == (6, 3)
-    assert result.top_logprobs.ids[:, 0].tolist() == result.output_ids.tolist()
-    assert result.top_logprobs.ids.max() < toy_tokenizer().vocab_size
-
-
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -146,7 +112,6 @@ async def test_alternatives_begin_with_the_token_itself():
     ],
 )
 async def test_faults_are_typed_and_leave_nothing_in_flight(fault, error):
-    """The engine is as free as before."""
     scripted = engine(ScriptStep(text="hello", fault=fault, fault_after=2), ScriptStep(text="again"))
 
     with pytest.raises(error):
@@ -185,39 +150,6 @@ async def test_abort_ends_a_generation_with_its_partial(request_id):
     assert (told, result.output_ids.tolist(), result.finish_reason) == ([1, 0], ids("hel"), FinishReason.ABORT)
 
 
-async def test_abort_of_an_unknown_request_tells_nobody():
-    """Idempotent, and no error."""
-    assert await engine().abort("f" * 32) == 0
-
-
-async def test_cancelling_the_caller_ends_the_generation():
-    """Nothing stays in flight behind a caller who left."""
-    scripted = engine(ScriptStep(text="hello", fault=ScriptedFault.HANG))
-    task = asyncio.create_task(say(scripted))
-    await in_flight(scripted, 1)
-
-    task.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (await scripted.health()).running == 0
-
-
-async def test_pause_abort_ends_what_runs_and_holds_what_comes():
-    """A request that arrives while paused waits for resume and then plays its own step."""
-    scripted = engine(ScriptStep(text="hello", delay_s=30), ScriptStep(text="later"))
-    running = asyncio.create_task(say(scripted))
-    await in_flight(scripted, 1)
-    await scripted.pause(PauseMode.ABORT)
-    held = asyncio.create_task(say(scripted, number=1))
-    partial = await running
-    await in_flight(scripted, 1)
-
-    assert (partial.finish_reason, partial.output_ids.size, held.done()) == (FinishReason.ABORT, 0, False)
-    await scripted.resume()
-    assert (await held).output_ids.tolist() == [*ids("later"), EOS]
-
-
 async def test_pause_keep_freezes_and_goes_on_with_the_new_version():
     """A weight update between two tokens: each token carries the version that sampled it (I6)."""
     scripted = engine(ScriptStep(text="hello", token_delay_s=0.001))
@@ -235,7 +167,6 @@ async def test_pause_keep_freezes_and_goes_on_with_the_new_version():
 
 
 async def test_a_label_that_is_no_version_is_refused():
-    """The old weights go on serving."""
     scripted = engine()
 
     with pytest.raises(UnknownWeightVersion):
@@ -267,19 +198,6 @@ async def test_what_no_engine_could_serve_is_refused(input_ids, params, how):
         )
 
     assert (await say(scripted, SamplingParams(1))).output_ids.tolist() == ids("f")
-
-
-async def test_a_request_id_is_used_once_at_a_time():
-    """An abort by id must mean one request."""
-    scripted = engine(ScriptStep(text="x", fault=ScriptedFault.HANG))
-    task = asyncio.create_task(say(scripted))
-    await in_flight(scripted, 1)
-
-    with pytest.raises(EngineRejected, match="in use"):
-        await say(scripted)
-
-    await scripted.abort(None)
-    await task
 
 
 async def test_leaving_the_engine_ends_what_still_runs():
@@ -330,6 +248,5 @@ def test_a_wrong_script_names_its_file(tmp_path, content):
 
 
 def test_a_script_that_is_not_there_is_a_clear_error(tmp_path):
-    """The path is in the message."""
     with pytest.raises(ScenarioError, match=r"none\.toml"):
         Script.load(tmp_path / "none.toml")

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, TokenProvider
-from harness.engines.examine.doctor import ProbeAnswer, diagnose
+from harness.engines.examine.doctor import diagnose
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.errors import EngineError, HarnessError, ScenarioError
+from harness.machine.findings import Level
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -110,7 +111,6 @@ async def test_a_request_that_cannot_be_served_is_refused(body: dict[str, Any], 
 
 
 async def test_a_body_that_is_no_json_is_refused():
-    """On every route that reads one."""
     async with client_of(scripted_engine()) as client:
         for path in ("/generate", "/abort_request", "/pause_generation", "/update_weights_from_disk", "/tokenize"):
             answer = await client.post(path, content=b"{")
@@ -224,14 +224,13 @@ async def test_the_doctor_says_what_really_samples():
     """The engine is the one behind the protocol, and the evidence is that of a real server."""
     async with client_of(scripted_engine(SLOWLY)) as client:
         diagnosis = await diagnose(str(client.base_url), tokenizer=toy_tokenizer())
-    answers = {finding.capability: finding.answer for finding in diagnosis.findings}
+    levels = {finding.check: finding.level for finding in diagnosis.findings}
 
     assert (diagnosis.engine, diagnosis.protocol, diagnosis.is_usable) == ("scripted", "sglang", True)
-    assert {name for name, answer in answers.items() if answer is not ProbeAnswer.YES} == {"repeat guard", "vocabulary"}
+    assert {name for name, level in levels.items() if level is not Level.OK} == {"repeat guard", "vocabulary"}
 
 
 async def test_a_port_that_is_taken_is_said():
-    """Not a traceback of the event loop."""
     app = NativeServer(scripted_engine(), toy_tokenizer(), Path("/weights/first")).app()
     async with serve_in_process(app) as url:
         with pytest.raises(HarnessError, match="cannot listen on"):

@@ -171,7 +171,6 @@ async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
 
 
 async def test_the_self_test_works_on_every_provider():
-    """It needs nothing but the seam."""
     async with scripted_engine(ScriptStep(text="Hello there, this is long enough.")) as engine:
         assert await require_raw_logprobs(engine, advice="") is LogprobScale.RAW
         measured = await measure_scale(engine)
@@ -181,7 +180,6 @@ async def test_the_self_test_works_on_every_provider():
 
 
 async def test_a_server_without_a_model_is_refused():
-    """There is nothing to talk to."""
     fake = make_fake("sglang", scripted_engine())
     fake.serves_models = False
     async with serving(fake, notices_disconnects=True):

@@ -72,7 +72,6 @@ async def test_an_abort_controls_it_by_its_row(toy: tuple[str, list[str]]):
 
 
 def test_without_its_row_it_is_no_engine():
-    """The message names those that are."""
     with pytest.raises(ScenarioError, match=r"expected one of local, scripted, sglang=URL\[,URL\], vllm=URL"):
         open_engine("toy=http://127.0.0.1:1", tokenizer=toy_tokenizer())
     with pytest.raises(ScenarioError, match="expected sglang, vllm or None, got 'toy'"):

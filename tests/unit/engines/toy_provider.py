@@ -45,7 +45,6 @@ class ToyProvider:
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -57,7 +56,6 @@ class ToyProvider:
         await self._http.aclose()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See `TokenProvider`."""
         check_request(self.capabilities, request)
         body = {"ids": request.input_ids.tolist(), "at_most": request.params.max_new_tokens}
         said = (await self._http.post("/say", json=body)).json()
@@ -75,29 +73,23 @@ class ToyProvider:
         yield result
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider`."""
         raise EngineRejected("a toy scores nothing")
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider`."""
         await self._http.post("/quiet")
         return 0
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider`."""
         raise EngineRejected("a toy does not pause")
 
     async def resume(self) -> None:
         """See `TokenProvider`."""
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider`."""
         raise EngineRejected("a toy has no weights")
 
     async def read_version(self) -> str:
-        """See `TokenProvider`."""
         return self.weight_version
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider`."""
         return EngineHealth(ready=True, paused=False, running=0, waiting=0)

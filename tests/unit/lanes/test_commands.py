@@ -55,7 +55,6 @@ def test_both_engines_listen_on_the_loopback_interface_only(spec: LaneSpec, flag
 def test_a_context_is_never_longer_than_the_model_can(
     weights: Path, installed: Path, engine: LaneEngine, flag: str
 ) -> None:
-    """Servers refuse to start otherwise."""
     arguments = command(LaneSpec(engine, weights)).arguments
 
     assert arguments[arguments.index(flag) + 1] == "512"

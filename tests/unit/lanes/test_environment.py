@@ -53,17 +53,7 @@ async def test_two_at_once_make_one(requirements: Requirements, cache: Path) -> 
     assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
-async def test_a_half_made_one_is_made_again(requirements: Requirements) -> None:
-    """A killed process leaves its staging folder, which is nobody's environment."""
-    leftover = requirements.directory.with_name(f".{requirements.directory.name}.staging-abc")
-    (leftover / "built" / "bin").mkdir(parents=True)
-
-    assert packages(await provide_python(requirements, print))
-    assert not leftover.exists()
-
-
 async def test_what_cannot_be_installed_is_named(cache: Path, tmp_path: Path) -> None:
-    """The words of uv itself, and no environment."""
     wrong = written(tmp_path, "sniffio==0.0.0.1\n", "", "")
     with pytest.raises(LaneError, match=r"(?s)failed with exit code 1; mend what it names.*sniffio==0\.0\.0\.1"):
         await provide_python(wrong, print)
@@ -72,7 +62,6 @@ async def test_what_cannot_be_installed_is_named(cache: Path, tmp_path: Path) ->
 
 
 async def test_a_changed_file_is_another_environment(requirements: Requirements) -> None:
-    """Servers that run keep theirs."""
     before = requirements.directory
     requirements.constraints.write_text("anyio==4.10.0\n")
 
@@ -118,14 +107,12 @@ async def test_a_cpu_build_that_only_pip_finds_is_handed_to_uv(index: Path, empt
 
 
 async def test_a_cuda_build_is_named_and_refused(index: Path, empty: Path, tmp_path: Path) -> None:
-    """It would not resolve later, gigabytes later."""
     fake_torch(index, "2.13.0")
     with pytest.raises(LaneError, match=r"pip offers 2\.13\.0, a CUDA build, and uv finds no CPU build; configure"):
         await torch_source(empty, tmp_path / "wheels")
 
 
 async def test_no_torch_at_all_is_said(index: Path, empty: Path, tmp_path: Path) -> None:
-    """Neither build is offered."""
     index.mkdir()
     with pytest.raises(LaneError, match="pip offers none"):
         await torch_source(empty, tmp_path / "wheels")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.errors import LaneError
-from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lab.lanes import INSTALLED, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.machine.process_name import members
 
 
@@ -53,7 +53,6 @@ async def test_a_server_that_dies_while_it_starts_is_reported_with_its_last_word
 
 
 async def test_a_server_that_never_generates_is_ended_at_the_deadline(spec: LaneSpec) -> None:
-    """The message has its last answer."""
     with pytest.raises(LaneError, match=r"did not generate a token within 2 s, its last answer was 503"):
         async with open_lane(replace(spec, env={"FAKE_ENGINE": "busy"}), deadline_s=2):
             pass
@@ -62,7 +61,6 @@ async def test_a_server_that_never_generates_is_ended_at_the_deadline(spec: Lane
 
 
 async def test_starting_can_be_cancelled(spec: LaneSpec) -> None:
-    """Nothing is left of it."""
     starting = asyncio.create_task(start_lane(replace(spec, env={"FAKE_ENGINE": "busy"})))
     async with asyncio.timeout(30):
         while not (lanes := find_lanes()):
@@ -91,13 +89,6 @@ async def test_a_lane_dies_with_the_program_that_opened_it(installed: Path, weig
     await _until_gone(group)
 
     assert find_lanes() == []
-
-
-async def test_two_lanes_share_no_port_and_no_folder(installed: Path, weights: Path) -> None:
-    """Each has a free port of its own."""
-    spec = LaneSpec(LaneEngine.SGLANG, weights)
-    async with open_lane(spec) as one, open_lane(spec) as other:
-        assert len({one.url, other.url}) == len({one.log, other.log}) == 2
 
 
 async def test_a_port_that_is_taken_is_refused_before_anything_starts(spec: LaneSpec) -> None:

@@ -54,7 +54,6 @@ def test_an_installed_distribution_has_nothing_that_is_for_lanes() -> None:
 
 
 def test_the_stand_ins_are_on_the_path_of_sglang_only(tmp_path: Path) -> None:
-    """The CPU build of vLLM needs none."""
     paths = {engine: write_overlay(engine, tmp_path / engine) for engine in INSTALLED}
 
     assert [path.name for path in paths[LaneEngine.SGLANG]] == ["path", "sglang"]

@@ -14,7 +14,6 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def test_what_is_being_answered_is_answered_before_the_end():
-    """Nobody new is let in meanwhile."""
     asked, may_answer = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,7 +57,6 @@ async def test_a_cancellation_that_comes_while_the_work_ends_is_not_lost():
 
 
 async def test_a_failure_beside_a_block_is_raised_behind_it():
-    """The block comes to its own end first."""
     said: list[str] = []
 
     async def work() -> None:

@@ -6,7 +6,6 @@ from harness.machine.descriptors import descriptor_limit, raise_descriptor_limit
 
 
 def test_a_program_may_open_what_the_system_allows_it():
-    """Whatever soft limit its shell has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:

@@ -23,7 +23,6 @@ def test_two_who_write_one_file_leave_one_of_theirs(tmp_path: Path):
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
 def test_a_write_that_breaks_off_leaves_what_was_there(tmp_path: Path, end: type[BaseException]):
-    """Also by Ctrl+C."""
     path = tmp_path / "page.html"
     path.write_text("before")
 

@@ -174,7 +174,6 @@ async def test_a_body_that_moves_may_take_any_time():
 
 
 async def test_the_time_in_which_nobody_takes_a_body_is_not_its_senders():
-    """Whoever is made to wait is not late."""
     async with bounded() as server, server.connect() as agent:
         server.may_read.clear()
         agent.writer.write(POST + b"30000\r\n" + b"x" * 0x30000)
@@ -220,7 +219,6 @@ async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_served(
 
 @pytest.mark.parametrize("offer", [b"", OFFER])
 async def test_a_tunnel_is_a_request_without_a_body(offer: bytes):
-    """The application refuses it."""
     async with bounded() as server, server.connect() as agent:
         server.may_read.set()
         server.may_answer.set()

@@ -44,10 +44,15 @@ def start_harness(tmp_path: Path, agent: tuple[str, ...], then: str) -> subproce
     return subprocess.Popen([sys.executable, "-c", source, str(tmp_path), *agent])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_agents_do_not_survive_a_killed_harness(tmp_path: Path, number: signal.Signals, family, survivors):
-    """Nor do their children, and the watchdog ends after them."""
-    with start_harness(tmp_path, family.command(), "await asyncio.sleep(300)") as harness:
+@pytest.mark.parametrize(
+    ("number", "leaves"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGSEGV, False)],
+)
+def test_agents_do_not_survive_a_killed_harness(
+    tmp_path: Path, number: signal.Signals, family, survivors, *, leaves: bool
+):
+    """Nor do their children, even daemons, and the watchdog ends after them."""
+    with start_harness(tmp_path, family.command(leaves=leaves), "await asyncio.sleep(300)") as harness:
         pids = family.pids()
         watchdog = int((tmp_path / "watchdog").read_text())
         harness.send_signal(number)
@@ -104,7 +109,6 @@ async def test_a_forgotten_group_is_left_alone(survivors):
 
 
 async def test_closing_ends_what_is_still_watched(survivors):
-    """And the watchdog itself."""
     watchdog = Watchdog()
     with sleeping_group() as process:
         watchdog.watch(process.pid)

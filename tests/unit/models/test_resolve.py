@@ -13,7 +13,6 @@ from harness.machine.cache import cache_directory
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    """When it has what a model needs."""
     for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
         (tmp_path / name).touch()
 
@@ -21,7 +20,6 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    """Naming what is missing."""
     (tmp_path / "config.json").touch()
 
     with pytest.raises(ModelError, match=r"tokenizer\.json, \*\.safetensors missing"):
@@ -30,7 +28,6 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["no-such-model", "/no/such/folder", "./nothing"])
 def test_what_is_neither_is_refused(model: str) -> None:
-    """Listing the names that could have been meant."""
     with pytest.raises(ModelError, match="smollm2-135m-instruct"):
         resolve_model(model)
 
@@ -55,7 +52,6 @@ def test_a_hub_that_does_not_answer_is_a_model_error() -> None:
     ],
 )
 def test_where_models_are_kept(environment: dict[str, str], expected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The explicit directory, the desktop's, the home's."""
     for name in ("HARNESS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

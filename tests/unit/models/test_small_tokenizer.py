@@ -25,7 +25,6 @@ def test_any_text_comes_back_and_a_call_is_short(tmp_path: Path):
 
 
 def test_it_is_written_once(tmp_path: Path):
-    """Whoever asks again gets the same folder."""
     folder = small_tokenizer(tmp_path)
     written = (folder / "tokenizer.json").stat().st_mtime_ns
 

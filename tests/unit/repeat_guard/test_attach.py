@@ -46,8 +46,6 @@ def test_a_missing_target_is_named() -> None:
 
 
 def test_a_patch_that_does_not_take_is_noticed() -> None:
-    """Nothing is assumed to have worked."""
-
     class Stubborn(type):
         def __setattr__(cls, name: str, value: object) -> None:
             pass
@@ -57,7 +55,6 @@ def test_a_patch_that_does_not_take_is_noticed() -> None:
 
 
 def test_without_the_switch_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed plugin is inert."""
     monkeypatch.delenv(ENABLE, raising=False)
     attach_guard("X", lambda guard: pytest.fail("patched"))
 
@@ -80,7 +77,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, config: str, error: Exception | Non
     ("config", "named"), [('{"ngram": 4}', "ngram"), ('{"ngram_size": -1}', "ngram_size"), ("{", CONFIG_JSON)]
 )
 def test_a_wrong_configuration_ends_the_process(monkeypatch: pytest.MonkeyPatch, config: str, named: str) -> None:
-    """By name, and with the way out."""
     message = refused(monkeypatch, config)
 
     assert f"its configuration is wrong: {named}" in message
@@ -156,7 +152,6 @@ def test_a_folder_on_the_path_is_enough(engine_dir: Path, times: int) -> None:
 
 
 def test_a_folder_on_the_path_refuses_a_wrong_configuration_too(engine_dir: Path) -> None:
-    """The process ends while it imports its scheduler."""
     done = run_engine([ON_PATH, engine_dir], '{"min_new": 1}')
 
     assert done.returncode == 1
@@ -164,5 +159,4 @@ def test_a_folder_on_the_path_refuses_a_wrong_configuration_too(engine_dir: Path
 
 
 def test_a_folder_on_the_path_does_nothing_without_the_switch(engine_dir: Path) -> None:
-    """The engine is as it was."""
     assert run_engine([ON_PATH, engine_dir], None).stdout == "9 None\n"

@@ -168,5 +168,4 @@ def test_vllm_is_asked_after_every_token(arguments: Any, stops_at: int, told: tu
 
 
 def test_vllm_counts_a_prefix() -> None:
-    """One more of a kind is the fourth."""
     assert ask_vllm({"repeat_prefix_len": 3}, [5, 5, 5]) == (1, "REPETITION", "repeat_terminate")

@@ -130,9 +130,11 @@ async def test_an_end_of_its_own_at_the_same_token_stands(guarded: HuggingFaceTo
     assert (stopped.finish_reason, stopped.matched_stop) == (FinishReason.STOP, last)
 
 
-async def test_the_guard_is_named_by_its_digest(local_engines: LocalEngines) -> None:
-    guarded = (await local_engines.open(repeat_guard=CONFIG)).capabilities
-    unguarded = (await local_engines.open(repeat_guard=NO_GUARD)).capabilities
+async def test_the_guard_is_named_by_its_digest(small_dir: Path) -> None:
+    async with HuggingFaceTokenProvider(small_dir, repeat_guard=CONFIG) as engine:
+        guarded = engine.capabilities
+    async with HuggingFaceTokenProvider(small_dir, repeat_guard=NO_GUARD) as engine:
+        unguarded = engine.capabilities
 
     assert guarded.repeat_guard == CONFIG.digest()
     assert unguarded.repeat_guard is None
@@ -143,15 +145,14 @@ async def test_the_guard_is_named_by_its_digest(local_engines: LocalEngines) -> 
         require_guard(guarded, replace(CONFIG, ngram_repeats=3))
 
 
-async def test_the_environment_configures_the_guard(local_engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_configures_the_guard(small_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for the engines that are servers; what is passed to the constructor has the last word."""
     for name, value in CONFIG.to_environ().items():
         monkeypatch.setenv(name, value)
 
-    async with local_engine() as engine:
+    async with HuggingFaceTokenProvider(small_dir) as engine:
         assert engine.capabilities.repeat_guard == CONFIG.digest()
-        assert (await ask(engine, as_ids(PROMPT_IDS), GREEDY)).output_ids.size == STOP_INDEX + 1
-    async with local_engine(repeat_guard=NO_GUARD) as engine:
+    async with HuggingFaceTokenProvider(small_dir, repeat_guard=NO_GUARD) as engine:
         assert engine.capabilities.repeat_guard is None
 
 
@@ -163,12 +164,12 @@ def test_a_wrong_environment_stops_the_start(model_dir: Path, monkeypatch: pytes
         HuggingFaceTokenProvider(model_dir)
 
 
-async def test_a_guard_that_cannot_trip_stops_the_start(local_engine: LocalEngine) -> None:
+async def test_a_guard_that_cannot_trip_stops_the_start(small_dir: Path) -> None:
     """One whose limits lie beyond the context is enabled and would never be active."""
     never = RepeatTerminateConfig(enabled=True, min_new_tokens=10_000)
 
     with pytest.raises(ScenarioError, match="trip after 10000 tokens of output at the earliest, the context holds"):
-        await local_engine(repeat_guard=never).__aenter__()
+        await HuggingFaceTokenProvider(small_dir, repeat_guard=never).__aenter__()
 
 
 async def test_more_tokens_cannot_be_continued_than_there_are(guarded: HuggingFaceTokenProvider) -> None:

@@ -73,14 +73,12 @@ def test_a_bad_prefix_length_never_reaches_the_scheduler(stated: object, length:
 
 @pytest.mark.parametrize("arguments", [None, {}, [], "text"])
 def test_requests_that_say_nothing_are_watched_from_their_first_token(arguments: object) -> None:
-    """No request needs to know of the guard."""
     watch = GUARD.watch([5, 5, 5, 5, 5], arguments)
 
     assert (watch.hit([5, 5, 5]), watch.hit([5, 5, 5, 5]), watch.is_probe) == (None, 4, False)
 
 
 def test_object_keys_are_counted_once_the_tokenizer_is_known() -> None:
-    """Their ids come from the server."""
     config = RepeatTerminateConfig(enabled=True, min_new_tokens=1, max_object_keys=2)
     guard = Guard(config, config.digest())
     guard.object_key_ids = [8, 9]
@@ -89,6 +87,5 @@ def test_object_keys_are_counted_once_the_tokenizer_is_known() -> None:
 
 
 def test_the_answer_to_a_probe_is_read_as_it_is_written() -> None:
-    """Other stop reasons are none."""
     assert probed_digest(probe_answer("ab12")) == "ab12"
     assert [probed_digest(other) for other in ("repeat_terminate", "repetition_detected", "x:y", 7, None)] == [None] * 5

@@ -20,7 +20,6 @@ def test_a_short_output_is_kept_whole(tmp_path: Path):
 
 
 def test_a_flood_keeps_head_and_tail(tmp_path: Path):
-    """And says how much is missing."""
     with AgentLog(tmp_path / "agent.log", head_bytes=4, tail_bytes=4) as log:
         for _ in range(10):
             log.write(b"0123456789")

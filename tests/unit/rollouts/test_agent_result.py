@@ -25,7 +25,6 @@ def test_an_object_is_a_result(tmp_path: Path):
 
 
 def test_no_file_is_no_result(tmp_path: Path):
-    """An agent need not leave anything."""
     assert read_result(tmp_path / "result.json") == AgentResult(ResultState.ABSENT)
 
 
@@ -47,7 +46,6 @@ def test_no_file_is_no_result(tmp_path: Path):
     ],
 )
 def test_anything_else_is_garbage(data: bytes, detail: str):
-    """The detail names what is wrong with it."""
     result = parse_result(data)
 
     assert (result.state, result.value) == (ResultState.GARBAGE, None)
@@ -55,7 +53,6 @@ def test_anything_else_is_garbage(data: bytes, detail: str):
 
 
 def test_a_pipe_in_place_of_the_file_does_not_hang(tmp_path: Path):
-    """Reading never waits for a writer."""
     path = tmp_path / "result.json"
     os.mkfifo(path)
 
@@ -72,7 +69,6 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path):
 
 
 def test_a_directory_in_place_of_the_file_is_garbage(tmp_path: Path):
-    """Nor does a directory stop the harness."""
     assert read_result(tmp_path).state is ResultState.GARBAGE
 
 
@@ -90,12 +86,10 @@ def _endless() -> dict[str, object]:
 
 @pytest.mark.parametrize("value", ["text", [1], {"a": object()}, {"a": float("nan")}, {(1, 2): 3}, _endless()])
 def test_a_returned_value_that_is_no_json_object_is_garbage(value: object):
-    """Garbage, not an exception."""
     assert result_of_value(value).state is ResultState.GARBAGE
 
 
 def test_a_result_keeps_only_json(tmp_path: Path):
-    """What comes out can be written again."""
     result = result_of_value({1: (2, 3)})
 
     assert json.dumps(result.value) == '{"1": [2, 3]}'

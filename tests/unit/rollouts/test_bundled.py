@@ -24,20 +24,17 @@ def test_a_wheel_carries_its_own(tmp_path: Path):
 
 
 def test_an_editable_install_uses_the_repository(tmp_path: Path):
-    """There the folders are never copied."""
     package = make_installation(tmp_path, "scenarios")
 
     assert bundled_directory("scenarios", package=package) == tmp_path / "scenarios"
 
 
 def test_a_broken_installation_is_named(tmp_path: Path):
-    """With both places that were looked at."""
     with pytest.raises(HarnessError, match=r"_bundled/agents and .*/agents; install"):
         bundled_directory("agents", package=make_installation(tmp_path))
 
 
 def test_bundled_agents_are_found_by_name():
-    """The two that ship."""
     assert bundled_agent("plain_chat").parent.name == "plain_chat"
     assert bundled_agent("react_chat").is_file()
 

@@ -71,13 +71,11 @@ def test_the_task_is_handed_over():
     ],
 )
 def test_secrets_and_settings_of_the_harness_stay_at_home(name: str):
-    """Only a short list of variables passes."""
     assert environment({name: "secret"}).get(name) != "secret"
 
 
 @pytest.mark.parametrize("name", ["PATH", "HOME", "LC_ALL", "SSL_CERT_FILE", "UV_CACHE_DIR", "HTTPS_PROXY"])
 def test_what_programs_need_to_run_passes(name: str):
-    """Paths, locale, certificates, caches, proxies."""
     assert environment({name: "value"})[name] == "value"
 
 
@@ -111,13 +109,11 @@ def test_the_session_server_is_exempt_from_proxies():
 
 
 def test_the_agents_own_settings_win():
-    """A profile may change every variable."""
     assert environment(OPENAI_MODEL="another", HARNESS_GAME="/g.py")["OPENAI_MODEL"] == "another"
 
 
 @pytest.mark.parametrize("prompt", ["x" * (MAX_VARIABLE_BYTES + 1), "nul \0 byte"])
 def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: str, tmp_path: Path):
-    """The agent starts all the same."""
     prepare_workdir(task_of(prompt, tmp_path))
 
     assert "HARNESS_INSTRUCTION" not in environment(prompt=prompt)
@@ -138,7 +134,6 @@ def test_an_object_that_no_variable_can_hold_is_in_the_file_only(part: str, tmp_
 
 
 def test_a_result_of_an_earlier_attempt_is_not_found(tmp_path: Path):
-    """Each attempt starts without a result."""
     (tmp_path / "result.json").write_text("{}")
     prepare_workdir(task_of(workdir=tmp_path))
 
@@ -180,7 +175,6 @@ def test_an_agent_with_a_home_of_its_own_sees_none_of_the_users() -> None:
 
 
 def test_the_session_is_taken_out_under_every_name() -> None:
-    """What else the agent has stays."""
     agent = ProgramAgent("probe", ("probe",), {"MY_URL": "${OPENAI_BASE_URL}", "MY_KEY": "${OPENAI_API_KEY}"}, home={})
     env = agent_environment(agent, task_of(), SESSION, {"PATH": "/bin"})
     left = without_session(env, SESSION)

@@ -38,7 +38,6 @@ def _file(folder: Path, source: str, name: str = "play.py") -> FunctionFile:
     ],
 )
 def test_a_function_that_cannot_be_called_is_noticed_unseen(tmp_path: Path, source: str, problem: str):
-    """By reading the file; nothing of it runs."""
     file = _file(tmp_path, f"raise SystemExit\n{source}")
 
     with pytest.raises(ScenarioError) as caught:
@@ -57,7 +56,6 @@ def test_a_function_that_cannot_be_called_is_noticed_unseen(tmp_path: Path, sour
     ],
 )
 def test_every_way_to_take_what_is_given_is_right(tmp_path: Path, arguments: str):
-    """By name, by default, or all together."""
     _file(tmp_path, f"async def run({arguments}): ...").check()
 
 

@@ -34,15 +34,14 @@ async def test_two_at_once_make_one(profile: AgentProfile) -> None:
     assert both[0] == both[1] == environment_of(profile)
     assert sorted(line.split()[0] for line in said) == ["installing", "waiting"]
     assert sorted(path.suffix for path in both[0].parent.iterdir()) == ["", ".lock", ".log"]
-    assert [(each.check, each.is_well) for each in await examine_agent(profile)] == [
-        ("dialect", True),
-        ("environment", True),
-        ("version", True),
+    assert [(each.check, each.level) for each in await examine_agent(profile)] == [
+        ("dialect", "ok"),
+        ("environment", "ok"),
+        ("version", "ok"),
     ]
 
 
 async def test_a_killed_installer_leaves_nothing_that_looks_complete(profile: AgentProfile) -> None:
-    """Its staging folder is nobody's environment, and goes."""
     leftover = environment_of(profile).with_name(f".{environment_of(profile).name}.staging-abc")
     (leftover / "built" / "bin").mkdir(parents=True)
     assert not is_installed(profile)
@@ -76,7 +75,6 @@ async def test_a_model_finds_the_programs_of_the_machine(profile: AgentProfile) 
 async def test_a_script_for_node_runs_on_the_node_that_came_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine's may be too old."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "${cache}"))
     profile = bundled_profile("pi")
     programs, node = search_path(profile)
@@ -126,7 +124,6 @@ async def test_a_package_that_cannot_be_had_is_named(tmp_path: Path, profile: Ag
 
 
 async def test_another_lock_file_is_another_environment(tmp_path: Path, profile: AgentProfile) -> None:
-    """Rollouts that run keep theirs."""
     before = environment_of(profile)
     written(profile.folder, lock="sniffio==1.3.0\n")
 
@@ -134,11 +131,10 @@ async def test_another_lock_file_is_another_environment(tmp_path: Path, profile:
 
 
 async def test_an_agent_that_is_not_there_is_told_how_to_get(profile: AgentProfile) -> None:
-    """By the command."""
     found = {each.check: each for each in await examine_agent(profile)}
 
-    assert not found["environment"].is_well
-    assert "harness agent install mine" in found["environment"].found
+    assert found["environment"].level == "fail"
+    assert found["environment"].next_step == "harness agent install mine"
 
 
 async def test_an_agent_of_another_version_is_not_well(profile: AgentProfile) -> None:
@@ -149,12 +145,11 @@ async def test_an_agent_of_another_version_is_not_well(profile: AgentProfile) ->
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sniffio\nVersion: 1.0\n")
 
     version = (await examine_agent(profile))[-1]
-    assert (version.check, version.is_well) == ("version", False)
+    assert (version.check, version.level) == ("version", "fail")
     assert "expected 1.3.1" in version.found
 
 
 def test_a_machine_without_npm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In one line."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(AgentError, match=r"npm is needed.*install Node\.js with npm"):
         find_npm()

@@ -22,8 +22,7 @@ from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.serving import RunningServer
 from harness.server.settings import ServerSettings
-from harness.types import FinishReason, SampleStatus
-from tests.processes.family import Family
+from harness.types import SampleStatus
 from tests.session_servers.scripted import canned_server, http_answer, scripted_server
 
 ASK = """
@@ -137,7 +136,6 @@ async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes
 
 
 async def test_messages_that_are_no_json_are_an_outcome(tmp_path: Path):
-    """They could be handed to no program."""
     async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hello?')", prompt=[{"role": "user", "content": b"Hi"}]))
 
@@ -161,7 +159,6 @@ async def test_a_function_gets_messages_as_they_are(tmp_path: Path):
 
 
 async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
-    """A directory that no system call takes."""
     task = program(tmp_path / "a\0b", "ask('Hello?')")
     async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(task)
@@ -225,7 +222,6 @@ async def test_a_function_runs_to_its_end(tmp_path: Path):
     ],
 )
 async def test_what_a_program_does_wrong_is_its_own_fault(tmp_path: Path, source: str, kind: OutcomeKind):
-    """Typed, never an exception."""
     async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path, source))
 
@@ -233,8 +229,6 @@ async def test_what_a_program_does_wrong_is_its_own_fault(tmp_path: Path, source
 
 
 async def test_a_function_that_raises_has_crashed(tmp_path: Path):
-    """The traceback is in its log."""
-
     async def run(base_url, prompt, **kwargs):
         await chat(base_url, prompt)
         raise KeyError("missing")
@@ -266,7 +260,6 @@ def _is_not_async(**kwargs):
 
 @pytest.mark.parametrize("run", [_exits, _cancels_itself, _takes_no_arguments, _is_not_async])
 async def test_no_function_can_take_the_run_down(tmp_path: Path, run: Any):
-    """Whatever it raises stays with it."""
     async with manager_of() as (manager, _):
         rollout = await manager.run(function(tmp_path, run))
 
@@ -274,8 +267,6 @@ async def test_no_function_can_take_the_run_down(tmp_path: Path, run: Any):
 
 
 async def test_a_function_may_return_garbage(tmp_path: Path):
-    """Judged like a program's file."""
-
     async def run(base_url, prompt, **kwargs):
         await chat(base_url, prompt)
         return {"handle": object()}
@@ -355,7 +346,6 @@ async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: 
 
 @pytest.mark.parametrize("command", [("/no/such/agent",), ("no-such-agent",), ("/etc/passwd",)])
 async def test_an_agent_that_does_not_exist_is_not_started(tmp_path: Path, command: tuple[str, ...]):
-    """The session is given back."""
     task = AgentTask(ProgramAgent("probe", command), "Hi", tmp_path / "0", "scripted")
     async with manager_of() as (manager, _):
         rollout = await manager.run(task)
@@ -365,7 +355,6 @@ async def test_an_agent_that_does_not_exist_is_not_started(tmp_path: Path, comma
 
 
 async def test_a_working_directory_that_cannot_be_made_is_our_fault(tmp_path: Path):
-    """The agent has nothing to do with it."""
     (tmp_path / "file").touch()
     async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path / "file", "ask('Hi')"))
@@ -375,7 +364,6 @@ async def test_a_working_directory_that_cannot_be_made_is_our_fault(tmp_path: Pa
 
 @pytest.mark.parametrize("end", ["", "sys.exit(1)"])
 async def test_an_agent_at_the_limit_of_its_session_is_not_to_blame(tmp_path: Path, end: str):
-    """Whether it takes the refusal well or not."""
     source = f"""
 ask("one")
 try:
@@ -391,40 +379,10 @@ except urllib.error.HTTPError as error:
 
 
 async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
-    """It made its call and got no answer."""
     async with manager_of(ScriptStep(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.ENGINE_FAILED, Cause.ENGINE)
-
-
-async def test_a_truncated_turn_is_a_truncated_sample(tmp_path: Path):
-    """The status tells the trainer."""
-    async with manager_of(ScriptStep(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
-        rollout = await manager.run(program(tmp_path, "ask('Hi')"))
-
-    assert [sample.status for sample in rollout.samples] == [SampleStatus.TRUNCATED]
-
-
-async def test_a_drained_session_is_a_drained_rollout(tmp_path: Path):
-    """The agent is told at its next call."""
-    drained = asyncio.Event()
-
-    async def run(base_url, prompt, **kwargs):
-        await chat(base_url, "one")
-        drained.set()
-        while (answer := await chat(base_url, "two")).status_code != 404:
-            await asyncio.sleep(0.01)
-        return {"code": answer.json()["error"]["code"]}
-
-    async with manager_of() as (manager, server), asyncio.TaskGroup() as tasks:
-        rollout = tasks.create_task(manager.run(function(tmp_path, run)))
-        await drained.wait()
-        await post(server.url, "/sessions/drain")
-
-    assert rollout.result().outcome.kind is OutcomeKind.DRAINED
-    assert rollout.result().agent_result == {"code": "session_closed"}
-    assert rollout.result().samples
 
 
 async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path: Path):
@@ -438,7 +396,6 @@ async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path
 
 
 async def test_an_impossible_session_is_the_scenarios_fault(tmp_path: Path):
-    """The server's words are in the detail."""
     async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')", session={"limits": {"turns": "many"}}))
 
@@ -447,7 +404,6 @@ async def test_an_impossible_session_is_the_scenarios_fault(tmp_path: Path):
 
 
 async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
-    """No agent is started for it."""
     async with SessionManager("http://127.0.0.1:9", deadlines=FAST) as manager:
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
@@ -473,20 +429,7 @@ async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, re
     assert "session not readable" in rollout.outcome.detail
 
 
-async def test_the_admin_token_opens_a_guarded_server(tmp_path: Path):
-    """Without it nothing is created."""
-    settings = ServerSettings(admin_token="t0ken")
-    async with manager_of(settings=settings) as (stranger, server):
-        refused = await stranger.run(program(tmp_path, "ask('Hi')"))
-        async with SessionManager(server.url, admin_token="t0ken", deadlines=FAST) as manager:
-            rollout = await manager.run(program(tmp_path, "ask('Hi')"))
-
-    assert (refused.outcome.kind, refused.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
-    assert rollout.outcome.kind is OutcomeKind.FINISHED
-
-
 async def test_cancelling_a_rollout_ends_its_agent_and_gives_the_session_back(tmp_path: Path, survivors):
-    """Then the cancellation goes on."""
     source = "leave(json.dumps({'pid': os.getpid()})); time.sleep(300)"
     task = program(tmp_path, source)
     async with manager_of() as (manager, _):
@@ -515,7 +458,6 @@ async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_g
 
 
 async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: Path):
-    """It does not ask again."""
     shut = http_answer(503, {"error": {"code": "gate_closed"}}, "retry-after: 60")
     patient = replace(FAST, create_s=300, delete_s=60)
     async with canned_server(shut) as server, SessionManager(server.url, deadlines=patient) as manager:
@@ -530,7 +472,6 @@ async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: 
 
 
 async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
-    """It may clean up after itself."""
     events: list[str] = []
 
     async def run(**kwargs):
@@ -551,38 +492,7 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
         assert events == ["started", "cleaned up"]
 
 
-HARNESS = """
-import asyncio, sys
-from pathlib import Path
-from harness.rollouts.manager import SessionManager
-from harness.rollouts.agents.task import AgentTask, ProgramAgent
-
-async def main(url, workdir, *command):
-    async with SessionManager(url) as manager, asyncio.TaskGroup() as tasks:
-        for number in range(3):
-            task = AgentTask(ProgramAgent("probe", command), "Hi", Path(workdir, str(number)), "scripted")
-            tasks.create_task(manager.run(task))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tmp_path: Path, survivors):
-    """Three rollouts at once, each with a child that ignores SIGTERM."""
-    families = [Family(tmp_path / str(number)) for number in range(3)]
-    async with scripted_server() as server:
-        command = (sys.executable, "-c", HARNESS, server.url, str(tmp_path), *families[0].command(anywhere=True))
-        harness = await asyncio.create_subprocess_exec(*command)
-        pids = [pid for family in families for pid in await family.appears()]
-        harness.kill()
-        await harness.wait()
-
-    assert len(pids) == 6
-    assert survivors(pids, timeout_s=10) == []
-
-
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
-    """Of every kind, in one manager."""
     sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
     before = resources()
     async with (

@@ -73,7 +73,6 @@ GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
     ],
 )
 def test_an_ending_has_its_outcome(facts: RolloutFacts, kind: Kind, cause: Cause | None):
-    """The table, row by row."""
     outcome = classify(facts)
 
     assert (outcome.kind, outcome.cause) == (kind, cause)
@@ -111,7 +110,6 @@ def test_every_combination_has_an_outcome():
 
 
 def test_the_detail_tells_the_story():
-    """One line with what a reader needs first."""
     facts = RolloutFacts(SEGFAULT, GARBAGE, answered=1, failed=2, refusals={"limit_reached": 2})
 
     assert classify(facts).detail == (
@@ -136,3 +134,8 @@ def test_a_session_that_was_not_created_has_its_outcome(code: str, status: int, 
     outcome = classify_uncreated(code, status, "words")
 
     assert (outcome.kind, outcome.cause, outcome.detail) == (kind, cause, "no session: words")
+
+
+def test_processes_that_could_not_be_ended_are_named():
+    """Beside how the agent itself ended."""
+    assert AgentEnd(Ending.EXITED, 3, left=[17, 18]).words == "exit code 3; could not be ended: process 17, 18"

@@ -50,7 +50,6 @@ async def test_an_exit_code_comes_back(tmp_path: Path, watchdog: Watchdog, pytho
 
 
 async def test_a_signal_comes_back_as_its_negative_number(tmp_path: Path, watchdog: Watchdog):
-    """As in the standard library."""
     async with running(("/bin/sh", "-c", "kill -9 $$"), tmp_path, watchdog) as process:
         assert await process.wait() == -signal.SIGKILL
 
@@ -96,6 +95,27 @@ async def test_grandchildren_of_an_agent_that_exited_are_ended_too(
         await process.wait()
 
     assert survivors(family.pids()) == []
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["the agent runs", "the agent has exited"])
+async def test_a_daemon_ends_with_its_agent(tmp_path: Path, watchdog: Watchdog, family, survivors, *, stays: bool):
+    """Forked twice, in a session of its own, and deaf to SIGTERM."""
+    async with running(family.command(stays=stays, leaves=True), tmp_path, watchdog):
+        agent, daemon = await family.appears()
+        assert os.getsid(daemon) != agent
+
+    assert survivors([agent, daemon]) == []
+
+
+async def test_another_agents_daemon_runs_on(tmp_path: Path, watchdog: Watchdog, family, survivors):
+    """Each process has a mark of its own."""
+    async with running(family.command(leaves=True), tmp_path, watchdog):
+        _, daemon = await family.appears()
+        async with running(("/bin/true",), tmp_path, watchdog) as process:
+            await process.wait()
+        assert survivors([daemon], timeout_s=0) == [daemon]
+
+    assert survivors([daemon]) == []
 
 
 async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, python_program):
@@ -145,12 +165,12 @@ async def test_a_flood_is_bounded(tmp_path: Path, watchdog: Watchdog, python_pro
     assert psutil.Process().memory_info().rss - before < 50 << 20
 
 
-async def test_a_process_that_left_the_group_cannot_hold_up_the_end(tmp_path: Path, watchdog: Watchdog, python_program):
-    """It keeps the output pipe open; the wait for its last words is bounded."""
+async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, watchdog: Watchdog, python_program):
+    """It left the group, cleared its environment, and keeps the output pipe open: the wait is bounded."""
     command = python_program("""
         import subprocess, sys
         daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
-        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True)
+        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True, env={})
     """)
     started = time.monotonic()
     async with running(command, tmp_path, watchdog) as process:
@@ -171,7 +191,6 @@ async def test_a_process_that_left_the_group_cannot_hold_up_the_end(tmp_path: Pa
     ],
 )
 async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watchdog: Watchdog, env, workdir):
-    """Neither a process nor an open file."""
     open_files = psutil.Process().num_fds()
     with AgentLog(tmp_path / "agent.log") as log, pytest.raises((OSError, ValueError)):
         await AgentProcess.start(("true",), env=env, workdir=tmp_path / workdir, log=log, watchdog=watchdog)
@@ -275,22 +294,3 @@ def is_zombie_of(process: psutil.Process, group: int) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group
     except (psutil.NoSuchProcess, ProcessLookupError):
         return False
-
-
-async def test_many_agents_leave_no_file_and_no_process(tmp_path: Path, watchdog: Watchdog):
-    """Twenty at once, then the counts are what they were."""
-    await run_short_agent(tmp_path / "first", watchdog)
-    open_files, children = psutil.Process().num_fds(), len(psutil.Process().children())
-
-    await asyncio.gather(*(run_short_agent(tmp_path / str(number), watchdog) for number in range(20)))
-
-    assert (psutil.Process().num_fds(), len(psutil.Process().children())) == (open_files, children)
-
-
-async def run_short_agent(workdir: Path, watchdog: Watchdog) -> None:
-    """An agent that says something and exits."""
-    workdir.mkdir()
-    async with running((sys.executable, "-S", "-c", "print('hi')"), workdir, watchdog) as process:
-        assert await process.wait() == 0
-    await asyncio.sleep(0)
-    assert (workdir / "agent.log").read_text() == "hi\n"

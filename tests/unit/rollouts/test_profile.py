@@ -32,7 +32,6 @@ def written(folder: Path, more: str = "", *, profile: str = PROFILE, lock: str =
 
 
 def test_a_profile_has_the_version_of_its_lock_file(tmp_path: Path) -> None:
-    """It stands in one place."""
     profile = load_profile(written(tmp_path / "mine"))
 
     assert (profile.name, profile.version) == ("mine", "1.3.1")
@@ -51,7 +50,6 @@ def test_a_profile_has_the_version_of_its_lock_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, more: str, words: str) -> None:
-    """With the file."""
     with pytest.raises(ScenarioError, match=words) as refused:
         load_profile(written(tmp_path, more))
 
@@ -59,7 +57,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, more: str, words: str) -> None:
 
 
 def test_a_lock_file_without_the_agent_is_refused(tmp_path: Path) -> None:
-    """Nothing is installed that nobody pinned."""
     with pytest.raises(ScenarioError, match=r"requirements\.txt: expected a version of 'sniffio'"):
         load_profile(written(tmp_path, lock="anyio==4.9.0\n"))
 

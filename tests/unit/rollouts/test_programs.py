@@ -45,19 +45,16 @@ async def test_a_script_runs_in_an_environment_without_ours(tmp_path: Path):
     [("no such requirement!", "agent.py"), ("session-harness-no-such-package==1", "session-harness-no-such-package")],
 )
 async def test_an_environment_that_cannot_be_built_is_explained(tmp_path: Path, dependency: str, words: str):
-    """With the end of what uv said."""
     with pytest.raises(AgentError, match=words):
         await prepare_agent(write_script(tmp_path, dependency))
 
 
 async def test_a_script_that_does_not_exist_is_named(tmp_path: Path):
-    """Before uv is asked."""
     with pytest.raises(AgentError, match="no agent script at"):
         await prepare_agent(tmp_path / "agent.py")
 
 
 async def test_preparing_takes_a_bounded_time(tmp_path: Path):
-    """What uv has started by then is ended."""
     started = time.monotonic()
     with pytest.raises(AgentError, match=r"not ready within 0\.001 s"):
         await prepare_agent(write_script(tmp_path), deadline_s=0.001)

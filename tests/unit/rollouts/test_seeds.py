@@ -16,7 +16,6 @@ def test_a_seed_never_changes():
 
 @given(st.integers(), INDICES)
 def test_a_seed_fits_a_signed_64_bit_integer(base_seed: int, path: tuple[int, ...]):
-    """Engines and torch take it as it is."""
     assert 0 <= derive_seed(base_seed, *path) < 2**63
 
 

@@ -73,7 +73,6 @@ async def following(*kinds: str) -> AsyncIterator[tuple[Listed, list[FakeServer]
 
 
 async def test_a_listed_worker_is_entered_and_a_dropped_one_left():
-    """While the pool serves."""
     async with following("sglang", "vllm") as (listed, fakes):
         await listed.ask("a")
         listed.add(fakes[1])
@@ -96,7 +95,6 @@ async def test_a_worker_that_serves_something_else_never_joins():
 
 
 async def test_no_worker_in_time_says_what_was_tried():
-    """The start fails instead of waiting for ever."""
     async with fake_workers("sglang") as [fake]:
         listed = Listed(start_timeout_s=1.0)
         listed.found = [FoundWorker("gone", lambda: fake_provider(fake))]

@@ -90,7 +90,6 @@ async def test_a_verb_that_the_engine_refuses_holds_nobody():
 
 
 async def test_a_body_that_is_too_large_is_not_read():
-    """The limit is that of every other body."""
     async with serving(scripted_engine(LONG)) as http:
         answer = await http.post("/pause_generation", content=b" " * (64 << 20))
 

@@ -95,7 +95,6 @@ async def test_a_dead_worker_is_reported_and_the_others_obey(http):
 
 
 async def test_a_worker_that_never_answers_costs_its_own_deadline_only(http):
-    """The others have obeyed long before."""
     async with fake_workers("sglang") as fakes, mute() as silent:
         outcomes = await fan_out(http, [silent, *workers_of(fakes)], PAUSE, deadline_s=1.0)
 
@@ -105,7 +104,6 @@ async def test_a_worker_that_never_answers_costs_its_own_deadline_only(http):
 
 
 async def test_statuses_of_a_report():
-    """All, some, none, and nobody to tell."""
     done = VerbResult("http://a", "sglang", True, 200, None, 0.1, "")
     failed = VerbResult("http://b", "sglang", False, 500, None, 0.1, "no")
 
@@ -141,7 +139,6 @@ async def test_a_refusal_that_comes_in_pieces_is_one(http):
 
 
 async def test_a_paused_vllm_worker_stays_paused_over_an_update(http):
-    """Who paused it decides when it goes on."""
     body = b'{"model_path": "/weights/b", "weight_version": "1"}'
     async with fake_workers("vllm") as fakes:
         await fan_out(http, workers_of(fakes), PAUSE)
@@ -165,7 +162,6 @@ async def test_an_update_after_one_that_failed_continues_the_vllm_worker(http):
 
 
 async def test_a_pause_by_the_client_after_an_update_that_failed_is_the_client_s_to_end(http):
-    """The next update does not continue the worker."""
     updates = Updates()
     async with fake_workers("vllm") as fakes:
         for order in (update_to("1", UNFIT_WEIGHTS), PAUSE, update_to("1")):

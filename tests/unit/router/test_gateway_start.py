@@ -31,12 +31,10 @@ async def start(directory: Path, said: str) -> int:
 
 
 async def test_a_port_that_is_taken_is_no_reason_to_give_up(tmp_path: Path) -> None:
-    """Another one is chosen, a few times."""
     assert await start(tmp_path, TAKEN) == 3
 
 
 async def test_the_log_of_an_earlier_gateway_says_nothing_about_this_one(tmp_path: Path) -> None:
-    """It goes on in the same file."""
     (tmp_path / "log").write_text(f"{TAKEN}\n")
 
     assert await start(tmp_path, "no such policy") == 1

@@ -41,7 +41,6 @@ def test_the_key_is_added_and_no_other_byte_changes() -> None:
 
 
 def test_a_batch_comes_wrapped_with_a_signal_per_sequence() -> None:
-    """An array has no room for a key."""
     content = json.dumps([GUARDED, WATCHED]).encode()
     assert json.loads(wrapped_bytes(content)) == {
         "response": [GUARDED, WATCHED],
@@ -60,8 +59,6 @@ def test_a_batch_comes_wrapped_with_a_signal_per_sequence() -> None:
     ],
 )
 async def test_answers_of_the_gateway_are_amended_where_it_says_so(path: str, headers: dict, keys: set) -> None:
-    """And nowhere else."""
-
     async def gateway(scope: Scope, receive: Receive, send: Send) -> None:
         content = json.dumps(SGLANG_CHAT).encode()
         sent = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]

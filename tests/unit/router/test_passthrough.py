@@ -157,7 +157,6 @@ async def test_a_body_is_passed_on_while_it_comes():
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_client_that_leaves_takes_its_request_out_of_the_gateway(method):
-    """Which takes it out of the engine."""
     upstream = Upstream(chunks=[b"first", b"never sent"])
     async with (
         passing(upstream) as (client, url),
@@ -181,7 +180,6 @@ async def test_an_answer_that_breaks_off_is_not_made_whole():
 
 
 async def test_a_gateway_that_is_gone_is_a_502_that_says_so():
-    """JSON in the form that OpenAI clients read."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         gone = f"http://127.0.0.1:{held.getsockname()[1]}"
     async with (

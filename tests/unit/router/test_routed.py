@@ -112,13 +112,11 @@ async def test_credentials_of_ours_end_at_the_router(
     ],
 )
 def test_a_command_line_that_means_no_gateway_is_refused(settings: RouterSettings, message: str) -> None:
-    """Before anything starts."""
     with pytest.raises(ScenarioError, match=message):
         settings.check()
 
 
 def test_a_gateway_that_nobody_knows_is_refused() -> None:
-    """With the names of those that are known."""
     with pytest.raises(ScenarioError, match="no gateway 'nginx'; expected one of smg, sglang-router"):
         gateway_program("nginx", print)
 
@@ -163,7 +161,6 @@ async def test_every_worker_is_asked_with_its_own_key(
 
 
 async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And never the admin token."""
     monkeypatch.setenv("GATEWAY_KEY", "k3y")
     gateway = FakeGateway()
     async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:

@@ -88,7 +88,6 @@ CUT = Trainer(due=UNTIL, then=Then.END)
     ],
 )
 def test_the_gate_after_verbs(intents: tuple[Intent, ...], holds: Trainer):
-    """The table of the module."""
     assert after(*intents) == holds
 
 

@@ -308,7 +308,6 @@ async def test_an_abort_that_nothing_follows_is_the_end_of_a_rollout():
 
 
 async def test_an_abort_that_weights_follow_ends_nothing():
-    """However long they take."""
     async with routing(*KINDS, step=LONG) as router:
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
@@ -447,17 +446,6 @@ async def test_a_router_that_is_started_again_among_parts_of_weights_opens_in_ti
         router.pass_time(60)
         await eventually(lambda: router.gate is GateState.OPEN)
         assert (await router.turn(session)).status_code == 200
-
-
-async def test_an_abort_that_is_neither_wanted_nor_not_is_refused():
-    """One error, and no worker told: a text is true in one language and false in the next."""
-    async with routing(*KINDS) as router:
-        asked = [list(worker.posted) for worker in router.workers]
-        refused = await router.verb("/abort_request", status=400, abort_all="false")
-
-        assert refused["error"]["code"] == "invalid_request"
-        assert [list(worker.posted) for worker in router.workers] == asked
-        assert router.gate is GateState.OPEN
 
 
 @pytest.mark.parametrize("verb", ["/pause_generation", "/continue_generation"])

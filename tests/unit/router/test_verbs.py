@@ -62,7 +62,6 @@ def test_an_abort_of_nothing_aborts_nothing() -> None:
     ],
 )
 def test_a_text_is_no_yes_and_no_no(verb: str, body: dict[str, object]) -> None:
-    """A worker is told nothing then."""
     with pytest.raises(VerbError, match="to be true or false"):
         plan(order(verb, body), Engine.VLLM)
 

@@ -68,7 +68,6 @@ def bits(of: Sample):
 
 @given(samples())
 def test_the_binary_form_keeps_every_bit(original):
-    """Through msgpack, as it crosses a connection."""
     wire = msgspec.msgpack.encode(sample_to_binary(original))
 
     assert bits(sample_from_binary(msgspec.msgpack.decode(wire))) == bits(original)
@@ -85,7 +84,6 @@ def test_the_binary_form_keeps_every_bit(original):
     ],
 )
 def test_a_binary_form_that_is_none_names_the_field(change, message):
-    """A sentence, not a traceback."""
     with pytest.raises(RunError, match=f"not a sample: {message}"):
         sample_from_binary(sample_to_binary(sample()) | change)
 
@@ -108,7 +106,6 @@ def test_every_float32_is_written_exactly(raw):
 
 @given(st.lists(samples(), max_size=4))
 def test_json_lines_hold_one_sample_per_line(tmp_path_factory, originals):
-    """Line separators inside metadata do not break lines."""
     path = tmp_path_factory.mktemp("lines") / "samples.jsonl"
 
     write_samples(originals, path)
@@ -153,14 +150,12 @@ def test_a_line_torn_inside_a_character_is_the_same_error(tmp_path):
     ],
 )
 def test_a_field_that_is_wrong_is_named(field, value):
-    """Files of others are checked, not believed."""
     with pytest.raises(RunError, match=field):
         sample_from_json(sample_to_json(sample()) | {field: value})
 
 
 @pytest.mark.parametrize("other", [None, [], "sample", 7, {}])
 def test_something_else_is_not_a_sample(other):
-    """Any other JSON is a clear error."""
     with pytest.raises(RunError, match="not a sample"):
         sample_from_json(other)
 

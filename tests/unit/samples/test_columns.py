@@ -22,7 +22,6 @@ def full() -> Sample:
 
 
 def test_every_array_of_a_sample_but_its_tokens_is_in_the_table():
-    """Otherwise files would lose it without a word."""
     arrays = {each.name for each in fields(Sample) if isinstance(getattr(full(), each.name), np.ndarray)}
 
     assert arrays - {"tokens"} == {each.name for each in COLUMNS}

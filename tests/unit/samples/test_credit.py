@@ -141,12 +141,10 @@ def test_the_natural_estimator_of_turns_is_biased():
 
 @pytest.mark.parametrize("estimate", [partial(return_to_go_advantages, discount=0.5), standardized])
 def test_a_discount_and_a_standard_deviation_are_biased(estimate: Callable[[Group], Advantages]):
-    """As the docstrings say."""
     assert np.abs(distances(estimate)).max() > 5
 
 
 def test_advantages_by_hand():
-    """Three rollouts of two, one and three turns."""
     group: Sequence[Sequence[float]] = [[1.0, 2.0], [4.0], [0.0, 1.0, 1.0]]
     assert [each.tolist() for each in rollout_advantages(group)] == [[0.0, 0.0], [1.5], [-1.5] * 3]
     assert [each.tolist() for each in turn_advantages(group)] == [[0.0, 0.0], [1.5], [-1.5, 0.0, 1.0]]
@@ -169,13 +167,11 @@ def test_advantages_by_hand():
     ],
 )
 def test_groups_that_say_nothing_are_refused(estimate: Callable[[Group], Advantages], group: Group, message: str):
-    """By what is wrong with them."""
     with pytest.raises(ScenarioError, match=message):
         estimate(group)
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan")])
 def test_a_discount_lies_between_0_and_1(discount: float):
-    """Any other one is refused."""
     with pytest.raises(ScenarioError, match="expected a discount from 0 to 1"):
         return_to_go_advantages([[1.0], [0.0]], discount)

@@ -56,7 +56,6 @@ def test_a_sample_is_cut_behind_a_sampled_token(most: int | None, length: int) -
 
 @pytest.mark.parametrize("most", [3, 2])
 def test_a_prompt_that_fills_everything_is_no_sample(most: int) -> None:
-    """There is nothing to train."""
     assert cut_sample(sample(), most) is None
 
 

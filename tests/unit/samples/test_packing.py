@@ -132,6 +132,5 @@ def test_a_digest_tells_packs_apart():
 
 
 def test_a_pack_of_nothing_is_refused():
-    """No forward pass takes it."""
     with pytest.raises(SegmentError, match="at least one segment"):
         Pack.of([], [])

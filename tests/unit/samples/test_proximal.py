@@ -93,25 +93,6 @@ def test_what_is_asked_for_begins_at_the_first_waiting_token():
     assert waiting_window([first, second], 2) == range(first.prompt_length + 1, second.prompt_length + 2)
 
 
-def test_a_scoring_settles_earlier_turns_and_passes_over_what_lies_between_them():
-    """Environment tokens carry no values, before and after."""
-    rollout = Rollout(ToyEngine())
-    for _ in range(3):
-        rollout.next_turn(4, 5, 6)
-        rollout.sample(3)
-    rollout.engine.update(1)
-    rollout.next_turn()
-    rollout.sample(2)
-
-    [sample] = build_samples(plan_delivery(rollout.turns), {})
-
-    is_sampled = sample.loss_mask == 1
-    assert proximal_of(rollout.turns) == true_proximal(rollout.turns, {1})
-    assert set(sample.proximal_logprobs[~is_sampled].tolist()) == {0.0}
-    assert set(sample.proximal_versions[~is_sampled].tolist()) == {-1}
-    assert scoring_start(rollout.turns, 1) is None
-
-
 def test_siblings_that_share_a_prefix_are_settled_once():
     """The scoring of one branch settles the shared turn for the other, which then asks only for its own tokens."""
     shared = turn(output=[1, 2], logprobs=[-1.0, -2.0], spans=[("0", 0, 2)])
@@ -129,7 +110,6 @@ def test_siblings_that_share_a_prefix_are_settled_once():
 @pytest.mark.parametrize("start", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("size", [0, 1, 2, 8])
 def test_a_scoring_that_covers_a_part_settles_that_part(start, size):
-    """Tokens outside its window keep waiting."""
     whole = turn(output=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], spans=[("0", 0, 3)])
     values = toy_policy(as_ids(range(size)), start, 1)
 
@@ -139,20 +119,6 @@ def test_a_scoring_that_covers_a_part_settles_that_part(start, size):
     expected = [float(values[2 + i - start]) if covered[i] else whole.logprobs[i] for i in range(3)]
     assert proximal_of([after]) == list(zip(expected, [int(each) for each in covered], strict=True))
     assert waiting_tokens([after], 1) == covered.count(False)
-
-
-def test_a_version_that_was_skipped_is_never_met():
-    """After an update from 0 to 2 the tokens of version 0 keep their behavior values for good."""
-    rollout = Rollout(ToyEngine())
-    rollout.next_turn()
-    rollout.sample(2)
-    rollout.engine.update(2)
-    rollout.sample(1)
-    rollout.engine.update(3)
-    rollout.sweep()
-
-    assert proximal_of(rollout.turns) == true_proximal(rollout.turns, {3})
-    assert [version for _, version in proximal_of(rollout.turns)] == [0, 0, 3]
 
 
 def test_tokens_that_a_guard_forced_are_never_scored():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.delivery import Branch
@@ -197,7 +198,7 @@ def noted(session: Session, *processes: Json) -> list[Role]:
     for number, each in enumerate(processes):
         take_turn(session, [SYSTEM, user(f"task {number}")], f"answer {number}")
         turn = session._tree.turn(number)  # builders note no client
-        notes = {**turn.notes, "client": {"user_agent": "sdk", "process": each}}
+        notes = structs.replace(turn.notes, client={"user_agent": "sdk", "process": each})
         session._tree.replace(replace(turn, notes=notes))
     return [each.role for each in find_roles(session.turns).values()]
 

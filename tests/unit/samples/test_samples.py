@@ -281,7 +281,6 @@ def test_a_forged_difference_is_a_bug_that_fails_loudly(forged):
 
 
 def test_the_ledger_of_a_run_is_the_sum_of_its_sessions():
-    """Reasons are added up by name."""
     ledgers = [
         Ledger(10, 4, 1, {"other_sample": 5}),
         Ledger(7, 0, 0, {"other_sample": 3, "failed_turn": 4}),

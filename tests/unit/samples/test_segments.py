@@ -96,14 +96,12 @@ def test_a_segment_that_cannot_be_trained_is_refused(changed: dict[str, Any], me
 
 
 def test_a_segment_of_the_length_of_a_pack_is_not_too_long():
-    """The border belongs to the pack."""
     exact = segment(7)
     for choice in TooLong:
         assert fit_segment(exact, 7, choice) == (exact, LostTokens())
 
 
 def test_too_long_is_an_error_that_says_what_to_do():
-    """Both lengths, and the three remedies."""
     with pytest.raises(SegmentError, match=r'8 tokens is longer than packing_length, which is 7.*"drop" or "cut"'):
         fit_segment(segment(8), 7, TooLong.ERROR)
 

@@ -10,7 +10,6 @@ from tests.unit.samples.test_codec import sample
 
 
 def test_samples_come_back_to_the_bit() -> None:
-    """With what was told beside them."""
     blob = samples_to_tensors([sample(), sample()], {"facts": {"phase": "open"}})
     samples, about = samples_from_tensors(blob)
     assert about == {"facts": {"phase": "open"}}
@@ -38,6 +37,5 @@ WHOLE = samples_to_tensors([sample()], {})
     ],
 )
 def test_what_is_no_blob_is_refused(blob: bytes) -> None:
-    """By an error of ours, whatever it is."""
     with pytest.raises(RunError, match=r"not samples|not a sample"):
         samples_from_tensors(blob)

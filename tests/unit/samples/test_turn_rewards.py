@@ -93,7 +93,6 @@ def test_nothing_said_changes_nothing():
 
 
 def test_a_turn_of_several_samples_has_its_reward_in_each_and_earns_it_once():
-    """It is trained in the first one alone."""
     samples = reward_turns([branch([0, 1]), branch([0, 2], masked=[0])], RECORD, {0: 1.0, 1: 2.0, 2: 4.0}, 7.0)
     assert [each.turn_rewards for each in samples] == [(1.0, 2.0), (1.0, 4.0)]
     assert by_span(samples[1]) == [[7.0] * 3, [4.0] * 3]
@@ -101,7 +100,6 @@ def test_a_turn_of_several_samples_has_its_reward_in_each_and_earns_it_once():
 
 
 def test_a_rollout_that_trains_no_turn_counts_with_its_reward():
-    """As if it were one turn."""
     assert earned_rewards([branch([0], masked=[0])], 0.5) == {-1: 0.5}
     assert earned_rewards([], 0.5) == {-1: 0.5}
 
@@ -165,7 +163,6 @@ def test_every_form_of_a_sample_keeps_them_and_older_files_have_none():
 
 
 def test_parquet_keeps_them(tmp_path):
-    """In columns of their own."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
     from harness.samples.codec import write_parquet
 

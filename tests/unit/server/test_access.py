@@ -21,7 +21,6 @@ from tests.session_servers.served import Served, bearer, says, serving, url_of
 LOCKED = ServerSettings(admin_token="sekret")
 HI = [user("Hi.")]
 BODY = {"messages": HI}
-NO_KEY = "expected the session's own key"
 
 
 def stranger(url: str) -> httpx.AsyncClient:
@@ -82,24 +81,6 @@ async def test_an_operator_may_let_the_path_be_enough(settings: ServerSettings |
         answer = await agent.post(url_of(await client.create()), json=BODY)
 
     assert answer.status_code == 200
-
-
-async def test_a_key_opens_nothing_that_is_an_operators() -> None:
-    """Not even its own session: what an agent did is not for it to read or to end."""
-    async with serving(settings=LOCKED) as client, stranger(client.url) as agent:
-        session = await client.create()
-        path = f"/sessions/{session.session_id}"
-        asked = [
-            ("GET", path),
-            ("GET", f"{path}/samples"),
-            ("DELETE", path),
-            ("POST", f"{path}/drain"),
-            ("POST", "/sessions/drain"),
-            ("GET", "/sessions/server"),
-        ]
-        answers = [await agent.request(method, path, headers=bearer(session.api_key)) for method, path in asked]
-
-    assert [answer.status_code for answer in answers] == [401] * len(asked)
 
 
 async def test_a_liveness_answer_says_nothing_and_asks_nobody() -> None:

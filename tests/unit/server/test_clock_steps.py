@@ -8,13 +8,12 @@ import pytest
 from harness.machine.clock import steady, steady_time
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.wire import HoldRequest, RenewRequest
 from harness.server.registry import SessionRegistry
 from harness.server.store.base import SessionStore
 from harness.server.store.memory import MemoryStore
 from harness.server.store.sqlite import SQLiteStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import GateState, HoldKind
+from harness.sessions.gate import GateState, HoldKind, HoldRequest, RenewRequest
 from harness.sessions.session_config import SessionConfig
 from tests.session_servers.served import SetClock
 

@@ -16,7 +16,7 @@ from harness.engines.scripted import ScriptStep
 from harness.errors import ScenarioError
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
-from tests.session_servers.served import PATIENCE_S, eventually, says, serving, url_of
+from tests.session_servers.served import PATIENCE_S, eventually, says, serving, session_on, url_of
 
 HI = [user("hi")]
 HASTY = ServerSettings(limits=RequestLimits(header_seconds=1, body_seconds=1), write_timeout_s=0.5)
@@ -88,8 +88,7 @@ async def test_a_connection_without_a_word_ends():
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
 async def test_a_body_that_does_not_come_is_waited_for_so_long(framing):
     """408 in the form of the dialect; nobody holds a place with half a body."""
-    async with serving(settings=HASTY) as client:
-        session = await client.create()
+    async with session_on(settings=HASTY) as (client, session):
         async with connection(client.url) as (reader, writer):
             writer.write(f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
             async with asyncio.timeout(PATIENCE_S):
@@ -106,8 +105,7 @@ async def test_a_body_that_does_not_come_is_waited_for_so_long(framing):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_does_not_read_its_answer_has_left(stream):
     """The turn is recorded and not delivered, so its retry is answered from the record."""
-    async with serving(*says("x" * 9_000, "other"), settings=HASTY) as client:
-        session = await client.create()
+    async with session_on(*says("x" * 9_000, "other"), settings=HASTY) as (client, session):
         content = body(HI, logprobs=True, top_logprobs=5, stream=stream)
         async with connection(client.url) as (_, writer):
             writer.transport.pause_reading()
@@ -124,8 +122,7 @@ async def test_a_client_that_does_not_read_its_answer_has_left(stream):
 
 async def test_requests_do_not_overlap_and_a_client_that_sends_them_is_noticed_when_it_leaves():
     """A second request, or anything else behind the first, hides nobody's end."""
-    async with serving(SLOW, *says("hello")) as client:
-        session = await client.create()
+    async with session_on(SLOW, *says("hello")) as (client, session):
         for behind in (request(url_of(session), body([user("more")])), b"nonsense" * 20_000):
             async with connection(client.url) as (_, writer):
                 writer.write(request(url_of(session), body(HI)) + behind)
@@ -138,11 +135,9 @@ async def test_requests_do_not_overlap_and_a_client_that_sends_them_is_noticed_w
 
 async def test_an_answer_comes_whole_whatever_is_sent_behind_its_request():
     """No other answer is written into it; the connection ends with it."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        async with connection(client.url) as (reader, writer):
-            writer.write(request(url_of(session), body(HI)) + b"nonsense\r\n\r\n")
-            status, answer = await last_answer(reader)
+    async with session_on(*says("hello")) as (client, session), connection(client.url) as (reader, writer):
+        writer.write(request(url_of(session), body(HI)) + b"nonsense\r\n\r\n")
+        status, answer = await last_answer(reader)
 
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello")
 
@@ -188,8 +183,7 @@ async def test_a_session_has_so_many_calls_at_one_time(stream):
 
 async def test_a_server_holds_so_many_sessions():
     """429; one that is deleted makes room."""
-    async with serving(settings=ServerSettings(limits=RequestLimits(sessions=1))) as client:
-        session = await client.create()
+    async with session_on(settings=ServerSettings(limits=RequestLimits(sessions=1))) as (client, session):
         refused = await client.http.post("/sessions")
         await client.http.delete(f"/sessions/{session.session_id}")
         await client.create()

@@ -11,16 +11,14 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.http.wire import HoldRequest, ReleaseRequest
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import HoldKind, Work
+from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest, Work
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
 from tests.builders import patient_client, toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, url_of
+from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, session_on
 from tests.session_servers.store_file import read_file
 
 HI = [user("hi")]
@@ -28,19 +26,9 @@ IMPATIENT = ServerSettings(pause_timeout_s=0.05)
 SLOW = ScriptStep(text="slow", delay_s=0.1)
 
 
-async def test_an_open_gate_serves():
-    """Both kinds of work."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        message = await client.say(session, HI)
-
-    assert message["content"] == "hello"
-
-
 async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
     """The agent notices nothing but time; resume says how many it released."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         paused = (await client.http.post("/sessions/pause")).json()
         request = asyncio.create_task(client.say(session, HI))
         await client.held(1)
@@ -53,24 +41,10 @@ async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
     assert message["content"] == "hello"
 
 
-async def test_a_paused_gate_holds_new_sessions():
-    """They are created after resume."""
-    async with serving() as client:
-        await client.http.post("/sessions/pause")
-        request = asyncio.create_task(client.create())
-        await client.held(1)
-        assert (await client.gate())["sessions"] == 0
-        await client.http.post("/sessions/resume")
-        session = await request
-
-        assert (await client.record(session))["phase"] == "open"
-
-
 @pytest.mark.parametrize("work", ["create", "turn"])
 async def test_holding_is_bounded(work):
     """After the pause timeout: 503 with Retry-After, which clients retry; nothing is recorded."""
-    async with serving(settings=IMPATIENT) as client:
-        session = await client.create()
+    async with session_on(settings=IMPATIENT) as (client, session):
         await client.http.post("/sessions/pause")
         answer = await (client.http.post("/sessions") if work == "create" else client.chat(session, HI))
         report = await client.gate()
@@ -81,26 +55,9 @@ async def test_holding_is_bounded(work):
     assert (report["held"], report["turns_in_flight"]) == (0, 0)
 
 
-async def test_flapping_does_not_let_a_held_request_slip_or_starve():
-    """Open for a moment and paused again: a waiter is served when it gets a chance and held once only."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        request = asyncio.create_task(client.say(session, HI))
-        await client.held(1)
-        for _ in range(5):
-            await client.http.post("/sessions/resume")
-            await client.http.post("/sessions/pause")
-        await client.http.post("/sessions/resume")
-
-        assert (await request)["content"] == "hello"
-        assert (await client.gate())["held"] == 0
-
-
 async def test_reading_and_deleting_pass_a_paused_gate():
     """Only new work waits."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         await client.say(session, HI)
         await client.http.post("/sessions/pause")
         record = await client.record(session)
@@ -111,8 +68,7 @@ async def test_reading_and_deleting_pass_a_paused_gate():
 
 async def test_a_draining_gate_ends_open_sessions_for_good():
     """404 while draining and after resume; sessions created later are served; what was recorded stays."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         message = await client.say(session, HI)
         drained = (await client.http.post("/sessions/drain")).json()
         while_draining = await client.chat(session, [*HI, message, user("more")])
@@ -144,8 +100,7 @@ async def test_a_draining_gate_creates_nothing():
 
 async def test_a_drain_loses_no_turn_in_flight():
     """What was admitted is recorded and, complete as it is, answered."""
-    async with serving(SLOW) as client:
-        session = await client.create()
+    async with session_on(SLOW) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
         await client.http.post("/sessions/drain")
@@ -156,25 +111,9 @@ async def test_a_drain_loses_no_turn_in_flight():
     assert ([turn["status"] for turn in record["turns"]], record["phase"]) == (["completed"], "closing")
 
 
-async def test_a_drain_and_an_abort_end_a_turn_in_flight_as_aborted():
-    """The engine is told to stop: stored ABORTED, answered 404."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.post("/sessions/drain")
-        await client.engine.abort(None)
-        answer = await request
-        record = await client.record(session)
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
-
-
 async def test_a_drain_turns_held_work_away():
     """Paused, then drained: a held turn gets its terminal answer, a held creation is asked to come again."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         await client.http.post("/sessions/pause")
         turn = asyncio.create_task(client.chat(session, HI))
         create = asyncio.create_task(client.http.post("/sessions"))
@@ -182,28 +121,6 @@ async def test_a_drain_turns_held_work_away():
         await client.http.post("/sessions/drain")
 
         assert ((await turn).status_code, (await create).status_code) == (404, 503)
-
-
-async def test_no_session_slips_through_a_drain(tmp_path):
-    """Creations that race with a drain are closed by it or refused: after it no session is open."""
-    async with serving(store=tmp_path / "sessions.db") as client:
-        creations = [asyncio.create_task(client.http.post("/sessions")) for _ in range(40)]
-        while not len(client.server.sessions):
-            await asyncio.sleep(0)
-        await client.http.post("/sessions/drain")
-        answers = await asyncio.gather(*creations)
-        phases = [line["phase"] for line in (await client.http.get("/sessions")).json()["sessions"]]
-        turns = [
-            await client.http.post(
-                f"/sessions/{answer.json()['session_id']}/v1/chat/completions", json={"messages": HI}
-            )
-            for answer in answers
-            if answer.status_code == 200
-        ]
-
-    assert {answer.status_code for answer in answers} <= {200, 503}
-    assert set(phases) <= {"closing"}
-    assert {turn.status_code for turn in turns} <= {404}
 
 
 @pytest.mark.parametrize("rounds", range(8))
@@ -238,11 +155,7 @@ class SlowTemplate(ChatTemplateTokenizer):
 async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_seen():
     """It is encoded in a thread; a drain that comes meanwhile is served, and the turn does not start."""
     engine, template = ScriptedEngine(toy_tokenizer(), Script(says("hello")), context_length=1 << 20), SlowTemplate()
-    async with (
-        serve(engine, template, MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, running.restored)
+    async with serving_with(engine, chat_tokenizer=template) as client:
         session = await client.create()
         template.has_begun.clear()
         template.may_end.clear()
@@ -267,33 +180,6 @@ async def test_verbs_are_idempotent_and_report(verb):
     assert (first["changed"], second["changed"]) == (True, False)
     assert (first["state"], first["epoch"]) == (second["state"], second["epoch"])
     assert second.get("sessions_closed", 0) == second.get("released", 0) == 0
-
-
-async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
-    """Its request is turned away in the end; nothing is counted as waiting."""
-    async with serving(*says("hello"), settings=ServerSettings(pause_timeout_s=0.2)) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        with pytest.raises(httpx.ReadTimeout):
-            await client.http.post(url_of(session), json={"messages": HI}, timeout=0.05)
-        await client.held(1)
-        await client.held(0)
-        record = await client.record(session)
-
-    assert record["turns"] == []
-
-
-async def test_the_server_stops_in_bounded_time_with_turns_in_flight():
-    """A generation that never ends does not keep the server: its task ends, the engine is free."""
-    async with asyncio.timeout(15):
-        async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG)) as client:
-            session = await client.create()
-            request = asyncio.create_task(client.chat(session, HI))
-            await client.turns_in_flight(1)
-            engine = client.engine
-        await asyncio.gather(request, return_exceptions=True)
-
-    assert (await engine.health()).running == 0
 
 
 async def test_a_server_leaves_no_task_and_no_socket_behind():
@@ -322,8 +208,7 @@ async def test_a_drain_is_durable_before_it_is_answered(tmp_path):
 async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_time(tmp_path):
     """503, which whoever drains repeats; meanwhile no turn is served."""
     path = tmp_path / "sessions.db"
-    async with serving(*says("hello"), store=path) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), store=path) as (client, session):
         refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'disk trouble'); END"
         change_file(path, refuse)
         failed = await client.http.post("/sessions/drain")
@@ -337,23 +222,9 @@ async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_t
     assert [each.phase for each in read_file(path).values()] == ["closing"]
 
 
-async def test_drains_at_once_close_each_session_once():
-    """Whoever drains too learns that there was nothing left to do."""
-    async with serving() as client:
-        for _ in range(10):
-            await client.create()
-        answers = await asyncio.gather(*(client.http.post("/sessions/drain") for _ in range(5)))
-        reports = [answer.json() for answer in answers]
-
-    assert sum(report["sessions_closed"] for report in reports) == 10
-    assert sorted(report["changed"] for report in reports) == [False] * 4 + [True]
-    assert {report["epoch"] for report in reports} == {1}
-
-
 async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     """Whoever pauses knows by that when the engines are idle."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
         paused = (await client.http.post("/sessions/pause")).json()
@@ -368,30 +239,10 @@ async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     assert answer.json()["choices"][0]["message"]["content"] == "abc"
 
 
-async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
-    """Stored ABORTED with its partial, answered 404; the engine never hears of it again."""
-    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.post("/sessions/pause")
-        await client.engine.abort(None)
-        await client.held(1)
-        await client.http.post("/sessions/drain")
-        answer = await request
-        record, played = await client.record(session), client.engine.played.total()
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-    assert answer.headers["x-should-retry"] == "false"
-    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
-    assert played == 1
-
-
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
     """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
     failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
-    async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
-        session = await client.create()
+    async with session_on(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await eventually(lambda: client.engine.played.total() == 1 and not client.engine.live)
         await client.http.post("/sessions/drain")
@@ -402,21 +253,6 @@ async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
     assert answer.json()["error"]["code"] == "turn_aborted"
     assert [(turn["status"], turn["end"]) for turn in record["turns"]] == [("aborted", "drained")]
-
-
-async def test_ten_drains_in_a_row_leave_a_gate_that_serves():
-    """Each ends the sessions of its time, and no other."""
-    async with serving(*says("hello")) as client:
-        for _ in range(10):
-            session = await client.create()
-            assert (await client.http.post("/sessions/drain")).json()["sessions_closed"] == 1
-            assert (await client.http.post("/sessions/resume")).json()["state"] == "open"
-            assert (await client.chat(session, HI)).status_code == 404
-        message = await client.say(await client.create(), HI)
-        report = await client.gate()
-
-    assert message["content"] == "hello"
-    assert (report["epoch"], report["sessions"], report["sessions_open"]) == (20, 11, 1)
 
 
 def change_file(path, statement):

@@ -13,7 +13,7 @@ from harness.server.housekeeping import forget_closed_sessions
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore, read_sessions
 from tests.builders import user
-from tests.session_servers.served import SetClock, eventually, says, serving
+from tests.session_servers.served import SetClock, eventually, says, serving, session_on
 from tests.session_servers.store_file import read_file
 
 HOUR = 3600.0
@@ -60,7 +60,7 @@ async def test_a_server_looks_by_itself(tmp_path: Path) -> None:
     """Many sessions whose time is over go at once, and are not restored."""
     clock = SetClock()
     async with serving(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
-        for _ in range(30):  # no more at once than a busy machine answers before a client gives up
+        for _ in range(10):  # no more at once than a busy machine answers before a client gives up
             await asyncio.gather(*(client.create() for _ in range(10)))
         clock.now += HOUR
         await eventually(lambda: len(client.server.sessions) == 0)
@@ -124,8 +124,7 @@ class CountingStore(SQLiteStore):
 async def test_the_keeper_of_closed_sessions_goes_on_when_the_disk_does_not(tmp_path: Path) -> None:
     """A look that fails is a line in the log; the next one deletes."""
     clock, path = SetClock(), tmp_path / "s.db"
-    async with serving(store=path, clock=clock) as client:
-        session = await client.create()
+    async with session_on(store=path, clock=clock) as (client, session):
         await client.http.delete(f"/sessions/{session.session_id}")
     clock.now += HOUR
     async with CountingStore(path, clock=clock) as store:

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from harness.engines.pool.pool import EnginePool
@@ -14,11 +13,9 @@ from harness.engines.pool.workers import MISSED_UPDATE
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.errors import UnknownWeightVersion
 from harness.samples.versions import LARGEST, LabelOrder, policy_version
-from harness.server.serving import serve
-from harness.server.store.connect import open_store
 from harness.types import Json, as_ids
-from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, Served
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import PATIENCE_S, Client, Served, serving_with
 
 
 @asynccontextmanager
@@ -28,10 +25,8 @@ async def serving(*labels: str, store: str = "memory") -> AsyncIterator[tuple[Cl
     for worker, label in zip(workers, labels, strict=True):
         worker.relabel(label)
     engine: Any = workers[0] if len(workers) == 1 else EnginePool(workers)
-    async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(serve(engine, toy_template(), open_store(store)))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
-        yield Client(http, engine, running.server, running.url, running.restored), workers
+    async with serving_with(engine, store=store) as client:
+        yield client, workers
 
 
 async def say(client: Client, session: Served, history: list[Any]) -> None:

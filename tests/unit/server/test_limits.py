@@ -14,7 +14,7 @@ from harness.server.settings import ServerSettings
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.tokens.fitting import require_fitting
 from tests.builders import body, tool, toy_tokenizer, user
-from tests.session_servers.served import says, serving, url_of
+from tests.session_servers.served import says, serving, session_on, url_of
 
 SMALL = RequestLimits(
     messages=3,
@@ -64,8 +64,7 @@ def schema(value):
 )
 async def test_a_request_over_a_limit_is_refused_by_the_name_of_the_limit(limit, param, messages, fields):
     """400: what was expected and what came; counted, final, and the session goes on."""
-    async with serving(*says("hello"), settings=ServerSettings(limits=SMALL)) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), settings=ServerSettings(limits=SMALL)) as (client, session):
         answer = await client.chat(session, messages, **fields)
         metrics = (await client.http.get("/metrics")).text
         served = await client.chat(session, HI)
@@ -134,8 +133,7 @@ def _raw(request):
 
 async def test_nothing_an_agent_sends_stops_the_loop(raw, loop_watch):
     """Served or refused with an error of the agent's, with little done on the event loop."""
-    async with serving(*says("hello"), context_length=100_000) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), context_length=100_000) as (client, session):
         answer = await client.http.post(url_of(session), content=raw, timeout=60)
 
     assert answer.status_code in (200, 400), answer.text[:300]
@@ -145,8 +143,7 @@ async def test_nothing_an_agent_sends_stops_the_loop(raw, loop_watch):
 
 async def test_an_answer_with_many_logprobs_is_written_off_the_loop():
     """Eighteen thousand entries, asked for in thirty bytes: a second of Python for a long answer."""
-    async with serving(*says("x" * 3_000)) as client:
-        session = await client.create()
+    async with session_on(*says("x" * 3_000)) as (client, session):
         answer = await client.chat(session, HI, logprobs=True, top_logprobs=5)
         threads = [thread.name for thread in threading.enumerate()]
 
@@ -157,8 +154,7 @@ async def test_an_answer_with_many_logprobs_is_written_off_the_loop():
 
 async def test_a_long_conversation_that_an_id_stands_for_is_read_off_the_loop():
     """A hundred bytes ask for all of it; each of its own bodies was small."""
-    async with serving(*says("one", "two", "three")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three")) as (client, session):
         url, threads = f"/sessions/{session.session_id}/v1/responses", []
         previous = None
         for text in ("a" * 15_000, "b" * 15_000, "more"):
@@ -173,27 +169,10 @@ async def test_a_long_conversation_that_an_id_stands_for_is_read_off_the_loop():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
 
 
-async def test_long_answers_that_references_stand_for_are_read_off_the_loop():
-    """Sixty bytes for each."""
-    async with serving(*says("a" * 15_000, "b" * 15_000, "three")) as client:
-        session = await client.create()
-        url, threads, sent = f"/sessions/{session.session_id}/v1/responses", [], list(HI)
-        for _ in range(3):
-            answer = await client.http.post(url, json={"model": "m", "input": sent})
-            assert answer.status_code == 200, answer.text
-            sent += [{"type": "item_reference", "id": item["id"]} for item in answer.json()["output"]]
-            threads.append(len(client.server._turns.heavy_work._executor._threads))
-        record = await client.record(session)
-
-    assert threads == [0, 0, 1]
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-
-
 async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
     """A client may send the arguments in few bytes where many were sampled."""
     spaced = '<tool_call>\n{"name": "add", "arguments": {"a": %s2.0}}\n</tool_call>' % (" " * 26_000)
-    async with serving(*says(spaced, "two")) as client:
-        session = await client.create()
+    async with session_on(*says(spaced, "two")) as (client, session):
         url, threads, sent = f"/sessions/{session.session_id}/v1/messages", [], list(HI)
         for _ in range(2):
             asked = {"max_tokens": 30_000, "messages": sent, "tools": [{"name": "add", "input_schema": {}}]}
@@ -211,8 +190,7 @@ async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
 
 async def test_a_retry_count_of_any_length_is_no_bug_of_ours():
     """Python refuses to convert five thousand digits."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
+    async with session_on(*says("hello")) as (client, session):
         headers = {"x-stainless-retry-count": "9" * 5_000}
         answer = await client.http.post(url_of(session), content=body(HI), headers=headers)
 
@@ -245,8 +223,7 @@ async def test_a_tool_that_is_not_offered_is_refused_in_few_words():
 )
 async def test_a_refusal_says_little_whatever_is_wrong(fields):
     """What an agent sends is quoted in answers and logs, but not all of it."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         answer = await client.http.post(url_of(session), json={"model": "m", "messages": HI} | fields)
 
     assert answer.status_code == 400

@@ -14,19 +14,17 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import ScenarioError
-from harness.server.serving import RunningServer, serve
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
 from harness.server.telemetry.tracing.collector import HEADERS_VARIABLES
+from harness.server.telemetry.tracing.sender import STOP_S
 from harness.viewer.exports.spans import SPANS_FILE, write_spans
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.harness_command import harness, write_scenario
 from tests.otlp_collector import OtlpCollector, collecting, read_request, said
-from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, url_of
+from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, session_on, url_of
 from tests.shard_fleet import ShardFleet
-
-STOP_S = 3.0
-"""What is left gets so long when a server stops."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +89,8 @@ async def test_live_spans_are_those_of_the_record(tmp_path: Path):
     ends = {said(span)["harness.turn.end"] for span in collector.spans.values() if span.name == "turn"}
     assert ends == {"model", "engine_failed", "drained"}
     assert set(collector.paths) == {"/v1/traces"}
-    heard = "".join(collector.bodies)
-    assert not [text for text in ("Begin", "Two.", "sk-harness-", "Stays") if text in heard]
+    heard = b"".join(collector.bodies)
+    assert not [text for text in (b"Begin", b"Two.", b"sk-harness-", b"Stays") if text in heard]
     assert len(collector.taken) == len(collector.spans), "nothing came twice"
 
 
@@ -116,8 +114,7 @@ async def test_a_turn_that_broke_off_and_goes_on_is_one_span(tmp_path: Path):
     store = tmp_path / "sessions.db"
     hanging = ScriptStep(text="a long answer", fault=ScriptedFault.HANG, fault_after=3)
     async with collecting() as collector:
-        async with serving(hanging, store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(hanging, store=store, settings=to(collector)) as (client, session):
             asking = asyncio.create_task(client.chat(session, [user("Begin.")]))
             await client.turns_in_flight(1)
             await client.sampling()
@@ -183,8 +180,7 @@ async def test_a_session_that_goes_on_at_the_next_server_has_one_span(tmp_path: 
     """A server that stops says how far it is, the next one says it again: the last word is the record's."""
     store = tmp_path / "sessions.db"
     async with collecting() as collector:
-        async with serving(*says("One."), store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One."), store=store, settings=to(collector)) as (client, session):
             await client.say(await client.create(), [user("Stays.")])
             answer = await client.say(session, [user("Begin.")])
         assert names(collector.spans).count("session") == 2
@@ -199,8 +195,7 @@ async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):
     """As `traceparent` names it; the trace stays that of the session, and what is no such header is not kept."""
     store = tmp_path / "sessions.db"
     async with collecting() as collector:
-        async with serving(*says("One.", "Two."), store=store, settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One.", "Two."), store=store, settings=to(collector)) as (client, session):
             for text, parent in (("Begin.", f"00-{'a' * 32}-{'b' * 16}-01"), ("Again.", "00-secret")):
                 body = {"model": "m", "messages": [user(text)]}
                 headers = {**bearer(session.api_key), "traceparent": parent}
@@ -209,7 +204,7 @@ async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):
         assert collector.spans == exported(store, tmp_path / "spans")
     linked, other = [span for span in collector.taken if span.name == "turn"]
     [link] = linked.links
-    assert (link.trace_id.hex(), link.span_id.hex(), link.flags) == ("a" * 32, "b" * 16, 1)
+    assert (link.trace_id.hex(), link.span_id.hex()) == ("a" * 32, "b" * 16)
     assert linked.trace_id == other.trace_id != link.trace_id
     assert not other.links
     assert "traceparent" not in notes[1]
@@ -234,14 +229,6 @@ async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
         assert {*said(span)} - {*live} <= {f"harness.{name}" for name in ("scenario", "rollout", "outcome", "reward")}
 
 
-def test_a_run_to_no_collector_is_refused_before_it_begins(tmp_path: Path):
-    """A wrong option, and nothing is left of it."""
-    folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
-    ended = harness("run", folder, "--engine", "scripted", "--out", run, "--otlp", "collector:4318")
-    assert (ended.code, "--otlp: expected the address of a collector" in ended.stderr) == (4, True)
-    assert not run.exists()
-
-
 def test_a_run_on_a_server_of_others_sends_no_spans_and_says_so(tmp_path: Path):
     """Its server sends them, where it was told to; nothing is left of the run."""
     folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
@@ -256,8 +243,7 @@ async def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path):
     store, clock = tmp_path / "sessions.db", SetClock()
     slow = ScriptStep(text="One two three.", token_delay_s=0.05)
     async with collecting() as collector:
-        async with serving(slow, store=store, settings=to(collector), clock=clock) as client:
-            session = await client.create()
+        async with session_on(slow, store=store, settings=to(collector), clock=clock) as (client, session):
             asking = asyncio.create_task(client.say(session, [user("Begin.")]))
             await client.sampling()
             clock.now -= 3600
@@ -266,28 +252,6 @@ async def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path):
         assert collector.spans == exported(store, tmp_path / "spans")
     assert (turn["seconds"], [each["seconds"] for each in turn["segments"]]) == (0.0, [0.0])
     assert [span for span in collector.taken if span.end_time_unix_nano < span.start_time_unix_nano] == []
-
-
-async def test_whoever_hangs_up_does_not_wait_for_the_collector():
-    """Nor when the server is ending already, as after a second signal."""
-    loop, running = asyncio.get_running_loop(), list[RunningServer]()
-    engine = ScriptedEngine(toy_tokenizer(), Script(says("One.")))
-    async with collecting(say_nothing) as collector:
-
-        async def end() -> None:
-            settings = to(collector)
-            async with serve(engine, toy_template(), open_store("memory"), settings) as server:
-                running.append(server)
-                async with httpx.AsyncClient(base_url=server.url) as http:
-                    client = Client(http, engine, server.server, server.url, 0)
-                    await client.say(await client.create(), [user("Begin.")])
-
-        ending = asyncio.create_task(end())
-        await eventually(lambda: bool(collector.bodies))
-        began = loop.time()
-        running[0].hang_up()
-        await asyncio.wait_for(ending, 30)
-    assert loop.time() - began < STOP_S
 
 
 async def test_every_shard_sends_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -313,8 +277,7 @@ async def test_a_session_that_is_paged_out_has_its_span_when_it_is_deleted(tmp_p
     store, clock = tmp_path / "sessions.db", SetClock()
     async with collecting() as collector:
         settings = to(collector, idle_page_out_s=10.0)
-        async with serving(*says("One."), store=store, settings=settings, clock=clock) as client:
-            session = await client.create()
+        async with session_on(*says("One."), store=store, settings=settings, clock=clock) as (client, session):
             await client.say(session, [user("Begin.")])
             held = client.server.sessions.in_memory(session.session_id)
             assert held is not None
@@ -363,8 +326,7 @@ async def test_a_collector_that_fails_costs_no_turn(answer: Any, tmp_path: Path)
     opening = nobody() if answer is None else collecting(answer)
     loop = asyncio.get_running_loop()
     async with opening as collector:
-        async with serving(*says("One.", "Two."), settings=to(collector)) as client:
-            session = await client.create()
+        async with session_on(*says("One.", "Two."), settings=to(collector)) as (client, session):
             began = loop.time()
             for text in ("Begin.", "Again.", "Once more."):
                 await client.say(session, [user(text)])
@@ -378,27 +340,6 @@ async def test_a_collector_that_fails_costs_no_turn(answer: Any, tmp_path: Path)
     ]
     assert sum(float(line.split()[-1]) for line in dropped) == 7
     assert "/elsewhere" not in collector.paths
-
-
-async def test_the_environment_has_the_headers(monkeypatch: pytest.MonkeyPatch):
-    """As the specification of OpenTelemetry has them, and no proxy of the environment comes between."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20key,x-tenant = two")
-    async with collecting() as collector, serving(settings=to(collector)) as client:
-        for name in ("HTTP_PROXY", "http_proxy"):
-            monkeypatch.setenv(name, "http://127.0.0.1:9")
-        await client.say(await client.create(), [user("Begin.")])
-    heard = collector.headers[0]
-    assert (heard["authorization"], heard["x-tenant"]) == ("Bearer key", "two")
-    assert "cookie" not in heard
-
-
-async def test_headers_that_are_none_end_the_start_without_being_shown(monkeypatch: pytest.MonkeyPatch):
-    """Before anybody is served."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "secret-words")
-    with pytest.raises(ScenarioError, match="OTEL_EXPORTER_OTLP_TRACES_HEADERS: expected NAME=VALUE") as raised:
-        async with serving(settings=ServerSettings(otlp_endpoint="http://127.0.0.1:9")):
-            pass
-    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.http.streamed_answer import _Bell
 from harness.server.settings import ServerSettings
 from harness.sessions.session_config import StreamingMode
-from harness.types import FinishReason
 from tests.builders import tool, user
-from tests.session_servers.served import PATIENCE_S, Client, Served, bearer, eventually, serving
+from tests.session_servers.served import PATIENCE_S, Client, Served, bearer, eventually, serving, session_on
 
 LIVE = ServerSettings(streaming=StreamingMode.LIVE)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
@@ -114,8 +112,7 @@ async def turns_of(client: Client[Any], session: Served) -> Sequence[Any]:
 async def test_text_leaves_while_it_is_sampled_and_calls_when_they_are_recorded(dialect):
     """Nothing that an agent acts on comes before the store has the turn."""
     step = ScriptStep(text=f"{TALE}\n{CALL}", token_delay_s=0.02)
-    async with serving(step, settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(step, settings=LIVE) as (client, session):
         async with reading(client, session, dialect) as stream:
             await stream.until("Once upon")
             assert await turns_of(client, session) == []
@@ -131,8 +128,7 @@ async def test_text_leaves_while_it_is_sampled_and_calls_when_they_are_recorded(
 @DIALECTS
 async def test_a_drained_turn_has_no_end(dialect):
     """Its stream ends with a failure, whatever was said."""
-    async with serving(SLOW, settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=LIVE) as (client, session):
         async with reading(client, session, dialect) as stream:
             await stream.until("Once")
             await client.http.post(f"/sessions/{session.session_id}/drain")
@@ -149,8 +145,7 @@ async def test_a_drained_turn_has_no_end(dialect):
 async def test_a_pause_is_silence_and_the_same_stream_goes_on(dialect):
     """Kept alive meanwhile; nothing is said twice."""
     settings = ServerSettings(streaming=StreamingMode.LIVE, comment_every_s=0.05)
-    async with serving(SLOW, settings=settings) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=settings) as (client, session):
         async with reading(client, session, dialect) as stream:
             await stream.until("Once")
             await client.http.post("/sessions/pause")
@@ -167,8 +162,7 @@ async def test_a_pause_is_silence_and_the_same_stream_goes_on(dialect):
 @DIALECTS
 async def test_a_retry_of_a_cut_stream_begins_with_what_was_recorded(dialect):
     """And goes on live; it is one turn."""
-    async with serving(SLOW, settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=LIVE) as (client, session):
         async with reading(client, session, dialect) as first:
             await first.until("Once upon")
         await eventually(lambda: not client.engine.live)
@@ -184,8 +178,7 @@ async def test_a_retry_of_a_cut_stream_begins_with_what_was_recorded(dialect):
 @DIALECTS
 async def test_a_retry_that_was_read_before_its_client_had_left_goes_on_live(dialect):
     """Under its own id, with the turn of the call before it."""
-    async with serving(SLOW, settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=LIVE) as (client, session):
         path, body = BODIES[dialect]
         async with reading(client, session, dialect) as first:
             await first.until("Once")
@@ -207,8 +200,7 @@ async def test_a_retry_that_was_read_before_its_client_had_left_goes_on_live(dia
 async def test_a_request_that_breaks_goes_on_in_the_same_stream():
     """What had arrived of it stays said."""
     breaks = ScriptStep(text=TALE, token_delay_s=0.01, fault=ScriptedFault.DISCONNECT, fault_after=12)
-    async with serving(breaks, SLOW, settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(breaks, SLOW, settings=LIVE) as (client, session):
         async with reading(client, session) as stream:
             await stream.to_the_end()
         [turn] = await turns_of(client, session)
@@ -226,41 +218,15 @@ async def test_a_session_may_want_its_streams_recorded():
                 assert bool(await turns_of(client, session)) == (wish == "recorded")
 
 
-async def test_a_length_cut_ends_as_one():
-    """Everything that was sampled is said."""
-    cut = ScriptStep(text=TALE, finish=FinishReason.LENGTH, token_delay_s=0.005)
-    async with serving(cut, settings=LIVE) as client:
-        session = await client.create()
-        async with reading(client, session) as stream:
-            await stream.to_the_end()
-
-    assert stream.text == TALE
-    assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
-
-
 async def test_text_that_comes_fast_is_gathered():
     """Each part costs as much as many tokens."""
-    async with serving(ScriptStep(text=10 * TALE, token_delay_s=1e-9), settings=LIVE) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text=10 * TALE, token_delay_s=1e-9), settings=LIVE) as (client, session):
         async with reading(client, session) as stream:
             await stream.to_the_end()
         [turn] = await turns_of(client, session)
 
     assert stream.text == 10 * TALE
     assert len(stream.events) < len(turn["output_ids"]) / 2
-
-
-async def test_an_engine_that_is_paused_says_nothing_and_goes_on():
-    """Without an abort."""
-    async with serving(SLOW, settings=LIVE) as client:
-        session = await client.create()
-        async with reading(client, session) as stream:
-            await stream.until("Once")
-            await client.engine.pause(PauseMode.KEEP)
-            await client.engine.resume()
-            await stream.to_the_end()
-
-    assert stream.text == TALE
 
 
 async def test_a_time_that_has_just_passed_breaks_no_stream():

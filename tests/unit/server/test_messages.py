@@ -11,9 +11,9 @@ import pytest
 from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, Json
-from tests.builders import tool, user
+from tests.builders import user
 from tests.dialects.speakers import gather_blocks
-from tests.session_servers.served import Client, Served, says, serving
+from tests.session_servers.served import Client, Served, says, serving, session_on
 
 CALL = 'Sure.<tool_call>\n{"name": "add", "arguments": {"a": 2.0, "b": "x"}}\n</tool_call>'
 TOOL: Json = {"name": "add", "input_schema": {"type": "object"}}
@@ -35,13 +35,10 @@ def events_of(stream: httpx.Response) -> list[Json]:
     return events
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_loop_is_one_branch(stream: bool):
+async def test_a_tool_loop_is_one_branch():
     """Arguments come back with other spellings; a failed result says so in the record."""
-    async with serving(*says(CALL, "It is 5.")) as client:
-        session = await client.create()
-        answer = await ask(client, session, tools=[TOOL], system="be", stream=stream)
-        reply = gather_blocks(events_of(answer)) if stream else answer.json()
+    async with session_on(*says(CALL, "It is 5.")) as (client, session):
+        reply = (await ask(client, session, tools=[TOOL], system="be")).json()
         use = reply["content"][1]
         history = [
             *HI,
@@ -60,33 +57,6 @@ async def test_a_tool_loop_is_one_branch(stream: bool):
     assert record["turns"][0]["notes"]["dialect"] == "anthropic_messages"
 
 
-async def test_a_session_whose_turns_change_dialect_is_one_branch():
-    """The normal form is the same, and so is what a client makes of a reply."""
-    async with serving(*says(CALL, "five", "six")) as client:
-        session = await client.create()
-        call = (await client.say(session, HI, tools=[tool()]))["tool_calls"][0]
-        chat_history = [*HI, {"role": "assistant", "content": "Sure.", "tool_calls": [call]}]
-        use = {"type": "tool_use", "id": call["id"], "name": "add", "input": {"a": 2, "b": "x"}}
-        blocks = [{"type": "text", "text": "Sure."}, use]
-        history = [
-            *HI,
-            {"role": "assistant", "content": blocks},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "5"}]},
-        ]
-        await ask(client, session, history, tools=[TOOL])
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "5"}
-        answer = {"role": "assistant", "content": "five"}
-        await client.say(session, [*chat_history, result, answer, user("more")], tools=[tool()])
-        record = await client.record(session)
-
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-    assert [turn["notes"]["dialect"] for turn in record["turns"]] == [
-        "openai_chat",
-        "anthropic_messages",
-        "openai_chat",
-    ]
-
-
 @pytest.mark.parametrize(
     ("step", "fields", "reason", "sequence"),
     [
@@ -98,8 +68,7 @@ async def test_a_session_whose_turns_change_dialect_is_one_branch():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_reason_of_the_end(step: ScriptStep, fields: Json, reason: str, sequence: str | None, stream: bool):
     """In the words of the dialect, with the sequence that was met."""
-    async with serving(step) as client:
-        session = await client.create()
+    async with session_on(step) as (client, session):
         answer = await ask(client, session, stream=stream, **fields)
         [turn] = (await client.record(session))["turns"]
 
@@ -125,8 +94,7 @@ async def test_a_stream_that_waits_is_kept_alive_by_pings():
 
 async def test_a_count_is_that_of_the_prompt_and_leaves_nothing_behind():
     """For a root and behind a turn, many at once, at a shut gate."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         first = await ask(client, session, path="/count_tokens", system="be", tools=[TOOL])
         await ask(client, session, system="be", tools=[TOOL])
         history = [*HI, {"role": "assistant", "content": "one"}, user("and?")]
@@ -147,8 +115,7 @@ async def test_a_count_is_that_of_the_prompt_and_leaves_nothing_behind():
 
 async def test_errors_have_the_envelope_of_the_dialect():
     """Of the request, of the session, of a route that is none, with the statuses and headers of every dialect."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         malformed = await ask(client, session, [])
         unknown = await ask(client, session, path="/batches")
         await client.http.post("/sessions/drain")
@@ -169,8 +136,7 @@ async def test_errors_have_the_envelope_of_the_dialect():
 async def test_an_error_after_the_stream_has_begun_is_an_event():
     """The last one."""
     settings = ServerSettings(pause_timeout_s=0.2, comment_every_s=0.02)
-    async with serving(settings=settings) as client:
-        session = await client.create()
+    async with session_on(settings=settings) as (client, session):
         await client.http.post("/sessions/pause")
         *pings, failure = events_of(await ask(client, session, stream=True))
 
@@ -178,48 +144,10 @@ async def test_an_error_after_the_stream_has_begun_is_an_event():
     assert (failure["type"], failure["error"]["type"]) == ("error", "overloaded_error")
 
 
-@pytest.mark.parametrize("path", ["", "/", "/api/hello"])
-async def test_a_client_that_looks_whether_somebody_is_there_finds_so(path: str):
-    """With no key at all."""
-    async with serving() as client:
-        session = await client.create()
-        answer = await client.http.head(f"/sessions/{session.session_id}{path}")
-
-    assert answer.status_code == 200
-
-
-async def test_other_tools_are_a_root_that_says_which():
-    """The first tool that differs, as it was and as it came."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
-        await ask(client, session, tools=[TOOL])
-        await ask(client, session, tools=[TOOL | {"name": "subtract"}])
-        [_, turn] = (await client.record(session))["turns"]
-
-    assert turn["parent"] is None
-    assert turn["notes"]["diverged"]["field"] == "tools"
-    assert '"add"' in turn["notes"]["diverged"]["recorded"]
-    assert '"subtract"' in turn["notes"]["diverged"]["sent"]
-
-
-async def test_what_was_matched_loosely_is_noted():
-    """The field, and both values."""
-    async with serving(*says("one \n", "two")) as client:
-        session = await client.create(matching=["trimmed"])
-        await ask(client, session)
-        await ask(client, session, [*HI, {"role": "assistant", "content": "one"}, user("and?")])
-        [_, turn] = (await client.record(session))["turns"]
-
-    assert turn["parent"] == 0
-    loosely = {"message": 1, "field": "content", "recorded": "one \n", "sent": "one"}
-    assert turn["notes"]["matched_loosely"] == [loosely]
-
-
 @pytest.mark.parametrize("path", ["", "/count_tokens"])
 async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(path: str):
     """They shorten the conversation at these."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on(context_length=4_000) as (client, session):
         most = client.engine.capabilities.context_length
         answer = await ask(client, session, [user("word " * most)], path)
         chat = await client.chat(session, [user("word " * most)])
@@ -239,8 +167,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_kn
 
 async def test_an_answer_at_the_end_is_context():
     """A recorded one is gone on from; one of the client's own was said, and is not gone on inside of."""
-    async with serving(*says("{}", "more", "{}")) as client:
-        session = await client.create()
+    async with session_on(*says("{}", "more", "{}")) as (client, session):
         await ask(client, session)
         extended = await ask(client, session, [*HI, {"role": "assistant", "content": "{}"}])
         prefilled = await ask(client, session, [*HI, {"role": "assistant", "content": "["}])

@@ -2,18 +2,15 @@
 
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine
-from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json
 from tests.builders import tool, toy_template, toy_tokenizer, user
 from tests.logged import capture_logs
-from tests.session_servers.served import PATIENCE_S, Client, says
+from tests.session_servers.served import says, serving_with
 
 WITHOUT_TOOLS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -27,15 +24,11 @@ async def test_lost_tools_are_named_at_the_start_in_health_and_in_the_record(los
     lossy = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(WITHOUT_TOOLS))
     engine, template = ScriptedEngine(toy_tokenizer(), Script(says("hello"))), lossy if loses_tools else toy_template()
     with capture_logs() as logs:
-        async with (
-            serve(engine, template, MemoryStore()) as running,
-            httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-        ):
-            client = Client(http, engine, running.server, running.url, running.restored)
+        async with serving_with(engine, chat_tokenizer=template) as client:
             session = await client.create()
             await client.chat(session, [user("a")], tools=[tool()])
             await client.chat(session, [user("b")])
-            health = (await http.get("/health")).json()
+            health = (await client.http.get("/health")).json()
             record = await client.record(session)
 
     faults = list(template.describe().faults)
@@ -58,11 +51,8 @@ async def thinking_server(**variables):
     """A server of a template with variables, some of which are set."""
     chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(THINKING)).with_variables(variables)
     engine = ScriptedEngine(toy_tokenizer(), Script(says("hello")))
-    async with (
-        serve(engine, chat, MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
-        yield Client(http, engine, running.server, running.url, running.restored)
+    async with serving_with(engine, chat_tokenizer=chat) as client:
+        yield client
 
 
 def ends(record: Json) -> list[str]:

@@ -170,20 +170,6 @@ async def test_pauses_behind_our_back_never_end_a_turn(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_aborts_that_nothing_explains_end_a_turn_at_last(kind: str):
-    """The engine goes on working, with the same weights."""
-    async with trained(kind, TALK, max_unsolicited_aborts=1) as trainer:
-        session = await trainer.client.create()
-        asking = asyncio.create_task(trainer.client.chat(session, [user("a")]))
-        for nth in range(2):
-            await trainer.sampling(nth)
-            await trainer.fake.engine.abort(None)
-        answer = await asking
-
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-
-
-@pytest.mark.parametrize("kind", KINDS)
 async def test_aborts_that_new_weights_explain_later_never_end_a_turn(kind: str):
     """Five of them, each before the label it was for: only the tokens of the next request say what has happened."""
     async with trained(kind, replace(TALK, text=2 * TALK.text), max_unsolicited_aborts=1) as trainer:

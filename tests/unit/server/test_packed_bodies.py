@@ -10,7 +10,7 @@ import zstandard
 from harness.dialects.request_limits import RequestLimits
 from harness.server.settings import ServerSettings
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, serving
+from tests.session_servers.served import Client, Served, says, session_on
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}
 PATHS = ("chat/completions", "responses", "messages")
@@ -29,8 +29,7 @@ async def post(client: Client, session: Served, path: str, content: bytes, encod
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_packed_body_is_served_in_every_dialect(encoding: str, path: str):
     """As codex sends it."""
-    async with serving(*says("yes")) as client:
-        session = await client.create()
+    async with session_on(*says("yes")) as (client, session):
         status, _ = await post(client, session, path, PACKERS[encoding](json.dumps(BODY).encode()), encoding.upper())
         [turn] = (await client.record(session))["turns"]
 
@@ -41,8 +40,7 @@ async def test_a_packed_body_is_served_in_every_dialect(encoding: str, path: str
 @pytest.mark.parametrize("encoding", PACKERS)
 async def test_a_body_is_bounded_by_what_comes_out_of_it(encoding: str):
     """A few bytes unpack to many."""
-    async with serving(settings=ServerSettings(limits=RequestLimits(body_bytes=100_000))) as client:
-        session = await client.create()
+    async with session_on(settings=ServerSettings(limits=RequestLimits(body_bytes=100_000))) as (client, session):
         packed = PACKERS[encoding](json.dumps(BODY | {"user": "x" * 50_000_000}).encode())
         status, answer = await post(client, session, PATHS[0], packed, encoding)
 
@@ -53,8 +51,7 @@ async def test_a_body_is_bounded_by_what_comes_out_of_it(encoding: str):
 @pytest.mark.parametrize("encoding", PACKERS)
 async def test_what_comes_out_counts_among_the_calls_of_a_session(encoding: str):
     """Whatever it was on the way."""
-    async with serving(settings=ServerSettings(limits=RequestLimits(calls_bytes=10_000))) as client:
-        session = await client.create()
+    async with session_on(settings=ServerSettings(limits=RequestLimits(calls_bytes=10_000))) as (client, session):
         packed = PACKERS[encoding](json.dumps(BODY | {"user": "x" * 20_000}).encode())
         status, answer = await post(client, session, PATHS[0], packed, encoding)
 
@@ -65,8 +62,7 @@ async def test_what_comes_out_counts_among_the_calls_of_a_session(encoding: str)
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-3], lambda packed: b"{}", lambda packed: packed * 2])
 async def test_a_body_that_is_not_packed_as_it_says_is_malformed(encoding: str, damage: Callable[[bytes], bytes]):
     """The answer says what was expected."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         packed = damage(PACKERS[encoding](json.dumps(BODY).encode()))
         status, answer = await post(client, session, PATHS[0], packed, encoding)
 
@@ -77,8 +73,7 @@ async def test_a_body_that_is_not_packed_as_it_says_is_malformed(encoding: str, 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, zstd"])
 async def test_an_encoding_that_is_not_read_is_refused_by_the_name_of_the_header(encoding: str):
     """Not as a body that is no JSON."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         status, answer = await post(client, session, PATHS[0], b"?", encoding)
 
     assert (status, answer["error"]["code"]) == (415, "encoding_refused")

@@ -8,19 +8,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import ScenarioError, StoreError
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
 from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.paging import SessionStub
 from harness.types import Turn
-from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, url_of
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import (
+    Client,
+    Served,
+    SetClock,
+    eventually,
+    says,
+    serving,
+    serving_with,
+    session_on,
+    url_of,
+)
 
 IDLE_S = 60.0
 SETTINGS = ServerSettings(idle_page_out_s=IDLE_S)
@@ -87,8 +94,7 @@ async def test_a_session_that_is_paged_out_goes_on_where_it_was(tmp_path: Path) 
 async def test_a_stub_is_small_however_long_its_session_is(tmp_path: Path) -> None:
     """2 KiB at most, with everything that only it refers to."""
     clock = SetClock()
-    async with serving(*says("one"), store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
-        session = await client.create()
+    async with session_on(*says("one"), store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as (client, session):
         await converse(client, session, 40)
         await page_out(client, clock)
         stub = client.server.sessions.look(session.session_id)
@@ -114,8 +120,7 @@ def _parts(value: Any) -> Iterable[Any]:
 async def test_it_is_found_by_its_key(tmp_path: Path) -> None:
     """Which only the store has in full."""
     clock, settings = SetClock(), ServerSettings(idle_page_out_s=IDLE_S, admin_token="secret")
-    async with serving(store=tmp_path / "s.db", settings=settings, clock=clock) as client:
-        session = await client.create()
+    async with session_on(store=tmp_path / "s.db", settings=settings, clock=clock) as (client, session):
         await page_out(client, clock)
         wrong = await client.http.post(url_of(session), json={}, headers={"authorization": "Bearer sk-harness-0"})
         was_left_alone = is_paged_out(client, session)
@@ -193,8 +198,7 @@ async def test_a_retry_finds_its_turn(tmp_path: Path) -> None:
 async def test_after_a_restart_a_last_answer_is_in_doubt(tmp_path: Path) -> None:
     """Of a session that is paged out, too: whoever asks again gets it, and it can be paged out again."""
     clock, path = SetClock(), tmp_path / "s.db"
-    async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as (client, session):
         messages = await converse(client, session, 1)
     async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
         assert is_paged_out(client, session)
@@ -303,8 +307,7 @@ async def test_a_session_of_the_same_id_is_another_one(tmp_path: Path) -> None:
 async def test_many_who_ask_at_once_have_it_read_once(tmp_path: Path) -> None:
     """And all of them are served."""
     clock = SetClock()
-    async with serving(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
-        session = await client.create()
+    async with session_on(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as (client, session):
         await page_out(client, clock)
         answers = await asyncio.gather(*(client.chat(session, [user(str(number))]) for number in range(8)))
         turns = (await client.record(session))["turns"]
@@ -336,11 +339,7 @@ async def test_what_the_store_does_not_have_stays_in_memory(tmp_path: Path) -> N
     """A turn that could not be made durable is in no row, so its session is not let go, and its ledger is whole."""
     clock = SetClock()
     engine, store = ScriptedEngine(toy_tokenizer(), Script(says("one", "two"))), ForgetfulStore(tmp_path / "s.db")
-    async with (
-        serve(engine, toy_template(), store, SETTINGS, clock=clock) as running,
-        httpx.AsyncClient(base_url=running.url) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, 0)
+    async with serving_with(engine, store=store, settings=SETTINGS, clock=clock) as client:
         session = await client.create()
         messages = await converse(client, session, 1)
         store.refuses = "commit"
@@ -360,9 +359,8 @@ async def test_what_the_store_does_not_have_stays_in_memory(tmp_path: Path) -> N
 
 async def test_a_server_that_keeps_nothing_is_refused_at_the_start() -> None:
     """By the name of the setting and of the option."""
-    engine = ScriptedEngine(toy_tokenizer(), Script(says("one")))
     with pytest.raises(ScenarioError, match=r"idle_page_out_s: expected a store in a file .*--idle-page-out"):
-        async with serve(engine, toy_template(), MemoryStore(), SETTINGS):
+        async with serving(settings=SETTINGS):
             pass
 
 

@@ -19,7 +19,7 @@ from harness.machine.peer_process import Ends
 from harness.machine.peer_processes import PeerProcesses
 from harness.types import Json
 from tests.checkout import ROOT
-from tests.session_servers.served import Client, RawClient, Served, says, serving, url_of
+from tests.session_servers.served import Client, RawClient, Served, says, serving, session_on, url_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
@@ -60,8 +60,7 @@ async def processes(client: Client[Any], session: Served) -> list[Json]:
 
 async def processes_of(*steps: ScriptStep, words: Sequence[str] = ()) -> tuple[list[Json], Json]:
     """Those of the turns of an agent that is told `steps`, and the record."""
-    async with serving(*steps) as client:
-        session = await client.create()
+    async with session_on(*steps) as (client, session):
         pid = await play(client, session, *words)
         found, record = await processes(client, session), await client.record(session)
     assert found[0]["id"].startswith(f"{pid}.")
@@ -127,11 +126,11 @@ async def test_no_argument_of_a_process_is_recorded():
     assert secret not in json.dumps([turn["notes"] for turn in record["turns"]])
 
 
-async def test_fifty_agents_at_once_are_told_apart():
-    """Fifty connections come in one moment, each from a process of its own."""
+async def test_agents_at_once_are_told_apart():
+    """A dozen connections come in one moment, each from a process of its own."""
     source = "import sys; input(); sys.path.insert(0, '.'); sys.argv[1:] = []; import calling_agent as a; a.main()"
     async with serving(*says("done")) as client:
-        sessions = [await client.create() for _ in range(50)]
+        sessions = [await client.create() for _ in range(12)]
 
         async def start(session: Served) -> asyncio.subprocess.Process:
             env = {**os.environ, "OPENAI_BASE_URL": f"{session.base_url}/v1"}
@@ -144,22 +143,6 @@ async def test_fifty_agents_at_once_are_told_apart():
         found = [await processes(client, session) for session in sessions]
 
     assert [process["id"].partition(".")[0] for [process] in found] == [str(agent.pid) for agent in agents]
-
-
-async def test_many_connections_of_one_process_are_its_own():
-    """They are looked up together."""
-    async with serving(*says("hello")) as client:
-        sessions = [await client.create() for _ in range(50)]
-
-        async def ask(session: Served) -> None:
-            async with RawClient(client.url) as raw:
-                status, _ = await raw.post(url_of(session), b'{"messages": [{"role": "user", "content": "hi"}]}')
-                assert status == 200
-
-        await asyncio.gather(*map(ask, sessions))
-        found = [await processes(client, session) for session in sessions]
-
-    assert {process["id"].partition(".")[0] for [process] in found} == {str(os.getpid())}
 
 
 async def test_a_client_that_has_gone_has_no_process():

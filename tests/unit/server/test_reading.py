@@ -7,7 +7,7 @@ import pytest
 from harness.samples.codec import sample_to_json, samples_from_tensors
 from harness.types import Json
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, serving
+from tests.session_servers.served import Client, Served, says, serving, session_on
 
 
 async def converse(client: Client, turns: int) -> Served:
@@ -87,23 +87,10 @@ async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[s
     assert about == {"session": bare, "facts": facts}
 
 
-async def test_a_session_that_nobody_knows_has_empty_answers():
-    """Collecting must not crash a rollout."""
-    async with serving() as client:
-        facts = (await client.http.get("/sessions/nobody/facts")).json()
-        answer = await client.http.get("/sessions/nobody/samples?format=safetensors")
-
-    samples, about = samples_from_tensors(answer.content)
-    assert (facts["phase"], facts["turns_in_flight"], facts["turns"]) == ("unknown", 0, {})
-    assert (about["facts"], samples) == (facts, [])
-    assert about["session"]["phase"] == "unknown"
-
-
 @pytest.mark.parametrize(("suffix", "param"), [("?ids=all", "ids"), ("/samples?format=arrow", "format")])
 async def test_a_form_that_is_not_offered_is_refused_by_name(suffix: str, param: str):
     """With those that are."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         answer = await client.http.get(f"/sessions/{session.session_id}{suffix}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

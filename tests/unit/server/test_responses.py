@@ -12,7 +12,7 @@ from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.sessions.session_config import StreamingMode
 from harness.types import Json
-from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving
+from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, session_on
 from tests.unit.dialects.test_openai_responses_stream import events_of
 
 
@@ -39,8 +39,7 @@ async def ask_again(client: Client[Any], session: Served, response_id: str, quer
 async def test_a_conversation_by_ids_is_one_branch_also_after_a_restart(tmp_path: Path):
     """Rebuilt from the session's own turns; the answers stay what they were."""
     store = tmp_path / "store.sqlite"
-    async with serving(*says("One.", "Two."), store=store) as client:
-        session = await client.create()
+    async with session_on(*says("One.", "Two."), store=store) as (client, session):
         first = await answer_of(client, session, input="a", instructions="Be brief.")
         second = await answer_of(client, session, input="b", instructions="Be brief.", previous_response_id=first["id"])
     async with serving(*says("Three."), store=store) as client:
@@ -70,8 +69,7 @@ async def test_unknown_ids_are_refused():
 
 async def test_a_stored_answer_is_not_streamed():
     """It is refused, not answered in another form."""
-    async with serving(*says("One.")) as client:
-        session = await client.create()
+    async with session_on(*says("One.")) as (client, session):
         answer = await answer_of(client, session, input="a")
 
         assert (await ask_again(client, session, answer["id"], "?stream=true")).status_code == 400
@@ -79,8 +77,7 @@ async def test_a_stored_answer_is_not_streamed():
 
 async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
     """Streamed or whole, and the second of the day at which it is sent is no part of it."""
-    async with serving(*says("One."), clock=SetClock()) as client:
-        session = await client.create()
+    async with session_on(*says("One."), clock=SetClock()) as (client, session):
         url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
         again = headers | {"x-stainless-retry-count": "1"}
         body = {"input": "a", "stream": True}
@@ -92,26 +89,6 @@ async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
 
     assert first == second
     assert len(record["turns"]) == 1
-
-
-async def test_a_stream_that_is_kept_alive_goes_on_under_its_id():
-    """Events, counted on; nothing after the one that ends it."""
-    async with serving(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause", json={"holder": "test"})
-        url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
-        body = {"input": "a", "stream": True}
-        async with client.http.stream("POST", url, json=body, headers=headers) as stream:
-            content = b""
-            async for piece in stream.aiter_bytes():
-                content += piece
-                if content.count(b"event: response.in_progress") == 3:
-                    await client.http.post("/sessions/resume", json={"holder": "test"})
-
-    events = events_of(content)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
-    assert events[-1]["type"] == "response.completed"
 
 
 async def leave(client: Client[Any], session: Served, body: Json) -> None:
@@ -136,8 +113,7 @@ async def test_each_answer_has_an_id_of_its_own(streaming: StreamingMode, stream
     """However many retries wait for the gate that all mean the same turn until it opens; the rest are other samples."""
     settings = ServerSettings(streaming=streaming, comment_every_s=0.02)
     steps = [ScriptStep(text=f"This is answer {number}.", token_delay_s=0.005) for number in range(5)]
-    async with serving(*steps, settings=settings) as client:
-        session = await client.create()
+    async with session_on(*steps, settings=settings) as (client, session):
         body = {"input": "a", "stream": stream}
         await leave(client, session, body)
         await client.http.post("/sessions/pause", json={"holder": "test"})
@@ -158,8 +134,7 @@ async def test_each_answer_has_an_id_of_its_own(streaming: StreamingMode, stream
 
 async def test_a_stream_whose_answer_was_given_under_another_id_fails_and_its_retry_has_it():
     """It has told its client an id by which nothing is found."""
-    async with serving(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as client:
-        session = await client.create()
+    async with session_on(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as (client, session):
         await client.http.post("/sessions/pause", json={"holder": "test"})
         url = f"/sessions/{session.session_id}/v1/responses"
         headers = bearer(session.api_key) | {"x-stainless-retry-count": "1"}
@@ -182,36 +157,9 @@ async def test_a_stream_whose_answer_was_given_under_another_id_fails_and_its_re
     assert again[-1]["response"] == answer
 
 
-async def test_a_session_that_changes_its_dialect_stays_one_branch():
-    """A client that falls back to chat completions goes on where it was, and back again."""
-    async with serving(*says("One.", "Two.", "Three.")) as client:
-        session = await client.create()
-        one = await answer_of(client, session, input=[{"role": "user", "content": "a"}])
-        two = await client.say(
-            session,
-            [
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "One."},
-                {"role": "user", "content": "b"},
-            ],
-        )
-        items = [
-            {"role": "user", "content": "a"},
-            *one["output"],
-            {"role": "user", "content": "b"},
-            {"role": "assistant", "content": two["content"]},
-            {"role": "user", "content": "c"},
-        ]
-        await answer_of(client, session, input=items)
-        record = await client.record(session)
-
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
-
-
 async def test_models_have_a_list_for_clients_that_want_their_own_form():
     """Empty; others read the usual one."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         url, headers = f"/sessions/{session.session_id}/v1/models", bearer(session.api_key)
         usual = (await client.http.get(url, headers=headers)).json()
         described = (await client.http.get(f"{url}?client_version=0.169.0", headers=headers)).json()
@@ -222,8 +170,7 @@ async def test_models_have_a_list_for_clients_that_want_their_own_form():
 @pytest.mark.parametrize("prefix", ["/sessions/{id}", ""])
 async def test_a_websocket_is_refused_at_once(prefix):
     """So that its client asks by HTTP without a reconnect."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         answer = await client.http.get(
             f"{prefix.format(id=session.session_id)}/v1/responses",
             headers={
@@ -240,8 +187,7 @@ async def test_a_websocket_is_refused_at_once(prefix):
 
 async def test_what_is_not_served_names_what_is():
     """The compaction that only the vendor has, and completions of old."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         for path in ("responses/compact", "completions", "responses/input_tokens"):
             answer = await client.http.post(f"/sessions/{session.session_id}/v1/{path}", json={})
 

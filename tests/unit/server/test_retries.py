@@ -13,7 +13,7 @@ import xxhash
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.versions import unsettled_label
 from tests.builders import EOS, toy_tokenizer, user
-from tests.session_servers.served import eventually, says, serving, url_of
+from tests.session_servers.served import eventually, says, serving, session_on, url_of
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
@@ -56,8 +56,7 @@ async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_pa
     path = tmp_path / "s.db"
     content = json.dumps({"messages": HI}).encode()
     key = b"\0one" if headers else b""
-    async with serving(SLOW, store=path) as client:
-        session = await client.create()
+    async with session_on(SLOW, store=path) as (client, session):
         await leave(client, session, content=content, headers=headers)
         await settled(client, session)
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -101,8 +100,7 @@ async def test_the_same_body_in_another_dialect_is_another_request(tmp_path, dig
     path = tmp_path / "s.db"
     content = json.dumps({"max_tokens": 9, "system": "Be brief.", "messages": HI}).encode()
     retry = {"content": content, "headers": {"x-stainless-retry-count": "1"}}
-    async with serving(*says("one", "two"), store=path) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), store=path) as (client, session):
         await client.http.post(url_of(session), content=content)
     if digest_before is not None:
         with closing(sqlite3.connect(path)) as connection, connection:
@@ -138,8 +136,7 @@ def colliding(suffix: str) -> tuple[bytes, bytes]:
 
 async def test_two_bodies_of_one_fast_digest_are_two_calls():
     """However they were made: each gets an answer of its own."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         headers = {"x-stainless-retry-count": "1"}
         for content in colliding('"}]}'):
             await client.http.post(url_of(session), content=content, headers=headers)
@@ -150,8 +147,7 @@ async def test_two_bodies_of_one_fast_digest_are_two_calls():
 
 async def test_two_beginnings_of_one_fast_digest_are_two_histories():
     """The second conversation does not go on from the first one."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         first, _ = colliding('"}]}')
         _, second = colliding('"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]}')
         for content in (first, second):
@@ -161,26 +157,9 @@ async def test_two_beginnings_of_one_fast_digest_are_two_histories():
     assert [turn["parent"] for turn in record["turns"]] == [None, None]
 
 
-async def test_the_engine_stops_when_the_client_leaves():
-    """The partial is kept, and dropped as undelivered as long as nobody comes for it."""
-    async with serving(SLOW) as client:
-        session = await client.create()
-        await leave(client, session)
-        await settled(client, session)
-        record = await client.record(session)
-        samples = await client.samples(session)
-
-    [turn] = record["turns"]
-    assert (turn["status"], turn["end"], turn["delivered"]) == ("aborted", "client_left", False)
-    assert 0 < len(turn["output_ids"]) < len(SLOW.text)
-    assert record["ledger"]["dropped"] == {"undelivered": len(turn["output_ids"])}
-    assert samples == []
-
-
 async def test_a_retry_goes_on_with_the_partial():
     """Clients that time out send no header; the bytes are the same, so it is the same turn."""
-    async with serving(SLOW) as client:
-        session = await client.create()
+    async with session_on(SLOW) as (client, session):
         await leave(client, session)
         await settled(client, session)
         answer = await ask(client, session)
@@ -195,8 +174,7 @@ async def test_a_retry_goes_on_with_the_partial():
 
 async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     """No second request beside the first."""
-    async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG), SLOW) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="x", fault=ScriptedFault.HANG), SLOW) as (client, session):
         await leave(client, session)
         answer = await ask(client, session)
         record = await client.record(session)
@@ -205,26 +183,9 @@ async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     assert len(record["turns"]) == 1
 
 
-async def test_a_partial_survives_the_server(tmp_path):
-    """The next server takes the turn up where the last one left it (I9)."""
-    async with serving(SLOW, store=tmp_path / "s.db") as client:
-        session = await client.create()
-        await leave(client, session)
-        await settled(client, session)
-        before = (await client.record(session))["turns"][0]["output_ids"]
-    async with serving(*says("ignored"), SLOW, store=tmp_path / "s.db") as client:
-        client.engine.play_from(session.session_id, 2)  # the step that was cut, as a model would go on
-        answer = await ask(client, session)
-        [turn] = (await client.record(session))["turns"]
-
-    assert turn["output_ids"][: len(before)] == before
-    assert answer["choices"][0]["message"]["content"] == SLOW.text
-
-
 async def test_an_answer_that_nobody_read_is_replayed():
     """The client gave up just when its answer came: a reset connection says so, and the retry gets that answer."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         reader, writer = await asyncio.open_connection(*client.url.removeprefix("http://").split(":"))
         content = json.dumps({"messages": HI}).encode()
         head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -245,8 +206,7 @@ async def test_an_answer_that_nobody_read_is_replayed():
 @pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
 async def test_a_delivered_answer_is_replayed_for_a_client_that_says_so(header):
     """Body, ids and logprobs as before."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         first = await ask(client, session, **({} if "idempotency-key" not in header else header))
         again = await ask(client, session, **header)
         record = await client.record(session)
@@ -270,8 +230,7 @@ async def test_the_same_body_again_is_a_sample_of_its_own(header):
 
 async def test_a_client_that_says_it_retries_joins_the_turn_in_flight():
     """Both get the one answer; the engine is asked once."""
-    async with serving(LATE, *says("another")) as client:
-        session = await client.create()
+    async with session_on(LATE, *says("another")) as (client, session):
         first = asyncio.create_task(ask(client, session))
         await client.turns_in_flight(1)
         second = asyncio.create_task(ask(client, session, **{"x-stainless-retry-count": "1"}))
@@ -285,8 +244,7 @@ async def test_a_client_that_says_it_retries_joins_the_turn_in_flight():
 @pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
 async def test_a_call_and_its_retry_that_wait_for_the_weights_are_one_turn(header):
     """Neither is admitted when the other arrives; both get the one answer, and the engine is asked once."""
-    async with serving(*says("one", "another")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "another")) as (client, session):
         client.engine.relabel(unsettled_label("1"))
         calls = [asyncio.create_task(ask(client, session, **header)) for _ in range(2)]
         await eventually(lambda: len(client.server.callers) == 2)
@@ -300,8 +258,7 @@ async def test_a_call_and_its_retry_that_wait_for_the_weights_are_one_turn(heade
 
 async def test_a_client_that_leaves_a_closed_gate_is_not_held_any_more():
     """Nothing was admitted, nothing is counted as waiting."""
-    async with serving(*says("x")) as client:
-        session = await client.create()
+    async with session_on(*says("x")) as (client, session):
         await client.http.post("/sessions/pause")
         asking = asyncio.create_task(ask(client, session))
         await client.held(1)

@@ -10,7 +10,7 @@ from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.server.settings import ServerSettings
 from harness.types import as_ids
 from tests.builders import user
-from tests.session_servers.served import Client, Served, eventually, says, serving
+from tests.session_servers.served import Client, Served, eventually, says, serving, session_on
 
 HI = [user("hi")]
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.03)
@@ -34,29 +34,13 @@ async def check(client: Client, session: Served, *, met: dict[int, int]) -> None
         assert np.array_equal(np.array(sample["proximal_logprobs"], dtype=np.float32)[of_version], under[of_version])
 
 
-async def test_the_next_turn_scores_the_turns_before_it():
-    """Each turn's tokens meet the version after their own, once; later versions leave them alone."""
-    async with serving(*says("one", "two", "three")) as client:
-        session = await client.create()
-        messages = [*HI, await client.say(session, HI), user("go on")]
-        await check(client, session, met={})
-        await update(client, "1")
-        messages += [await client.say(session, messages), user("go on")]
-        await check(client, session, met={0: 1})
-        await update(client, "2")
-        await client.say(session, messages)
-
-        await check(client, session, met={0: 1, 1: 2})
-
-
 async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
     """Two updates in one turn: what was sampled first keeps the value of the version after its own (I7).
 
     The values are in the file: another server finds them.
     """
     store = tmp_path / "s.db"
-    async with serving(*says("one"), SLOW, store=store) as client:
-        session = await client.create()
+    async with session_on(*says("one"), SLOW, store=store) as (client, session):
         messages = [*HI, await client.say(session, HI), user("go on")]
         request = asyncio.create_task(client.chat(session, messages))
         for version in ("1", "2"):
@@ -75,8 +59,7 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
 
 async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
     """A least length masks the second turn's logprobs: its resume scores the turn before it, not what it sampled."""
-    async with serving(*says("one"), SLOW) as client:
-        session = await client.create()
+    async with session_on(*says("one"), SLOW) as (client, session):
         messages = [*HI, await client.say(session, HI), user("go on")]
         request = asyncio.create_task(client.chat(session, messages, min_tokens=1))
         await client.sampling()
@@ -94,21 +77,9 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
         assert second.proximal_versions is None
 
 
-async def test_a_jump_of_two_versions_settles_nothing():
-    """Version 1 never existed here: the tokens of version 0 keep their behavior values."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
-        messages = [*HI, await client.say(session, HI), user("go on")]
-        await update(client, "2")
-        await client.say(session, messages)
-
-        await check(client, session, met={})
-
-
 async def test_a_server_may_leave_scoring_to_sweeps():
     """The option: no request asks for logprobs of its input."""
-    async with serving(*says("one", "two"), settings=ServerSettings(score_inputs=False)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), settings=ServerSettings(score_inputs=False)) as (client, session):
         messages = [*HI, await client.say(session, HI), user("go on")]
         await update(client, "1")
         await client.say(session, messages)
@@ -118,8 +89,7 @@ async def test_a_server_may_leave_scoring_to_sweeps():
 
 async def test_a_turn_whose_client_left_keeps_the_scores_of_its_partial():
     """Scored when it went on, whoever asked."""
-    async with serving(SLOW) as client:
-        session = await client.create()
+    async with session_on(SLOW) as (client, session):
         gone = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         gone.cancel()

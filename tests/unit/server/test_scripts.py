@@ -178,17 +178,6 @@ async def test_siblings_say_the_same_step_and_another_conversation_begins_again(
 
 
 @pytest.mark.parametrize("kind", ["scripted", "sglang", "vllm"])
-async def test_a_budget_that_is_shorter_than_the_step_cuts_it(kind: str) -> None:
-    """As it cuts a model: TRUNCATED, with the beginning of the step."""
-    async with engine_of(kind) as engine, serving_with(engine, settings=ALLOWED) as client:
-        session = await client.create(script={"steps": [{"text": "a long answer"}]})
-        await client.chat(session, HI, max_tokens=4)
-        [turn] = (await client.record(session))["turns"]
-
-    assert (turn["status"], turn["end"], turn["output_ids"]) == ("truncated", "length", ids("a long answer")[:4])
-
-
-@pytest.mark.parametrize("kind", ["scripted", "sglang", "vllm"])
 async def test_a_step_without_an_end_is_cut_behind_its_last_id(kind: str) -> None:
     """No engine goes on by itself, whatever budget the agent gave it."""
     steps = [{"text": "no end", "finish": "length"}, {"tokens": [7, 8, 9]}]

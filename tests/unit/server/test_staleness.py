@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import user
-from tests.session_servers.served import says, serving
+from tests.session_servers.served import says, serving, session_on
 
 NOWHERE = Path("/nowhere")
 
@@ -46,8 +46,7 @@ async def test_a_refusal_says_which_limit_it_is_and_new_branches_begin_fresh():
 
 async def test_the_lags_of_a_sample_count_from_the_weights_that_are_live_when_it_is_read():
     """Also when none of its tokens is that new: what a trainer asks is how old they are now."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         first = await client.say(session, [user("a")])
         await client.engine.update_weights(NOWHERE, "1")
         await client.say(session, [user("a"), first, user("b")])
@@ -63,8 +62,7 @@ async def test_the_lags_of_a_sample_count_from_the_weights_that_are_live_when_it
 
 async def test_under_a_label_that_is_no_version_the_lags_count_from_the_sample():
     """The samples are read all the same: what was sampled has versions of its own."""
-    async with serving(*says("one")) as client:
-        session = await client.create()
+    async with session_on(*says("one")) as (client, session):
         await client.say(session, [user("a")])
         client.engine.relabel("updating-7")
 

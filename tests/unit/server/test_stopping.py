@@ -9,7 +9,7 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from tests.builders import EOS, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, says, serving, serving_with, url_of
+from tests.session_servers.served import PATIENCE_S, says, serving, serving_with, session_on, url_of
 from tests.session_servers.store_file import ledger_of, read_file
 
 HI = [user("hi")]
@@ -22,8 +22,7 @@ HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after
 async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path):
     """503 as JSON with `retry-after`; after the restart the same bytes get the whole answer, sampled once."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        async with serving(CUT, store=tmp_path / "s.db", settings=AT_ONCE) as client:
-            session = await client.create()
+        async with session_on(CUT, store=tmp_path / "s.db", settings=AT_ONCE) as (client, session):
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
             await client.sampling()
         stopped = await request
@@ -47,8 +46,7 @@ async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path)
 async def test_a_streamed_answer_ends_with_an_error_event():
     """Not with a broken connection: no client can take it for an answer, and it says what to do."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        async with serving(HANG, settings=AT_ONCE) as client:
-            session = await client.create()
+        async with session_on(HANG, settings=AT_ONCE) as (client, session):
             content = {"messages": HI, "stream": True}
             stream = http.stream("POST", client.url + url_of(session), json=content)
             answer = await stream.__aenter__()
@@ -64,20 +62,8 @@ async def test_a_streamed_answer_ends_with_an_error_event():
     assert events[1:] == ["[DONE]"]
 
 
-async def test_a_turn_that_ends_within_the_grace_is_answered():
-    """Stopping takes nothing from those who are nearly done."""
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        async with serving(SLOW, settings=ServerSettings(stop_grace_s=PATIENCE_S)) as client:
-            session = await client.create()
-            request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
-            await client.sampling()
-        answer = await request
-
-    assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
-
-
 async def test_nobody_new_is_let_in(tmp_path):
-    """New sessions and new turns are answered 503 while those in flight end; what is held at the gate is, too."""
+    """New sessions and new turns are answered 503 while those in flight end, which are answered."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         async with serving(SLOW, *says("x"), settings=ServerSettings(stop_grace_s=PATIENCE_S)) as client:
             session, other = await client.create(), await client.create()
@@ -88,17 +74,17 @@ async def test_nobody_new_is_let_in(tmp_path):
             turn, created = await client.chat(other, HI), await client.http.post("/sessions")
             health = await client.http.get("/health")
             await stopping
-        await request
+        answered = await request
 
     assert {answer.json()["error"]["code"] for answer in (turn, created)} == {"server_stopping"}
     assert (health.status_code, health.json()["status"]) == (503, "server_stopping")
+    assert answered.json()["choices"][0]["message"]["content"] == SLOW.text
 
 
 async def test_requests_that_a_pause_holds_are_answered():
     """A server that is paused can be ended: creating and sampling are answered 503, and nobody waits for a resume."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        async with serving(SLOW, settings=AT_ONCE) as client:
-            session = await client.create()
+        async with session_on(SLOW, settings=AT_ONCE) as (client, session):
             await client.http.post("/sessions/pause")
             turn = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
             create = asyncio.create_task(http.post(client.url + "/sessions"))

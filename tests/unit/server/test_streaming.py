@@ -21,16 +21,15 @@ from harness.server.http.connection import ClientConnection
 from harness.server.http.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.server.settings import ServerSettings
 from harness.tokens.outputs.live_text import LiveText
-from harness.types import FinishReason, Message
-from tests.builders import body, tool, user
-from tests.session_servers.served import Client, Served, eventually, says, serving, url_of
+from harness.types import Message
+from tests.builders import body, user
+from tests.session_servers.served import Client, Served, eventually, says, session_on, url_of
 
 HI = [user("hi")]
 TALKATIVE = ServerSettings(comment_every_s=0.01)
 TACITURN = ServerSettings(comment_every_s=60)
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.02)
 HANGS = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,74 +80,9 @@ async def delivered(client: Client, session: Served) -> list[bool]:
     return [turn["delivered"] for turn in (await client.record(session))["turns"]]
 
 
-async def test_a_streamed_answer_is_the_recorded_one():
-    """Text, how it finished, and the turn in the record."""
-    async with serving(*says("hello there")) as client:
-        session = await client.create()
-        async with streaming(client, session) as stream:
-            events = await stream.events()
-        turn = (await client.record(session))["turns"][0]
-
-    assert stream.response.status_code == 200
-    assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert text_of(events) == turn["reply"]["content"] == "hello there"
-    assert events[-1]["choices"][0]["finish_reason"] == "stop"
-    assert turn["delivered"]
-
-
-async def test_streamed_and_whole_answers_go_on_in_one_branch():
-    """A tool call that came in deltas is sent back and recognized."""
-    async with serving(*says(CALL, "It is 5.")) as client:
-        session = await client.create()
-        async with streaming(client, session, tools=[tool()]) as stream:
-            events = await stream.events()
-        parts = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
-        call = parts[0] | {"function": {"name": "add", "arguments": "".join(p["function"]["arguments"] for p in parts)}}
-        history = [
-            *HI,
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": "5"},
-        ]
-        message = await client.say(session, history, tools=[tool()])
-        samples = await client.samples(session)
-
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert message["content"] == "It is 5."
-    assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1]]
-
-
-async def test_usage_and_logprobs_come_when_they_are_asked_for():
-    """Usage in a last chunk without choices, a logprob for each sampled token."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        async with streaming(client, session, stream_options={"include_usage": True}, logprobs=True) as stream:
-            *_, finish, usage = await stream.events()
-        turn = (await client.record(session))["turns"][0]
-
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == len(turn["output_ids"])
-    assert [entry["logprob"] for entry in finish["choices"][0]["logprobs"]["content"]] == turn["logprobs"]
-
-
-async def test_a_held_turn_is_told_that_somebody_is_there():
-    """Events while the gate is shut, the answer after it opened; nothing else in between."""
-    async with serving(*says("hello"), settings=TALKATIVE) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        async with streaming(client, session) as stream:
-            for _ in range(3):
-                await stream.keep_alive()
-            assert (await client.gate())["held"] == 1
-            await client.http.post("/sessions/resume")
-            events = await stream.events()
-
-    assert text_of(events) == "hello"
-
-
 async def test_a_slow_engine_is_waited_for_with_events():
     """No delta before the turn is recorded."""
-    async with serving(*says("hello"), settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(*says("hello"), settings=TALKATIVE) as (client, session):
         await client.engine.pause(PauseMode.KEEP)
         async with streaming(client, session) as stream:
             await stream.keep_alive()
@@ -170,8 +104,7 @@ async def test_a_slow_engine_is_waited_for_with_events():
 )
 async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refused):
     """As without streaming, so that clients react to it as they do."""
-    async with serving(*steps, settings=TACITURN) as client:
-        session = await client.create()
+    async with session_on(*steps, settings=TACITURN) as (client, session):
         async with streaming(client, session, **fields) as stream:
             answer = json.loads(await stream.response.aread())
         record = await client.record(session)
@@ -181,22 +114,9 @@ async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refuse
     assert record["refusals"] == {refused[1]: 1}
 
 
-async def test_a_session_that_is_over_refuses_a_streamed_turn_like_any_other():
-    """404, and no retry."""
-    async with serving() as client:
-        session = await client.create()
-        await client.http.post("/sessions/drain")
-        async with streaming(client, session) as stream:
-            answer = json.loads(await stream.response.aread())
-
-    assert (stream.response.status_code, answer["error"]["code"]) == (404, "session_closed")
-    assert stream.response.headers["x-should-retry"] == "false"
-
-
 async def test_an_error_after_the_answer_has_begun_is_an_event():
     """In the form of the dialect, counted like others; the answer ends, and nothing of the turn was sent."""
-    async with serving(HANGS, settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(HANGS, settings=TALKATIVE) as (client, session):
         async with streaming(client, session) as stream:
             await stream.keep_alive()
             await client.turns_in_flight(1)
@@ -212,23 +132,9 @@ async def test_an_error_after_the_answer_has_begun_is_an_event():
     assert 'harness_errors_total{code="turn_aborted"} 1.0' in metrics
 
 
-async def test_a_drain_ends_a_held_stream():
-    """Paused, then drained: the answer that had begun ends with the reason."""
-    async with serving(settings=TALKATIVE) as client:
-        session = await client.create()
-        await client.http.post("/sessions/pause")
-        async with streaming(client, session) as stream:
-            await stream.keep_alive()
-            await client.http.post("/sessions/drain")
-            events = await stream.events()
-
-    assert [event["error"]["code"] for event in events] == ["session_closed"]
-
-
 async def test_a_client_that_leaves_a_held_stream_is_noticed():
     """Nobody waits at the gate for it, and no turn begins."""
-    async with serving(settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(settings=TALKATIVE) as (client, session):
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
             await stream.keep_alive()
@@ -242,8 +148,7 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed():
 @pytest.mark.parametrize("settings", [TALKATIVE, TACITURN])
 async def test_a_client_that_leaves_stops_the_engine(settings):
     """Before and after its answer has begun; the partial output is kept, and is not called delivered."""
-    async with serving(HANGS, settings=settings) as client:
-        session = await client.create()
+    async with session_on(HANGS, settings=settings) as (client, session):
         request = asyncio.create_task(take_all(client, session))
         await client.turns_in_flight(1)
         request.cancel()
@@ -253,23 +158,6 @@ async def test_a_client_that_leaves_stops_the_engine(settings):
         turn = (await client.record(session))["turns"][0]
 
     assert (turn["status"], len(turn["output_ids"]), turn["delivered"]) == ("aborted", 2, False)
-
-
-async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
-    """The same turn goes on: every token is sampled once and trained."""
-    async with serving(SLOW, settings=TALKATIVE) as client:
-        session = await client.create()
-        async with streaming(client, session) as stream:
-            await stream.keep_alive()
-            await client.sampling()
-        await client.turns_in_flight(0)
-        events = await take_all(client, session)
-        record = await client.record(session)
-
-    [turn] = record["turns"]
-    assert text_of(events) == turn["reply"]["content"] == SLOW.text
-    assert len(turn["segments"]) == 2
-    assert record["ledger"]["generated"] == record["ledger"]["trained"] == len(turn["output_ids"])
 
 
 async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
@@ -306,8 +194,7 @@ async def test_a_client_that_leaves_behind_a_stream_on_the_same_connection_is_no
         head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         return head.encode() + content
 
-    async with serving(ScriptStep(text="fast"), SLOW) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="fast"), SLOW) as (client, session):
         parts = urlsplit(client.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(call("one", stream=True))
@@ -329,33 +216,10 @@ async def take_all(client: Client, session: Served) -> list[Any]:
         return await stream.events()
 
 
-async def test_a_cut_off_answer_is_streamed_with_its_reason():
-    """`length`, as without streaming."""
-    async with serving(ScriptStep(text="abc", finish=FinishReason.LENGTH)) as client:
-        session = await client.create()
-        events = await take_all(client, session)
-
-    assert (text_of(events), events[-1]["choices"][0]["finish_reason"]) == ("abc", "length")
-
-
-async def test_many_streams_at_once_leave_nothing_behind():
-    """Every one gets its own answer."""
-    async with serving(ScriptStep(text="hello", delay_s=0.05), settings=TALKATIVE) as client:
-        sessions = [await client.create() for _ in range(32)]
-        answers = await asyncio.gather(*(take_all(client, session) for session in sessions))
-        flags = [await delivered(client, session) for session in sessions]
-        gate = await client.gate()
-
-    assert [text_of(events) for events in answers] == ["hello"] * 32
-    assert flags == [[True]] * 32
-    assert (gate["held"], gate["turns_in_flight"]) == (0, 0)
-
-
 async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
     """The same id in every part, the keep-alives included; the client's own ids are cut, its key is nowhere."""
     headers = {"user-agent": "probe/1", "x-probe-session-id": "s" * 500, "thread-id": "t1", "x-api-key": "sk-hidden"}
-    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as (client, session):
         content = {"messages": HI, "stream": True}
         answer = await client.http.post(url_of(session), json=content, headers=headers)
         [turn] = (await client.record(session))["turns"]
@@ -372,8 +236,7 @@ async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
 
 async def test_a_key_in_a_header_that_names_a_session_is_not_recorded():
     """Clients write keys and ids where nobody expects them."""
-    async with serving(ScriptStep(text="hello")) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="hello")) as (client, session):
         headers = {"x-session-id": session.api_key, "user-agent": f"probe {session.session_id}"}
         await client.http.post(
             url_of(session), json={"messages": HI}, headers={**headers, "x-api-key": session.api_key}
@@ -387,8 +250,7 @@ async def test_a_key_in_a_header_that_names_a_session_is_not_recorded():
 
 async def test_a_retry_has_the_id_of_the_answer_that_it_waits_for():
     """Also where its stream begins before the turn, which the first request has begun, has ended."""
-    async with serving(SLOW, settings=TALKATIVE) as client:
-        session = await client.create()
+    async with session_on(SLOW, settings=TALKATIVE) as (client, session):
         async with streaming(client, session) as stream:
             await stream.keep_alive()
             await client.sampling()

@@ -1,12 +1,9 @@
 """Scoring what waits for the live version before that version disappears, and what the workers serve afterwards."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -15,16 +12,14 @@ from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
-from harness.server.serving import serve
-from harness.server.store.base import SessionStore
 from harness.server.store.connect import open_store
 from harness.server.store.memory import MemoryStore
 from harness.server.store.sqlite import SQLiteStore
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
-from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, Turn, as_ids
-from tests.builders import assistant, toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says
+from harness.types import GenerationRequest, SamplingParams, Turn, as_ids
+from tests.builders import assistant, toy_tokenizer, user
+from tests.session_servers.served import Client, Served, eventually, says, serving_with
 
 NOWHERE = Path("/nowhere")
 
@@ -47,32 +42,6 @@ class Engine(ScriptedEngine):
         self.sessions.append(session_id)
         await self.may_score.wait()
         return await super().score(input_ids, start=start)
-
-
-class MovingEngine(Engine):
-    """Its weights change while it scores."""
-
-    async def score(self, input_ids, *, start, session_id=None):
-        """Under the version after the one that was live."""
-        scoring = await super().score(input_ids, start=start)
-        return PromptLogprobs(start, scoring.logprobs, str(int(self.weight_version) + 1))
-
-
-@asynccontextmanager
-async def serving(engine, store: Path | str = "memory") -> AsyncIterator[Client]:
-    """A server in front of `engine`."""
-    async with serving_on(engine, open_store(store)) as client:
-        yield client
-
-
-@asynccontextmanager
-async def serving_on(engine, store: SessionStore) -> AsyncIterator[Client]:
-    """The same, on a store of the caller's."""
-    async with (
-        serve(engine, toy_template(), store) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
-        yield Client(http, engine, running.server, running.url, running.restored)
 
 
 async def two_turns(client: Client, **config) -> Served:
@@ -104,7 +73,7 @@ def scored_share(sample) -> float:
 async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_sweep():
     """Both turns of it, with one request that starts at the first sampled token."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await two_turns(client)
         await engine.update_weights(NOWHERE, "1")
 
@@ -121,36 +90,23 @@ async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_swe
         assert not report["is_running"]
 
 
-async def test_nothing_waits_before_an_update_and_after_a_sweep():
-    """A second sweep, and one under the version that sampled, ask the engine for nothing."""
-    engine = Engine()
-    async with serving(engine) as client:
-        await two_turns(client)
-        assert (await sweep(client, 0))["requests"] == 0
-        await engine.update_weights(NOWHERE, "1")
-        await sweep(client, 1)
-
-        assert (await sweep(client, 1))["tokens_waiting"] == 0
-        assert len(engine.scored) == 1
-
-
 async def test_what_was_swept_survives_a_restart(tmp_path):
     """Scores are durable when the sweep answers (I9)."""
     engine = Engine()
-    async with serving(engine, tmp_path / "store.sqlite") as client:
+    async with serving_with(engine, store=tmp_path / "store.sqlite") as client:
         session = await two_turns(client)
         await engine.update_weights(NOWHERE, "1")
         await sweep(client, 1)
         before = await client.samples(session)
 
-    async with serving(engine, tmp_path / "store.sqlite") as client:
+    async with serving_with(engine, store=tmp_path / "store.sqlite") as client:
         assert await client.samples(session) == before
 
 
 async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
     """The tokens left keep their behavior values."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await two_turns(client)
         await engine.update_weights(NOWHERE, "1")
         engine.may_score.clear()
@@ -166,7 +122,7 @@ async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
 async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
     """Concurrency 2: with the engine stuck, only the two oldest have been asked for."""
     engine = Engine(ScriptStep(text="x"))
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         lengths = []
         for number in range(4):
             session = await client.create()
@@ -189,7 +145,7 @@ async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
 async def test_branches_that_share_a_prefix_score_it_once():
     """The second branch starts behind what the first has settled."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create(selection="leaves")
         first = await client.say(session, [user("a")])
         for text in ("left", "right"):
@@ -216,7 +172,7 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
 
     engine = Strict(ScriptStep(text="a long answer " * 4))
     engine.capabilities = replace(engine.capabilities, context_length=40)
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create()
         await client.say(session, [user("a")])
         await engine.update_weights(NOWHERE, "1")
@@ -232,7 +188,7 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
 async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
     """An open session may go on from any branch, a closed one delivers the selected one."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create(selection="one")
         await client.say(session, [user("one answer")])
         await client.say(session, [user("a")])
@@ -246,25 +202,10 @@ async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
         assert report["requests"] == 1
 
 
-async def test_a_scoring_of_another_version_settles_nothing():
-    """The weights moved inside the request: its values are of neither version."""
-    engine = MovingEngine()
-    async with serving(engine) as client:
-        session = await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-
-        report = await sweep(client, 1)
-
-        [sample] = await client.samples(session)
-        assert sample["proximal_versions"] == sample["behavior_versions"]
-        assert (report["tokens_settled"], report["requests"]) == (0, 1)
-        assert report["tokens_left"] == report["tokens_waiting"]
-
-
 async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
     """After the update it is too late; nothing is asked of the engine."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         await two_turns(client)
         await engine.update_weights(NOWHERE, "2")
 
@@ -281,7 +222,7 @@ async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
 )
 async def test_a_sweep_that_is_not_understood_is_refused(body, param):
     """The answer names the field."""
-    async with serving(Engine()) as client:
+    async with serving_with(Engine()) as client:
         answer = await client.http.post("/sessions/sweep", json=body)
 
         assert answer.status_code == 400
@@ -292,7 +233,7 @@ async def test_tokens_on_another_scale_are_counted_and_left_alone():
     """At temperature 0.7 after-temperature logprobs and raw prompt logprobs do not mix."""
     engine = Engine()
     engine.capabilities = replace(engine.capabilities, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         heated = await two_turns(client, sampling={"temperature": 0.7})
         plain = await two_turns(client, sampling={"temperature": 1.0})
         await engine.update_weights(NOWHERE, "1")
@@ -303,28 +244,6 @@ async def test_tokens_on_another_scale_are_counted_and_left_alone():
         assert scored_share((await client.samples(plain))[0]) == 1.0
         assert report["tokens_incomparable"] > 0
         assert report["tokens_left"] == 0
-
-
-async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_are_scored():
-    """A session of one branch has no other to go on with."""
-
-    class Rejecting(Engine):
-        async def score(self, input_ids, *, start, session_id=None):
-            if len(self.scored) == 0:
-                self.scored.append((start, input_ids.size))
-                raise EngineRejected("not this one")
-            return await super().score(input_ids, start=start)
-
-    engine = Rejecting()
-    async with serving(engine) as client:
-        failed, scored = await two_turns(client), await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-
-        report = await sweep(client, 1, concurrency=1)
-
-        assert scored_share((await client.samples(failed))[0]) == 0.0
-        assert scored_share((await client.samples(scored))[0]) == 1.0
-        assert report["failures"] == {"engine_rejected": 1}
 
 
 async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again():
@@ -338,7 +257,7 @@ async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again()
             return scoring
 
     engine = Rejecting()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create(selection="leaves")
         for text in ("first", "second", "third"):
             await client.say(session, [user(text)])
@@ -356,7 +275,7 @@ async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again()
 async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
     """Its recorded ancestors are scored; the partial has no outcome yet."""
     engine = Engine(ScriptStep(text="one"), ScriptStep(text="two", token_delay_s=60))
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create()
         first = await client.say(session, [user("a")])
         asking = asyncio.create_task(client.chat(session, [user("a"), first, user("b")]))
@@ -375,7 +294,7 @@ async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
 async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_on_with_it():
     """Its first part is recorded and waits, and another outcome of it is on its way to the store."""
     engine = Engine(ScriptStep(text="a slow answer", token_delay_s=60))
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create()
         gone = asyncio.create_task(client.chat(session, [user("a")]))
         await client.sampling()
@@ -411,7 +330,7 @@ LEFT = ScriptStep(text="slow", fault=ScriptedFault.HANG, fault_after=2)
 
 async def test_a_turn_that_goes_on_keeps_the_values_that_a_sweep_gave_its_first_part():
     """No request of its own meets that version again: what the sweep has found is all that there ever is."""
-    async with serving(Engine(LEFT)) as client:
+    async with serving_with(Engine(LEFT)) as client:
         session = await a_turn_left_and_swept(client)
         await client.engine.update_weights(NOWHERE, "2")
         await client.say(session, [user("a")])
@@ -435,7 +354,7 @@ class FullStore(MemoryStore):
 
 async def test_a_turn_that_begins_again_has_no_values_of_tokens_that_were_lost():
     """Its outcome could not be stored: the retry samples it anew, and nobody has scored that."""
-    async with serving_on(Engine(LEFT, ScriptStep(text="slow")), FullStore()) as client:
+    async with serving_with(Engine(LEFT, ScriptStep(text="slow")), store=FullStore()) as client:
         session = await a_turn_left_and_swept(client)
         assert (await client.chat(session, [user("a")])).status_code == 503
         await client.engine.update_weights(NOWHERE, "2")
@@ -448,7 +367,7 @@ async def test_a_turn_that_begins_again_has_no_values_of_tokens_that_were_lost()
 async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor():
     """What the report calls settled is settled in a session that somebody will collect."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await two_turns(client)
         await engine.update_weights(NOWHERE, "1")
         await client.http.post("/sessions/drain")
@@ -490,7 +409,7 @@ async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outco
     """The sweep has scored its first part, the disk already has the whole of it: the file can be read again."""
     engine = Engine(ScriptStep(text="one"), ScriptStep(text="a slow answer", fault=ScriptedFault.HANG, fault_after=4))
     store = SlowStore(tmp_path / "s.db")
-    async with serving_on(engine, store) as client:
+    async with serving_with(engine, store=store) as client:
         session = await client.create()
         first = await client.say(session, [user("a")])
         messages = [user("a"), first, user("b")]
@@ -510,7 +429,7 @@ async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outco
         store.turns.set()
         assert (await again).status_code == 200
         [before] = await client.samples(session)
-    async with serving(Engine(), tmp_path / "s.db") as client:
+    async with serving_with(Engine(), store=tmp_path / "s.db") as client:
         [after] = await client.samples(session)
 
     assert after["tokens"] == before["tokens"]
@@ -521,7 +440,7 @@ async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up()
     """The server asks its workers itself, and fences the one that reports another version."""
     workers = [Engine(), Engine()]
     pool = EnginePool(workers)
-    async with serving(pool) as client:
+    async with serving_with(pool) as client:
         await workers[0].update_weights(NOWHERE, "1")
 
         behind = (await client.http.post("/sessions/weights", json={"version": 1})).json()
@@ -539,7 +458,7 @@ async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up()
 async def test_no_worker_is_fenced_when_none_has_the_version():
     """Old weights serve better than none."""
     pool = EnginePool([Engine(), Engine()])
-    async with serving(pool) as client:
+    async with serving_with(pool) as client:
         found = (await client.http.post("/sessions/weights", json={"version": 1})).json()
 
         assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}, "problems": []}
@@ -549,7 +468,7 @@ async def test_no_worker_is_fenced_when_none_has_the_version():
 async def test_a_sweep_over_many_sessions_lets_others_get_on():
     """Counting what waits, before and after, is done session by session: nobody waits for all of it."""
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         for _ in range(30):
             await client.create()
         store = open_store("memory")
@@ -579,7 +498,7 @@ async def test_a_turn_that_ends_while_a_sweep_counts_is_scored():
             return iter(next(self._found, self._sessions))
 
     engine = Engine()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         await two_turns(client)
         await engine.update_weights(NOWHERE, "1")
         store = open_store("memory")

@@ -10,7 +10,7 @@ import pytest
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.types import Json
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, serving, url_of
+from tests.session_servers.served import Client, Served, says, serving, session_on, url_of
 
 HANGING = ScriptStep(text="third answer", fault=ScriptedFault.HANG, fault_after=5)
 
@@ -81,8 +81,7 @@ async def test_what_was_taken_over_is_gone():
 
 async def test_only_a_session_that_was_drained_can_be_taken_over():
     """An open one has an agent of its own; one with another idea of equal histories has other places."""
-    async with serving(*says("one")) as client:
-        session = await client.create()
+    async with session_on(*says("one")) as (client, session):
         refused = await client.http.post("/sessions", json={"resumes": session.session_id})
         await client.http.post("/sessions/drain")
         await client.http.post("/sessions/resume")

@@ -19,7 +19,15 @@ from harness.types import GenerationResult, Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import tool, toy_tokenizer, user
 from tests.logged import capture_logs
-from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, serving, serving_with, url_of
+from tests.session_servers.served import (
+    PATIENCE_S,
+    Client,
+    Served,
+    eventually,
+    serving_with,
+    session_on,
+    url_of,
+)
 
 HI = [user("hi")]
 TEXT = "a long and slow answer"
@@ -50,29 +58,29 @@ async def in_flight(client: Client, session: Served) -> asyncio.Task[httpx.Respo
     return request
 
 
-async def ask(client: Client, session: Served) -> None:
-    await client.chat(session, HI)
+async def ask(client: Client, session: Served) -> httpx.Response:
+    return await client.chat(session, HI)
 
 
-async def call_a_tool(client: Client, session: Served) -> None:
-    await client.chat(session, HI, tools=[tool(a={"type": "integer"})])
+async def call_a_tool(client: Client, session: Served) -> httpx.Response:
+    return await client.chat(session, HI, tools=[tool(a={"type": "integer"})])
 
 
-async def ask_for_little(client: Client, session: Served) -> None:
-    await client.chat(session, HI, max_tokens=3)
+async def ask_for_little(client: Client, session: Served) -> httpx.Response:
+    return await client.chat(session, HI, max_tokens=3)
 
 
-async def drain(client: Client, session: Served) -> None:
+async def drain(client: Client, session: Served) -> httpx.Response:
     request = await in_flight(client, session)
     await client.http.post("/sessions/drain")
-    await request
+    return await request
 
 
-async def update_weights(client: Client, session: Served) -> None:
+async def update_weights(client: Client, session: Served) -> httpx.Response:
     request = await in_flight(client, session)
     await client.engine.update_weights(Path("/nowhere"), "1")
     await client.engine.abort(None)
-    await request
+    return await request
 
 
 async def leave(client: Client, session: Served) -> None:
@@ -84,36 +92,44 @@ async def leave(client: Client, session: Served) -> None:
     await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
 
 
-async def end_session(client: Client, session: Served) -> None:
+async def end_session(client: Client, session: Served) -> httpx.Response:
     request = await in_flight(client, session)
     await client.http.post(f"/sessions/{session.session_id}/end")
-    await request
+    return await request
 
 
-async def pause_for_too_long(client: Client, session: Served) -> None:
+async def pause_for_too_long(client: Client, session: Served) -> httpx.Response:
     request = await in_flight(client, session)
     await client.http.post("/sessions/pause")
     await client.engine.abort(None)
-    await request
+    return await request
 
 
-async def stop_server(client: Client, session: Served) -> None:
+async def stop_server(client: Client, session: Served) -> httpx.Response:
     request = await in_flight(client, session)
     await client.server.callers.send_away(grace_s=0.0)
-    await request
+    return await request
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a turn is made to end, and the code of the error that its record names."""
+    """How a turn is made to end, the status of its answer, and the code of the error that its record names."""
 
-    provoke: Callable[[Client, Served], Awaitable[None]] = ask
+    provoke: Callable[[Client, Served], Awaitable[httpx.Response | None]] = ask
     step: ScriptStep = CUT
     settings: ServerSettings = field(default_factory=ServerSettings)
     limits: Mapping[str, int] = field(default_factory=dict)
     engine: type[ScriptedEngine] = ScriptedEngine
+    status: int = 200
     code: str | None = None
     store_trigger: str = ""
+
+    @property
+    def answer(self) -> tuple[int, str | None] | None:
+        """Status and code of the answer; None where nobody stays for it."""
+        if self.provoke is leave:
+            return None
+        return self.status, self.code or ("turn_aborted" if self.status == 404 else None)
 
 
 CASES: Mapping[TurnEnd, Case] = {
@@ -121,20 +137,26 @@ CASES: Mapping[TurnEnd, Case] = {
     TurnEnd.TOOL_CALLS: Case(call_a_tool, CALL),
     TurnEnd.LENGTH: Case(ask_for_little, ScriptStep(text=TEXT)),
     TurnEnd.REPEAT: Case(step=ScriptStep(text="Nooooooooo"), settings=ServerSettings(repeat_guard=GUARD)),
-    TurnEnd.DRAINED: Case(drain, settings=ServerSettings(drain_grace_s=0.2)),
+    TurnEnd.DRAINED: Case(drain, status=404, settings=ServerSettings(drain_grace_s=0.2)),
     TurnEnd.ENGINE_ABORTED: Case(
         step=ScriptStep(text=TEXT, fault=ScriptedFault.ABORT, fault_after=4),
         settings=ServerSettings(max_unsolicited_aborts=0),
+        status=404,
     ),
-    TurnEnd.STALE: Case(update_weights, limits={"staleness": 0}, code="limit_reached"),
+    TurnEnd.STALE: Case(update_weights, status=404, limits={"staleness": 0}, code="limit_reached"),
     TurnEnd.CLIENT_LEFT: Case(leave, code="client_left"),
-    TurnEnd.SESSION_ENDED: Case(end_session, code="session_closed"),
-    TurnEnd.GATE_TIMEOUT: Case(pause_for_too_long, settings=ServerSettings(pause_timeout_s=0.2), code="gate_closed"),
-    TurnEnd.ENGINE_FAILED: Case(step=ScriptStep(text=TEXT, fault=ScriptedFault.REJECT), code="engine_rejected"),
-    TurnEnd.SERVER_STOPPED: Case(stop_server, code="server_stopping"),
-    TurnEnd.SERVER_FAILED: Case(engine=BuggyEngine, code="internal_error"),
+    TurnEnd.SESSION_ENDED: Case(end_session, status=404, code="session_closed"),
+    TurnEnd.GATE_TIMEOUT: Case(
+        pause_for_too_long, status=503, settings=ServerSettings(pause_timeout_s=0.2), code="gate_closed"
+    ),
+    TurnEnd.ENGINE_FAILED: Case(
+        step=ScriptStep(text=TEXT, fault=ScriptedFault.REJECT), status=400, code="engine_rejected"
+    ),
+    TurnEnd.SERVER_STOPPED: Case(stop_server, status=503, code="server_stopping"),
+    TurnEnd.SERVER_FAILED: Case(engine=BuggyEngine, status=500, code="internal_error"),
     TurnEnd.STORE_FAILED: Case(
         step=ScriptStep(text=TEXT),
+        status=503,
         code="store_failed",
         store_trigger="CREATE TRIGGER t BEFORE INSERT ON turns BEGIN SELECT RAISE(ABORT, 'no'); END",
     ),
@@ -147,8 +169,8 @@ def serve(case: Case, store: Path) -> AbstractAsyncContextManager[Client]:
 
 
 @pytest.mark.parametrize("end", list(TURN_ENDS))
-async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, tmp_path: Path):
-    """One word in four places, and the words of the error where there was one."""
+async def test_answer_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, tmp_path: Path):
+    """One word in four places, the words of the error where there was one, and what the agent is to do."""
     case, store = CASES[end], tmp_path / "s.db"
     with capture_logs() as logs:
         async with serve(case, store) as client:
@@ -156,12 +178,14 @@ async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, t
             if case.store_trigger:
                 with closing(sqlite3.connect(store)) as operator:
                     operator.execute(case.store_trigger)
-            await case.provoke(client, session)
+            answer = await case.provoke(client, session)
             record, samples = await client.record(session), await client.samples(session)
             metrics = (await client.http.get("/metrics")).text
 
     [turn] = record["turns"]
     error = turn["notes"].get("error")
+    assert case.answer == (answer and (answer.status_code, answer.json().get("error", {}).get("code")))
+    assert case.status != 404 or answer.headers["x-should-retry"] == "false"
     assert (turn["end"], turn["status"]) == (end, status_of(end, len(turn["output_ids"])))
     assert error is None if case.code is None else error["code"] == case.code
     assert f'harness_turn_ends_total{{end="{end}"}} 1.0' in metrics
@@ -211,14 +235,14 @@ async def test_the_record_of_a_drained_turn_has_the_words_of_the_engine_that_fai
 
 
 async def test_deleting_a_session_ends_its_turns_as_ending_it_does():
-    """Its record is gone; the log says what became of the turn."""
+    """Nobody samples for it any more; its record is gone, and the log says what became of the turn."""
     with capture_logs() as logs:
-        async with serving(CUT) as client:
-            session = await client.create()
+        async with session_on(CUT) as (client, session):
             request = await in_flight(client, session)
-            await client.http.delete(f"/sessions/{session.session_id}")
-            await request
+            deleted = await client.http.delete(f"/sessions/{session.session_id}")
+            running, answer = len(client.engine.live), await request
 
+    assert (deleted.status_code, running, answer.status_code) == (204, 0, 404)
     assert [line["end"] for line in logs if line["event"] == TURN_ENDED] == [TurnEnd.SESSION_ENDED]
 
 

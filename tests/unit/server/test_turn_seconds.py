@@ -7,7 +7,7 @@ from harness.engines.scripted import ScriptStep
 from harness.server.admitted import TURN_ENDED
 from tests.builders import user
 from tests.logged import capture_logs
-from tests.session_servers.served import serving
+from tests.session_servers.served import serving, session_on
 
 SLOW = ScriptStep(text="Well.", delay_s=0.3)
 
@@ -36,8 +36,7 @@ async def test_the_parts_of_a_turn_are_told_apart():
 
 async def test_prompts_and_what_was_cached_of_them_are_counted():
     """The second prompt has the first turn in it, which the engine may have cached."""
-    async with serving(ScriptStep(text="One."), ScriptStep(text="Two.")) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="One."), ScriptStep(text="Two.")) as (client, session):
         first = await client.say(session, [user("Begin.")])
         await client.say(session, [user("Begin."), first, user("Go on.")])
         turns = (await client.record(session))["turns"]

@@ -9,7 +9,7 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 from tests.builders import EOS, body, tool, toy_tokenizer, user
-from tests.session_servers.served import RawClient, Served, eventually, says, serving, url_of
+from tests.session_servers.served import RawClient, Served, says, serving, session_on, url_of
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
@@ -42,35 +42,6 @@ async def test_an_answer_and_its_record_agree():
     assert record["ledger"] == {"generated": 6, "trained": 6, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
-async def test_a_tool_loop_is_one_branch_of_exact_prompts():
-    """Call, result, answer: each prompt begins with all tokens of the turn before it (I1)."""
-    async with serving(*says(CALL, "the sum is 3")) as client:
-        session = await client.create()
-        first = await client.say(session, HI, tools=ADD)
-        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
-        second = await client.say(session, [*HI, first, result], tools=ADD)
-        before, after = (await client.record(session))["turns"]
-        [sample] = await client.samples(session)
-
-    known = before["prompt_ids"] + before["output_ids"]
-    assert first["content"] is None
-    assert first["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert (before["end"], second["content"]) == ("tool_calls", "the sum is 3")
-    assert after["prompt_ids"][: len(known)] == known
-    assert sample["tokens"] == after["prompt_ids"] + after["output_ids"]
-
-
-async def test_a_stop_string_stays_in_the_ids_and_leaves_the_content():
-    """What was sampled is recorded whole; the agent reads up to the stop string."""
-    async with serving(*says("one\nObservation: two")) as client:
-        session = await client.create()
-        message = await client.say(session, HI, stop=["Observation:"])
-        [turn] = (await client.record(session))["turns"]
-
-    assert (message["content"], turn["end"]) == ("one\n", "model")
-    assert turn["output_ids"] == ids("one\nObservation:")
-
-
 async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
     """Like a stop string; the branch goes on behind it, with the answer closed as the template closes it."""
     [stop_id] = toy_tokenizer().encode("!")
@@ -89,14 +60,13 @@ async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
 
 async def test_after_a_stop_string_the_branch_goes_on_exactly():
     """The turn is closed with the template's marker, as prompt; nothing sampled is lost or changed."""
-    async with serving(*says("one STOP", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one STOP", "two")) as (client, session):
         first = await client.say(session, HI, stop="STOP")
         await client.say(session, [*HI, first, user("go on")])
         before, after = (await client.record(session))["turns"]
 
     known = before["prompt_ids"] + before["output_ids"]
-    assert after["parent"] == 0
+    assert (first["content"], before["output_ids"], after["parent"]) == ("one ", ids("one STOP"), 0)
     assert toy_tokenizer().decode(after["prompt_ids"][len(known) :]).startswith("<|im_end|>\n<|im_start|>user\ngo on")
     assert after["prompt_ids"][: len(known)] == known
 
@@ -115,8 +85,7 @@ async def test_after_a_stop_string_the_branch_goes_on_exactly():
 )
 async def test_a_forced_call_begins_in_the_prompt(choice, prefix, said):
     """The beginning that the model had no choice about is prompt: not sampled, not trained."""
-    async with serving(*says(said)) as client:
-        session = await client.create()
+    async with session_on(*says(said)) as (client, session):
         message = await client.say(session, HI, tools=ADD, tool_choice=choice)
         [turn] = (await client.record(session))["turns"]
         [sample] = await client.samples(session)
@@ -142,8 +111,7 @@ async def test_a_stop_id_of_the_owner_may_be_the_end_of_a_call():
 async def test_the_name_of_a_forced_tool_cannot_forge_a_marker():
     """A tool may have any name; in the prompt it is text."""
     name = '<|im_end|>"<|im_start|>'
-    async with serving(*says("{}}</tool_call>")) as client:
-        session = await client.create()
+    async with session_on(*says("{}}</tool_call>")) as (client, session):
         choice = {"type": "function", "function": {"name": name}}
         message = await client.say(session, HI, tools=[tool(name)], tool_choice=choice)
         [turn] = (await client.record(session))["turns"]
@@ -154,8 +122,7 @@ async def test_the_name_of_a_forced_tool_cannot_forge_a_marker():
 
 async def test_tool_choice_none_serves_calls_as_content():
     """The agent forbade calls: what looks like one is text."""
-    async with serving(*says(CALL)) as client:
-        session = await client.create()
+    async with session_on(*says(CALL)) as (client, session):
         answer = (await client.chat(session, HI, tools=ADD, tool_choice="none")).json()
 
     assert (answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]) == (CALL, "stop")
@@ -164,8 +131,7 @@ async def test_tool_choice_none_serves_calls_as_content():
 async def test_a_malformed_call_is_served_as_content_and_noted():
     """No 500, nothing repaired, and the record says what it was."""
     broken = '<tool_call>{"name": "add", "arguments": {"a": \\ud800}}</tool_call>'
-    async with serving(*says(broken)) as client:
-        session = await client.create()
+    async with session_on(*says(broken)) as (client, session):
         message = await client.say(session, HI, tools=ADD)
         [turn] = (await client.record(session))["turns"]
 
@@ -174,8 +140,7 @@ async def test_a_malformed_call_is_served_as_content_and_noted():
 
 async def test_a_turn_cut_by_length_ends_its_branch():
     """Served with `length`; extending it is refused for good, asking again is not."""
-    async with serving(*says("a long answer", "short")) as client:
-        session = await client.create()
+    async with session_on(*says("a long answer", "short")) as (client, session):
         cut = await client.chat(session, HI, max_tokens=6)
         message = cut.json()["choices"][0]["message"]
         refused = await client.chat(session, [*HI, message, user("go on")])
@@ -186,20 +151,6 @@ async def test_a_turn_cut_by_length_ends_its_branch():
     assert_terminal(refused, "branch_ended")
     assert again.status_code == 200
     assert (record["turns"][0]["status"], record["refusals"]) == ("truncated", {"branch_ended": 1})
-
-
-async def test_serve_goes_on_after_an_incomplete_turn():
-    """An evaluation continues; the sample ends with the incomplete turn and counts what it dropped."""
-    async with serving(*says("a long answer", "short")) as client:
-        session = await client.create(after_incomplete="serve")
-        message = await client.say(session, HI, max_tokens=6)
-        await client.say(session, [*HI, message, user("go on")])
-        before, after = (await client.record(session))["turns"]
-        [sample] = await client.samples(session)
-
-    known = before["prompt_ids"] + before["output_ids"]
-    assert after["prompt_ids"][: len(known)] == known
-    assert (sample["status"], sample["metadata"]["dropped_trailing_turns"]) == ("truncated", 1)
 
 
 def assert_terminal(answer: httpx.Response, code: str) -> None:
@@ -221,57 +172,10 @@ async def test_a_limit_is_a_terminal_answer(limits):
     assert (len(record["turns"]), record["refusals"]) == (1, {"limit_reached": 1})
 
 
-async def test_tokens_per_turn_truncates():
-    """The limit of a turn beats what the agent asks for."""
-    async with serving(*says("a long answer")) as client:
-        session = await client.create(limits={"tokens_per_turn": 3})
-        answer = (await client.chat(session, HI, max_tokens=1_000)).json()
-
-    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 3)
-
-
-async def test_a_prompt_that_is_too_long_is_the_clients_error():
-    """400 with the code that agents compact their history for; nothing is recorded."""
-    async with serving(context_length=100) as client:
-        session = await client.create()
-        answer = await client.chat(session, [user("x" * 100)])
-        record = await client.record(session)
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert (record["turns"], record["refusals"]) == ([], {"context_length_exceeded": 1})
-
-
-async def test_overrides_of_the_owner_reach_the_engine():
-    """The record shows both; the seed is derived per turn."""
-    async with serving(*says("a long answer")) as client:
-        session = await client.create(sampling={"temperature": 0.25, "max_tokens": 4, "seed": 1})
-        await client.chat(session, HI, temperature=0.9, seed=99)
-        await client.chat(session, HI, temperature=0.9, seed=99)
-        first, second = (await client.record(session))["turns"]
-
-    assert first["sampling"]["asked"] == {"temperature": 0.9, "seed": 99}
-    assert (first["sampling"]["used"]["temperature"], len(first["output_ids"])) == (0.25, 4)
-    assert first["sampling"]["used"]["seed"] != second["sampling"]["used"]["seed"]
-
-
 ABORTED = ScriptStep(text="partial answer", fault=ScriptedFault.ABORT, fault_after=7)
 
 
 NO_PATIENCE = ServerSettings(max_unsolicited_aborts=0, engine_attempts=1)
-
-
-async def test_an_aborted_turn_is_refused_and_its_partial_kept():
-    """The agent is told to stop; the partial is recorded ABORTED and delivered as such (I2)."""
-    async with serving(ABORTED, settings=NO_PATIENCE) as client:
-        session = await client.create()
-        answer = await client.chat(session, HI)
-        record = await client.record(session)
-        [sample] = await client.samples(session)
-
-    [turn] = record["turns"]
-    assert_terminal(answer, "turn_aborted")
-    assert (turn["status"], turn["end"], turn["output_ids"]) == ("aborted", "engine_aborted", ids("partial"))
-    assert (turn["delivered"], record["refusals"], sample["status"]) == (False, {"turn_aborted": 1}, "aborted")
 
 
 async def test_serve_shows_an_aborted_turn_as_aborted():
@@ -282,17 +186,6 @@ async def test_serve_shows_an_aborted_turn_as_aborted():
 
     assert answer["choices"][0]["finish_reason"] == "abort"
     assert answer["choices"][0]["message"]["content"] == "partial"
-
-
-async def test_an_abort_from_outside_ends_a_turn_in_flight():
-    """`abort_all` at the engine: the waiting agent gets its terminal answer."""
-    async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG), settings=NO_PATIENCE) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.engine.abort(None)
-
-        assert_terminal(await request, "turn_aborted")
 
 
 @pytest.mark.parametrize(
@@ -338,32 +231,6 @@ async def test_concurrent_calls_of_one_session_become_siblings():
     assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1], [0, 2]]
 
 
-async def test_sessions_do_not_mix():
-    """The same words in two sessions: each has its own turns, by path and by key."""
-    async with serving(*says("1", "2")) as client:
-        first, second = await client.create(), await client.create()
-        said = [await client.say(session, HI) for session in (first, second, first)]
-        records = [await client.record(session) for session in (first, second)]
-
-    assert [message["content"] for message in said] == ["1", "1", "2"]
-    assert [len(record["turns"]) for record in records] == [2, 1]
-    assert first.api_key != second.api_key
-
-
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-async def test_the_key_of_a_session_is_its_identity(header):
-    """An agent that cannot be given a path is known by its key."""
-    async with serving(*says("hello")) as client:
-        session = await client.create()
-        other = await client.create()
-        value = f"Bearer {session.api_key}" if header == "authorization" else session.api_key
-        answer = await client.http.post("/v1/chat/completions", json={"messages": HI}, headers={header: value})
-        records = [await client.record(each) for each in (session, other)]
-
-    assert answer.json()["choices"][0]["message"]["content"] == "hello"
-    assert [len(record["turns"]) for record in records] == [1, 0]
-
-
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"authorization": "x"}])
 async def test_an_unknown_key_is_no_session(headers):
     """404 with the terminal form; a missing key is never somebody's session."""
@@ -374,30 +241,8 @@ async def test_an_unknown_key_is_no_session(headers):
     assert_terminal(answer, "session_not_found")
 
 
-async def test_an_answer_that_was_handed_over_is_delivered():
-    """The flag is set after the answer left."""
-    async with serving() as client:
-        session = await client.create()
-        await client.say(session, HI)
-        await eventually(lambda: client.server.sessions.in_memory(session.session_id).turns[0].delivered)
-        record = await client.record(session)
-
-    assert record["turns"][0]["delivered"] is True
-
-
-async def test_a_session_deleted_under_a_turn_in_flight_ends_quietly():
-    """The turn is answered or refused, never an internal error; the owner is done with it."""
-    async with serving(ScriptStep(text="late", delay_s=0.1)) as client:
-        session = await client.create()
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.delete(f"/sessions/{session.session_id}")
-
-        assert (await request).status_code in (200, 404)
-
-
-async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
-    """200 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
+async def test_fifty_sessions_at_once_lose_no_token(tmp_path):
+    """50 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
     steps = tuple(ScriptStep(text=f"answer {number}") for number in range(10))
     async with serving(*steps, store=tmp_path / "sessions.db") as client:
 
@@ -411,11 +256,11 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
                     messages = [*messages, answer["choices"][0]["message"], user(f"go on {number}")]
                 return session
 
-        sessions = await asyncio.gather(*(converse() for _ in range(200)))
+        sessions = await asyncio.gather(*(converse() for _ in range(50)))
         records = [session_record(client.server.sessions.in_memory(session.session_id)) for session in sessions]
 
     expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
-    assert [len(record["turns"]) for record in records] == [10] * 200
+    assert [len(record["turns"]) for record in records] == [10] * 50
     assert all(
         record["ledger"]
         == {"generated": expected, "trained": expected, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
@@ -430,11 +275,11 @@ async def test_a_reader_never_sees_a_ledger_out_of_balance():
         session = await client.create(selection="leaves")
 
         async def talk() -> None:
-            for _ in range(40):
+            for _ in range(15):
                 await client.say(session, HI)
 
         async def watch() -> list:
-            return [(await client.record(session)) for _ in range(60)]
+            return [(await client.record(session)) for _ in range(25)]
 
         _, _, records = await asyncio.gather(talk(), talk(), watch())
 

@@ -181,7 +181,6 @@ def test_one_request_is_taken_at_its_word():
 
 
 def test_alternatives_of_both_requests_are_kept_together():
-    """One row per token, across the joint."""
     alternatives = TopLogprobs(np.zeros((2, 1), dtype=np.int32), np.zeros((2, 1), dtype=np.float32))
     output = output_of(
         result(0, [10, 11], FinishReason.ABORT, top_logprobs=alternatives),

@@ -10,7 +10,7 @@ from harness.sessions.session import Session, TurnRequest
 from harness.sessions.turn_outcome import Reply, end_turn, lose_turn
 from harness.tokens.matching import Matching
 from harness.turn_ends import TurnEnd
-from harness.types import Json, Message, SamplingWishes, Turn, as_ids
+from harness.types import Json, Message, SamplingWishes, Turn, TurnNotes, as_ids
 from tests.builders import CONTEXT, assistant, new_session, output_of, sampled, tool, user
 
 LONG = "A sentence of some length, which says nothing. " * 40
@@ -24,7 +24,8 @@ def ask(
     point = session.attach(session.history.read(messages, tuple(tools)), messages)
     diverged = session.divergence(point, messages, tools)
     delta = tuple(messages[point.matched :])
-    request = TurnRequest(delta, as_ids([7]), SamplingWishes(), "digest", None, diverged, tuple(tools))
+    notes = TurnNotes(diverged={} if diverged is None else diverged.to_json())
+    request = TurnRequest(delta, as_ids([7]), SamplingWishes(), "digest", tuple(tools), notes)
     admission = session.admit(point, request, CONTEXT, 1.0)
     turn = end_turn(admission, output_of(sampled(admission, "x")), Reply(answer, TurnEnd.MODEL), 2.0)
     session.record(lose_turn(turn, EngineUnavailable("down")) if fails else turn)
@@ -121,7 +122,7 @@ def test_other_calls_do_not_count():
     ask(session, [user("a"), assistant("YES!"), user("b")], assistant("no"))
 
     last = session.turns[-1]
-    assert (last.notes["diverged"]["message"], last.notes["diverged"]["recorded"]) == (1, "yes")
+    assert (last.notes.diverged["message"], last.notes.diverged["recorded"]) == (1, "yes")
     expected = "2 roots: the client rewrites messages[1].content; nothing matches that"
     assert explain_roots(session.turns, {0, 2, 3}) == expected
     assert explain_roots(session.turns, {0, 1}) == (

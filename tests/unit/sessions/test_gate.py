@@ -37,7 +37,6 @@ def test_the_strongest_hold_is_the_state_and_every_change_of_it_an_epoch():
 
 
 def test_a_pause_softens_no_drain_not_even_ones_own():
-    """Only a release does."""
     gate = Gate()
     gate.place(drain(ANONYMOUS))
     gate.place(pause(ANONYMOUS))
@@ -48,7 +47,6 @@ def test_a_pause_softens_no_drain_not_even_ones_own():
 
 
 def test_the_same_verb_by_the_same_holder_renews():
-    """The time runs from the last one."""
     gate = Gate()
     gate.place(pause("a", until=10.0))
     gate.place(pause("a", until=20.0))
@@ -177,7 +175,6 @@ def test_a_holder_that_comes_back_too_late_leaves_the_engines_once_more():
 
 
 def test_nobody_pauses_engines_that_are_being_continued():
-    """The continuing would reach them after the pause."""
     gate = Gate(wakers=1)
 
     with pytest.raises(EnginesHeld, match="being continued"):

@@ -44,7 +44,6 @@ def test_a_gate_remembers_its_last_holds():
 
 
 def test_a_hold_of_an_earlier_server_goes_on_or_is_over():
-    """As the gate says that comes after it."""
     times = HoldTimes()
     times.restore([HoldTime("a", HoldKind.PAUSE, False, 1.0, None), HoldTime("c", HoldKind.DRAIN, False, 0.5, None)])
     times.note([PAUSE], 9.0)

@@ -17,10 +17,9 @@ from harness.dialects.model_request import PartlyRead
 from harness.sessions.session import Session, TurnRequest
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.turn_ends import TurnEnd
-from harness.types import Message, SamplingWishes, Turn, as_ids
+from harness.types import Message, SamplingWishes, Turn, TurnNotes, as_ids
 from tests.builders import CONTEXT, new_session, output_of, sampled, user
 
-DEFAULT: tuple[str, ...] = ()
 EXACT = ("exact",)
 SPELLINGS = {
     "{}": ("", " \n", "null", "{ }"),
@@ -76,7 +75,7 @@ STEPS = st.lists(
 def request(session: Session, messages: Sequence[Message], reply: Message, *, prefix: str = "") -> Turn:
     """A turn with that answer, delivered; `prefix` is put before its content."""
     point = session.attach(session.history.read(messages, ()), messages)
-    notes = {"ambiguous": point.others} if point.others else {}
+    notes = TurnNotes(ambiguous=point.others)
     delta = tuple(messages[point.matched :])
     about = TurnRequest(delta, as_ids([7] * len(delta)), SamplingWishes(), str(len(session.turns)), notes=notes)
     admission = session.admit(point, about, CONTEXT, 1.0)
@@ -191,7 +190,7 @@ def test_a_careless_client_has_the_tree_of_a_faithful_one(steps: list[Step], ren
 
     for true, found in zip(faithful.turns, careless.turns, strict=True):
         way = [true.index, *(turn.index for turn in faithful.session.branch(true.parent))]
-        doubts = [careless.session.turn(index).notes.get("ambiguous", ()) for index in way]
+        doubts = [careless.session.turn(index).notes.ambiguous for index in way]
         assert found.parent == true.parent or any(doubts)
         if found.parent != true.parent and doubts[0]:
             assert true.parent in doubts[0] or any(doubts[1:])
@@ -311,7 +310,6 @@ def test_a_reply_of_the_client_s_own_is_what_it_said_first():
 
 
 def test_ids_that_a_client_uses_twice_are_no_error():
-    """Each message is known by its place."""
     session = new_session()
     messages: list[Message] = [user("a")]
     for number in range(4):

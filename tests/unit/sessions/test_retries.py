@@ -98,7 +98,6 @@ def test_after_a_restart_only_what_was_built_on_counts_as_delivered():
 
 
 def test_a_drained_session_answers_no_retry():
-    """The agent has to stop."""
     session = new_session()
     admission, digest = turn_of(session)
     finish(session, admission, "yo")

@@ -1,7 +1,5 @@
 """Where a request joins the tree of turns, and that nothing in the tree is ever rewritten."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,30 +25,6 @@ def test_a_request_attaches_to_the_deepest_turn_it_continues():
     third = admit(session, [user("a"), assistant("1"), user("b"), assistant("2"), user("c")])
 
     assert (third.parent, third.request.messages_delta) == (1, (user("c"),))
-
-
-def test_prompts_of_a_branch_extend_each_other_exactly():
-    """Prompt and output of a turn are a bit-exact prefix of the next prompt (I1)."""
-    session = new_session()
-    messages = [user("a")]
-    turns = []
-    for number in range(5):
-        turns.append(take_turn(session, messages, f"answer {number}"))
-        messages = [*messages, assistant(f"answer {number}"), user("more")]
-
-    for before, after in pairwise(turns):
-        assert prompt_of(session, after)[: len(tokens_of(session, before))] == tokens_of(session, before)
-
-
-def test_a_rewritten_history_branches_off_where_it_differs():
-    """An edited answer is unknown: the request joins the last turn it still agrees with."""
-    session = new_session()
-    take_turn(session, [user("a")], "1")
-    take_turn(session, [user("a"), assistant("1"), user("b")], "2")
-
-    edited = admit(session, [user("a"), assistant("1"), user("b"), assistant("2, edited"), user("c")])
-
-    assert (edited.parent, edited.request.messages_delta) == (0, (user("b"), assistant("2, edited"), user("c")))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +94,6 @@ def test_a_failed_turn_is_no_place_to_attach():
 
 
 def test_a_turn_in_flight_is_no_place_to_attach():
-    """Only what is recorded can be extended."""
     session = new_session()
     admit(session, [user("a")])
 

@@ -79,7 +79,6 @@ def test_processes_of_a_start_that_failed_are_ended_by_the_next(tmp_path: Path):
 
 
 def test_another_number_of_shards_is_refused(tmp_path: Path):
-    """By name, with both numbers."""
     opened(tmp_path, shards=2).note_served()
     with pytest.raises(ScenarioError, match=r"made for 2 shards, not for 3.*--shards 2"):
         opened(tmp_path, shards=3)
@@ -87,14 +86,12 @@ def test_another_number_of_shards_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"ports": "x"}', b"\xff", b"[]"])
 def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, content: bytes):
-    """Nothing is guessed: sessions are where it says."""
     (tmp_path / "shards.json").write_bytes(content)
     with pytest.raises(StoreError, match=r"shards\.json"):
         opened(tmp_path)
 
 
 def test_a_folder_that_cannot_be_one_is_said(tmp_path: Path):
-    """A file is in its place."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="expected a directory"):
         opened(tmp_path / "file" / "shards")

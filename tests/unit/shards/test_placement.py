@@ -23,7 +23,6 @@ def test_no_other_shard_has_fewer(loads: list[tuple[int, int]]):
 
 @given(st.integers(1, 20), st.integers(0, 200))
 def test_a_burst_is_spread_evenly(shards: int, sessions: int):
-    """Nobody is asked in between."""
     placed = [0] * shards
     for _ in range(sessions):
         number = choose_shard([ShardLoad(number, 5, placed[number]) for number in range(shards)])
@@ -34,7 +33,6 @@ def test_a_burst_is_spread_evenly(shards: int, sessions: int):
 
 
 def test_none_is_chosen_while_none_serves():
-    """The creation waits."""
     assert choose_shard([]) is None
 
 
@@ -49,7 +47,6 @@ def test_none_is_chosen_while_none_serves():
     ],
 )
 def test_a_chosen_id_and_a_session_to_take_over_have_their_place(body: bytes, place: int | None):
-    """Everything else may go anywhere."""
     wish = read_wish(body)
     assert wish.find_place(2) == place
     assert wish.is_repeatable == (place is None)
@@ -66,7 +63,6 @@ def test_a_body_keeps_what_the_front_does_not_read():
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"\xff"', b'{"session_id": 7}', b'{"a":' * 5000, b"null"])
 def test_a_body_that_is_none_is_refused(body: bytes):
-    """By the front, before a shard is chosen."""
     with pytest.raises(MalformedRequest):
         read_wish(body)
 

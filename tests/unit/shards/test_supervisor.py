@@ -54,7 +54,6 @@ class Shards:
         """Those during whose start no hold could have had the engines."""
 
     def start(self, number: int, continues: bool) -> ShardCommand:
-        """See `StartShard`."""
         self.started.append((number, continues))
         try:
             Gate(wakers=self.gate.wakers).place(UPDATE)

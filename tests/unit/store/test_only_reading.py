@@ -96,7 +96,6 @@ def test_a_file_that_is_written_meanwhile_is_refused(database: Path):
 
 
 def test_who_only_has_a_log_meanwhile_disturbs_nobody(database: Path):
-    """What was read is what stood there before."""
     with closing(sqlite3.connect(database)) as writer:
         with only_reading(database) as reader:
             write(writer)

@@ -384,7 +384,6 @@ def descriptors() -> list[str]:
 
 
 async def test_memory_keeps_nothing():
-    """It says so by restoring nothing."""
     async with open_store("memory") as store:
         session = new_session()
         await store.create(session)
@@ -405,7 +404,6 @@ async def test_only_its_owner_reads_a_store(tmp_path):
 
 
 async def test_the_mode_that_an_operator_gave_a_store_stays(tmp_path):
-    """Whoever lets others read it meant that."""
     path = tmp_path / "s.db"
     path.touch(mode=0o640)
     path.chmod(0o640)
@@ -438,7 +436,6 @@ async def test_a_store_says_later_when_a_hold_was_on_the_gate(tmp_path: Path):
 
 
 async def test_holds_of_a_store_that_did_not_note_them_are_none(tmp_path: Path):
-    """It is read as it is."""
     path = tmp_path / "run.db"
     async with SQLiteStore(path) as store:
         await store.keep_hold(Hold("a", HoldKind.PAUSE, time.time() + 3600))

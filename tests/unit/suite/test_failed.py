@@ -4,43 +4,19 @@ import pytest
 
 from harness.errors import Cause, RunError
 from harness.samples.rollout import OutcomeKind
-from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
 from harness.suite.run.failed import FailedOnly
+from tests.recorded_runs import rollout_record
 
-
-def _record(number: int, outcome: OutcomeKind, cause: Cause | None, *, met_fault: bool = False) -> RolloutRecord:
-    return RolloutRecord(
-        number=number,
-        group=0,
-        scenario="s",
-        seed=1,
-        session_id=None,
-        outcome=outcome,
-        cause=cause,
-        detail="",
-        agent_result=None,
-        reward=None,
-        score={},
-        score_error=None,
-        session=RecordedSession(),
-        samples=[],
-        seconds=1.0,
-        met_fault=met_fault,
-    )
-
-
-RECORDS = {
-    each.number: each
-    for each in (
-        _record(0, OutcomeKind.FINISHED, None),
-        _record(1, OutcomeKind.LIMITED, Cause.LIMIT),
-        _record(2, OutcomeKind.DRAINED, Cause.LIMIT),
-        _record(3, OutcomeKind.CRASHED, Cause.AGENT),
-        _record(4, OutcomeKind.TIMED_OUT, Cause.LIMIT),
-        _record(5, OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
-        _record(6, OutcomeKind.CRASHED, Cause.AGENT, met_fault=True),
-    )
-}
+ENDS = (
+    (OutcomeKind.FINISHED, None),
+    (OutcomeKind.LIMITED, Cause.LIMIT),
+    (OutcomeKind.DRAINED, Cause.LIMIT),
+    (OutcomeKind.CRASHED, Cause.AGENT),
+    (OutcomeKind.TIMED_OUT, Cause.LIMIT),
+    (OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+)
+RECORDS = {number: rollout_record(outcome=outcome, cause=cause) for number, (outcome, cause) in enumerate(ENDS)}
+RECORDS[6] = rollout_record(outcome=OutcomeKind.CRASHED, cause=Cause.AGENT, met_fault=True)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +36,11 @@ def test_rollouts_are_chosen_by_outcome_or_by_whom_to_blame(only: str, numbers: 
 
 @pytest.mark.parametrize("only", ["", "passed", "failed:", "failed:crashed,", "failed,crashed"])
 def test_anything_else_is_refused(only: str):
-    """With the two forms that there are."""
     with pytest.raises(RunError, match="expected failed or failed:CAUSE"):
         FailedOnly.parse(only)
 
 
 @pytest.mark.parametrize("only", ["failed:finished", "failed:drained", "failed:agent_crashed"])
 def test_an_unknown_cause_is_refused_with_those_there_are(only: str):
-    """Counted, the commonest first."""
     with pytest.raises(RunError, match=r"those of this run: .*crashed \(1\)"):
         FailedOnly.parse(only).choose(RECORDS)

@@ -22,7 +22,6 @@ def _due(timeline: Timeline, *events: Event) -> list[Due]:
 
 
 def test_a_fault_on_one_session_comes_once_to_each():
-    """At its turn, and at no other."""
     timeline = Timeline([Fault(action="kill_agent", at_turn=2)], SEEDS)
 
     due = _due(timeline, *(TurnBegan(session, turn) for turn in (1, 2, 2, 3) for session in (0, 1)))
@@ -31,7 +30,6 @@ def test_a_fault_on_one_session_comes_once_to_each():
 
 
 def test_a_fault_on_everything_comes_once():
-    """Whoever gets there first."""
     timeline = Timeline([Fault(action="drain", at_turn=2)], SEEDS)
 
     assert _due(timeline, TurnBegan(1, 2), TurnBegan(0, 2), TurnBegan(2, 2)) == [Due(0, 1, 2)]

@@ -9,13 +9,13 @@ import pytest
 
 from harness.engines.scripted import ScriptStep
 from harness.samples.codec import sample_to_json
-from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.verdicts import judge
-from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
+from harness.suite.record.rollout_table import RolloutLog, RolloutRecord
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.scenarios.scenario import Checks
 from harness.types import Json, Sample
 from tests.controllers.aborting import Stage, call, stage
+from tests.recorded_runs import rollout_record
 
 PATIENCE_S = 30
 
@@ -27,23 +27,7 @@ async def ask(base_url: str, **_: object) -> None:
 
 def record_of(number: int, samples: tuple[Sample, ...]) -> RolloutRecord:
     """A record with nothing but samples."""
-    return RolloutRecord(
-        number=number,
-        group=0,
-        scenario="s",
-        seed=0,
-        session_id=None,
-        outcome=OutcomeKind.FINISHED,
-        cause=None,
-        detail="",
-        agent_result=None,
-        reward=None,
-        score={},
-        score_error=None,
-        session=RecordedSession(),
-        samples=[sample_to_json(sample) for sample in samples],
-        seconds=0.0,
-    )
+    return rollout_record(number=number, samples=[sample_to_json(sample) for sample in samples])
 
 
 async def update(staged: Stage, version: int, finished: FinishedSamples, directory: Path) -> None:
@@ -107,7 +91,6 @@ async def test_a_rollout_that_is_never_handed_over_holds_up_no_update(tmp_path: 
 
 
 async def test_a_manager_says_whose_sessions_it_is_collecting(tmp_path: Path):
-    """Neither while the agent runs nor afterwards."""
     seen = []
 
     async def look(**_: object) -> None:

@@ -31,7 +31,6 @@ def test_hints_close_in_on_the_number():
 
 
 def test_the_guessing_ends_when_the_answers_are_used_up():
-    """Answers without a number count."""
     game = _game("quickstart", secret=13, highest=20, answers=2)
 
     assert [game.reply("hm") is None, game.reply("1") is None] == [False, True]
@@ -50,7 +49,6 @@ def test_a_wrong_sum_is_corrected():
 
 
 def test_the_host_notices_a_cut():
-    """A sentence without an end was cut off."""
     game = _game("length_limited", questions=2)
 
     assert game.reply("In a") == "You were cut off. What does the fox find one morning?"
@@ -67,7 +65,6 @@ def _session(*calls: bool, status: str = "completed") -> dict[str, Any]:
     [([13], True, 1.0, 1.1), ([1, 2, 13], True, 0.9, 1.0), ([12], False, 0.4, 0.5), ([], False, 0, 0)],
 )
 def test_finding_the_number_early_is_worth_most(guesses: list[int], found: bool, low: float, high: float):
-    """Then finding it late, then coming close."""
     game = {"guesses": guesses, "found": found}
     score = _score("quickstart", _session(False), {"game": game}, {"game": {"secret": 13, "highest": 20}})
 
@@ -124,7 +121,6 @@ def test_marks_show_one_room_at_a_time():
     ],
 )
 def test_a_call_that_is_none_ends_the_walk(answer: dict[str, Any]):
-    """What was won until then stays."""
     game = MARKS["Game"](["long chapel", "cold kitchen", "blue library", "deep cellar"])
     game.go(_goes_to("long chapel"))
 

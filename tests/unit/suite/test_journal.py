@@ -9,7 +9,7 @@ import pytest
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.journal import TrainingJournal
-from harness.training.collector.step_result import StepTimes, TrainedStep
+from harness.training.collector.step_outcome import StepTimes, TrainedStep
 from harness.training.learner.learner import LossSums, StepReport
 from harness.training.learner.scripted import ScriptedLearner
 from tests.unit.collector.test_step_table import new_run, usual
@@ -26,7 +26,6 @@ class SlowLearner(ScriptedLearner):
         self.goes_on = threading.Event()
 
     def save_state(self, folder: Path) -> None:
-        """See `Learner`."""
         self.writes.set()
         assert self.goes_on.wait(PATIENCE_S)
         super().save_state(folder)

@@ -14,8 +14,8 @@ from harness.server.store.memory import MemoryStore
 from harness.sessions.session import Session
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.workdirs import Workdirs
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
 from tests.collector.staged_source import StagedSource
 from tests.collector.training import playing
 from tests.unit.collector.packed_steps import index_of, scored_rollout
@@ -33,7 +33,6 @@ class SlowTable(StepTable):
         self.answers = threading.Event()
 
     def recall(self, index: RolloutIndex) -> ScoredRollout | None:
-        """See `StepTable`."""
         self.is_asked.set()
         assert self.answers.wait(PATIENCE_S)
         return super().recall(index)
@@ -85,7 +84,6 @@ class FullStore(MemoryStore):
     """There is no space left for a session."""
 
     async def create(self, session: Session) -> None:
-        """See `SessionStore`."""
         raise StoreFull("No space left on device: run.db")
 
 

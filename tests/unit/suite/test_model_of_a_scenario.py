@@ -16,7 +16,6 @@ def _folder(tmp_path: Path, overrides: Overrides) -> ScenarioFolder:
 
 
 def test_the_program_makes_it_with_the_seed_of_the_run(tmp_path: Path):
-    """Another seed is another model, and another engine."""
     choices = [EngineChoice.of(_folder(tmp_path, overrides)) for overrides in (Overrides(), Overrides(seed=4))]
 
     assert [(choice.model_program, choice.model_seed) for choice in choices] == [

@@ -22,7 +22,6 @@ def test_a_suite_whose_name_begins_another_name_finds_its_own_runs(tmp_path: Pat
 
 
 def test_a_suite_without_a_run_of_its_own_has_none_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs of longer names are not looked at."""
     monkeypatch.chdir(tmp_path)
     begin_run(str(write_scenario(tmp_path / "abort-often")), Overrides(), None)
 

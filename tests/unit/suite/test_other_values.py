@@ -51,7 +51,6 @@ def test_keys_take_the_values_that_toml_says(tmp_path: Path):
     ],
 )
 def test_what_would_be_wrong_in_the_file_is_refused(tmp_path: Path, setting: str, said: str):
-    """Before there is a run directory."""
     with pytest.raises(ScenarioError) as refused:
         _begin(tmp_path, setting)
     assert said in refused.value.message
@@ -59,7 +58,6 @@ def test_what_would_be_wrong_in_the_file_is_refused(tmp_path: Path, setting: str
 
 
 def test_a_fault_on_a_session_that_is_left_out_is_named(tmp_path: Path):
-    """It would never come."""
     fault = {"action": "engine_500", "at_turn": 1, "sessions": [3]}
     suite = str(write_scenario(tmp_path / "s", faults=[fault]))
     with pytest.raises(ScenarioError, match="sessions from 0 to 1 and not 3"):
@@ -67,7 +65,6 @@ def test_a_fault_on_a_session_that_is_left_out_is_named(tmp_path: Path):
 
 
 def test_a_run_goes_on_with_its_values_and_refuses_others(tmp_path: Path):
-    """They are part of what the run is."""
     suite, out = str(write_scenario(tmp_path / "s")), tmp_path / "run"
     begun = begin_run(suite, Overrides(settings=["limits.turns=3"], limit=1), out)
 
@@ -78,7 +75,6 @@ def test_a_run_goes_on_with_its_values_and_refuses_others(tmp_path: Path):
 
 @pytest.mark.parametrize("folder", bundled_scenarios(), ids=lambda folder: folder.name)
 def test_what_is_not_set_stays_as_it_was(folder):
-    """For everything that a scenario can have."""
     scenario = Overrides(settings=['description = "Another one."']).apply(folder.scenario)
     assert scenario.model_dump() == folder.scenario.model_dump() | {"description": "Another one."}
 

@@ -84,7 +84,6 @@ def test_a_script_that_fails_is_no_script_of_a_session(tmp_path: Path):
 
 
 def test_a_configuration_comes_back_from_its_file(tmp_path: Path):
-    """And is then unchanged."""
     selection = select(str(write_scenario(tmp_path / "s")), Overrides(seed=5))
     path = tmp_path / "config.toml"
     path.write_text(selection.config.to_toml())

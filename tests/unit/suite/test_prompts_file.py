@@ -57,14 +57,12 @@ def test_each_line_is_a_prompt_and_what_changes_in_the_file_is_noticed(tmp_path:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, lines: str | None, said: str):
-    """Nothing of the file is taken then."""
     with pytest.raises(ScenarioError) as refused:
         load_scenario(_scenario(tmp_path, lines))
     assert said in refused.value.message
 
 
 def test_prompts_stand_in_one_place(tmp_path: Path):
-    """In the file or in the scenario."""
     directory = write_scenario(tmp_path / "s")
     path = directory / "scenario.toml"
     path.write_text('prompts_file = "x.jsonl"\n' + path.read_text())

@@ -21,27 +21,13 @@ from harness.suite.record.rollout_table import RecordedSession, RolloutLog, Roll
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json, UnknownOutput
 from tests.builders import new_session, take_turn, user
+from tests.recorded_runs import rollout_record
 
 
 def _record(**values: Any) -> RolloutRecord:
-    defaults: dict[str, Any] = {
-        "number": 0,
-        "group": 0,
-        "scenario": "s",
-        "seed": 1,
-        "session_id": "a" * 32,
-        "outcome": OutcomeKind.FINISHED,
-        "cause": None,
-        "detail": "",
-        "agent_result": {"turns": 1},
-        "reward": 0.5,
-        "score": {},
-        "score_error": None,
-        "session": RecordedSession(turns=1, ledger=Ledger(5, 5)),
-        "samples": [],
-        "seconds": 1.0,
-    }
-    return RolloutRecord(**{**defaults, **values})
+    facts = RecordedSession(turns=1, ledger=Ledger(5, 5))
+    own = {"session_id": "a" * 32, "agent_result": {"turns": 1}, "reward": 0.5, "session": facts}
+    return rollout_record(**own | values)
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path):
@@ -85,7 +71,6 @@ def test_records_are_read_without_their_samples(tmp_path: Path):
 
 
 def test_the_last_attempt_counts(tmp_path: Path):
-    """Earlier ones are kept, not overwritten."""
     with RolloutLog(tmp_path / "run.db") as log:
         log.append(_record(outcome=OutcomeKind.DRAINED, cause=Cause.LIMIT))
         log.append(_record(reward=1.0))
@@ -118,7 +103,6 @@ def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | N
 
 
 def test_a_database_of_no_run_is_a_clear_error(tmp_path: Path):
-    """Not a traceback of SQLite."""
     (tmp_path / "run.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match=r"run\.db"):
         read_rollouts(tmp_path / "run.db")
@@ -167,7 +151,6 @@ async def test_a_run_counts_what_engines_did_not_hand_over(tmp_path: Path):
 
 
 def test_an_unbalanced_session_is_a_bug(tmp_path: Path):
-    """Named by its number."""
     facts = RecordedSession(ledger=Ledger(5, 4))
     with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="session 3"):
         account_run(tmp_path / "run.db", [_record(number=3, session=facts)], [])

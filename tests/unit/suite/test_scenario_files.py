@@ -137,7 +137,6 @@ def test_services_that_cannot_be_are_refused(tmp_path: Path, keys: dict[str, Any
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path):
-    """An author mends a file in one go."""
     assert len(_problems(write_scenario(tmp_path / "s", seed=-1, concurrency=0, nmae="x"))) == 3
 
 
@@ -151,7 +150,6 @@ def test_a_prompt_needs_a_text_from_somewhere(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe"])
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes):
-    """Syntax and encoding alike."""
     directory = write_scenario(tmp_path / "s")
     (directory / "scenario.toml").write_bytes(content)
 
@@ -176,7 +174,6 @@ def test_an_empty_suite_selects_nothing(tmp_path: Path):
 
 
 def test_names_are_unique_in_a_suite(tmp_path: Path):
-    """They tell the sessions of a run apart."""
     for folder in ("a", "b"):
         write_scenario(tmp_path / folder, name="same")
     with pytest.raises(ScenarioError, match="expected different names"):
@@ -184,7 +181,6 @@ def test_names_are_unique_in_a_suite(tmp_path: Path):
 
 
 def test_the_bundled_scenarios_are_right():
-    """And every one can score what it runs."""
     folders = {folder.name: folder for folder in bundled_scenarios()}
 
     assert {"quickstart", "long_session", "length_limited", "weight_updates"} <= set(folders)
@@ -193,7 +189,6 @@ def test_the_bundled_scenarios_are_right():
 
 
 def test_the_schema_describes_every_key_a_bundled_scenario_uses():
-    """Editors complete and check from it."""
     schema = json.dumps(Scenario.model_json_schema())
     for folder in bundled_scenarios():
         keys = tomllib.loads((folder.directory / "scenario.toml").read_text())

@@ -15,7 +15,6 @@ async def _score(tmp_path: Path, body: str, *, deadline_s: float = 20) -> Score:
 
 
 async def test_a_check_sees_the_session_the_result_and_the_metadata(tmp_path: Path):
-    """And answers with a number."""
     body = "def score(session, result, metadata):\n    return len(session['turns']) + result['n'] + metadata['k']"
     assert await _score(tmp_path, body) == Score(reward=9.0)
 
@@ -56,7 +55,6 @@ async def test_a_check_can_say_which_turns_earned_the_reward(tmp_path: Path):
     ],
 )
 async def test_a_check_that_fails_gives_a_reason(tmp_path: Path, body: str, reason: str):
-    """And no reward."""
     score = await _score(tmp_path, body)
 
     assert score.reward is None

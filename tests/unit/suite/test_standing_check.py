@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
@@ -96,16 +95,15 @@ async def test_a_check_that_prints_is_heard_by_nobody(tmp_path: Path, misdeed: s
         ("raise ValueError('bad')", "ValueError: bad"),
     ],
 )
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_session_whose_check_fails_is_the_only_one(tmp_path: Path, misdeed: str, reason: str, loop_factory: Any):
-    """It gets the reason; those before and after it get their own scores. So it is on each kind of loop."""
+def test_a_session_whose_check_fails_is_the_only_one(tmp_path: Path, misdeed: str, reason: str):
+    """It gets the reason; those before and after it get their own scores. On uvloop; `test_scoring` is on the other."""
     body = f"def score(session, result, metadata):\n    if result['n'] == 1:\n        {misdeed}\n    return result['n']"
 
     async def score() -> list[Score]:
         async with _standing(tmp_path, body, deadline_s=1.5 if "pause" in misdeed else 60) as standing:
             return [await _ask(standing, n) for n in (0, 1, 2)]
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         scores = runner.run(score())
 
     assert [score.reward for score in scores] == [0, None, 2]
@@ -148,7 +146,6 @@ def score(session, result, metadata):
 
 
 async def test_a_process_that_has_died_meanwhile_is_replaced(tmp_path: Path):
-    """Nobody notices."""
     async with _standing(tmp_path, "def score(*_):\n    return pid()") as standing:
         first = (await _ask(standing, 0)).details["pid"]
         os.kill(first, 9)

@@ -1,5 +1,6 @@
 """`[train]`: strict like the rest of a scenario, and documented key by key."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from harness.errors import ScenarioError
 from harness.suite.scenarios.folder import load_scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.training_pipeline import encoder_of, rules_of
-from harness.training.collector.step_budget import StepBudget
+from harness.training.collector.step_rules import StepBudget
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
 
@@ -62,7 +63,6 @@ _STEP = {"rollouts_per_step": 4}
     ],
 )
 def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: str):
-    """File, key, what was expected, what came."""
     directory = write_scenario(tmp_path / "s", **keys)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(directory)
@@ -104,12 +104,10 @@ def test_an_encoder_is_a_class_of_the_scenario(tmp_path: Path, text: str, proble
 
 
 def test_every_key_is_documented_with_its_default():
-    """The table of docs/training.md has a row for each key, in the order of the models."""
+    """docs/training.md has a line for each key, in the order of the models."""
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| `train.")]
-    assert [(name.removeprefix("| ").strip("`"), default.strip("`")) for name, default in rows] == [
-        *_keys(TrainSpec, "train.")
-    ]
+    lines = re.findall(r"^- `(train\.[\w.]+)` \((.+?)\)", text, flags=re.MULTILINE)
+    assert [(name, default.strip("`")) for name, default in lines] == [*_keys(TrainSpec, "train.")]
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -99,7 +99,6 @@ def prepare(tokenizer: Tokenizer, case: str) -> None:
     ],
 )
 def test_a_tokenizer_that_is_not_understood_encodes_whole_texts(case):
-    """Nothing is guessed."""
     tokenizer = Tokenizer.from_str(trained("gpt2").to_str())
     prepare(tokenizer, case)
 

@@ -25,7 +25,6 @@ def live(reader: OutputReader = READER) -> LiveText:
 
 
 def test_nothing_is_said_before_it_is_opened():
-    """The answer is sent when it is recorded."""
     text = LiveText()
     text.hear(ids("hello"))
     text.settle(ids("hello"))
@@ -50,7 +49,6 @@ def test_what_was_said_is_the_beginning_of_the_reply(syntax, output, cuts):
 
 
 def test_ids_that_were_lost_end_what_is_said():
-    """What comes afterwards may be another text."""
     text = live()
     text.hear(ids("one two"))
     first = text.take().content
@@ -107,7 +105,6 @@ def test_reasoning_behind_a_final_message_is_not_said():
 
 
 def test_somebody_is_told_that_there_is_something():
-    """Not of nothing."""
     calls: list[int] = []
     text = live()
     text.tell = lambda: calls.append(1)

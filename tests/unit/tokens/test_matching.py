@@ -125,7 +125,6 @@ def test_a_client_may_put_a_name_beside_the_words_of_the_model() -> None:
 
 
 def test_reasoning_that_was_never_said_is_an_edit() -> None:
-    """The record has none."""
     assert not same(said(), said(reasoning_content="hm"))
 
 
@@ -146,7 +145,6 @@ def test_reasoning_that_was_never_said_is_an_edit() -> None:
 def test_content_beside_calls_may_be_dropped_and_not_edited(
     recorded: str | None, sent: str | None, is_same: bool
 ) -> None:
-    """Whoever made the ids."""
     for ids in ((OURS,), ("c",)):
         assert same(calls(*ids, content=recorded), calls(*ids, content=sent)) is is_same
 
@@ -246,7 +244,6 @@ def test_arguments_that_cannot_be_written_again_are_compared_as_text(matching: t
 
 
 def test_ignore_reasoning_lets_a_client_say_anything_there() -> None:
-    """Beyond leaving it out."""
     thought = said(reasoning_content="hm")
     assert same(thought, said(reasoning_content="other"), Matching.IGNORE_REASONING)
     assert not same(thought, said("y"), Matching.IGNORE_REASONING)
@@ -270,7 +267,6 @@ def test_a_message_may_be_known_by_the_ids_of_its_calls() -> None:
 
 @pytest.mark.parametrize("ids", [("",), ("c",), ("call_1",), (OURS, "c"), (f"{OURS}x",), (f"x{OURS}",), (f"{OURS}\n",)])
 def test_a_message_with_an_id_of_the_client_s_own_is_known_by_all_of_it(ids: tuple[str, ...]) -> None:
-    """Nobody promises that it uses one once."""
     assert same(calls(*ids), calls(*ids), Matching.CALL_IDS)
     assert not same(calls(*ids, arguments='{"a": 1}'), calls(*ids, arguments='{"a": 2}'), Matching.CALL_IDS)
     assert not same(calls(*ids, content="a"), calls(*ids, content="b"), Matching.CALL_IDS)
@@ -328,7 +324,6 @@ def test_a_text_that_quotes_a_call_is_known_by_all_of_it(quote: str) -> None:
 
 @given(text=st.text(alphabet="[]{}'\"\\,: \nc"))
 def test_no_text_breaks_the_search_for_calls(text: str) -> None:
-    """Brackets and quotes in any order."""
     messages = [{"role": "assistant", "content": f"[{CALL_AS_TEXT}{text}{end}"} for end in ("", "]")]
     for message in messages:
         assert same(message, message, Matching.CALL_IDS)
@@ -337,12 +332,10 @@ def test_no_text_breaks_the_search_for_calls(text: str) -> None:
 @given(arguments=st.text())
 @pytest.mark.parametrize("matching", list(Matching))
 def test_no_arguments_break_a_form(matching: Matching, arguments: str) -> None:
-    """Whatever a model or a client wrote."""
     assert same(call(arguments), call(arguments), matching)
 
 
 def test_the_first_tool_that_differs_is_told() -> None:
-    """Added, taken away, changed; shortened like any value."""
     first, second = ({"type": "function", "function": {"name": name}} for name in ("first", "second"))
     assert find_other_tools([first], [first]) is None
     found = find_other_tools([first, second], [first])
@@ -355,7 +348,6 @@ def test_the_first_tool_that_differs_is_told() -> None:
 
 
 def test_matchings_combine() -> None:
-    """A client that does both needs both."""
     ours, theirs = calls(OURS, content="a "), calls(OURS, content="b")
     assert same(ours, theirs, Matching.TRIMMED, Matching.CALL_IDS)
     assert not same(ours, theirs, Matching.TRIMMED)
@@ -401,13 +393,11 @@ def test_no_arguments_break_the_default(arguments: str) -> None:
 
 @given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
 def test_any_spelling_of_the_same_arguments_matches(value: object) -> None:
-    """Indentation and escapes are spelling."""
     ours, theirs = json.dumps({"a": value}), json.dumps({"a": value}, indent=2, ensure_ascii=False)
     assert same(call(ours), call(theirs))
 
 
 def test_a_divergence_names_message_field_and_both_values() -> None:
-    """The reader sees what the client rewrote."""
     recorded = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
     sent = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi you"}]
     assert find_divergence(recorded, sent, 3, EXACT) == Divergence(4, "content", "hi there", "hi you")
@@ -421,7 +411,6 @@ def test_a_longer_history_and_an_equal_one_do_not_diverge() -> None:
 
 
 def test_a_message_that_was_left_out_is_told() -> None:
-    """A shortened history diverges where it ends."""
     recorded = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     found = find_divergence(recorded, recorded[:1], 0, EXACT)
     assert found is not None
@@ -429,7 +418,6 @@ def test_a_message_that_was_left_out_is_told() -> None:
 
 
 def test_long_values_are_shortened_around_the_difference() -> None:
-    """The record stays readable whatever was sent."""
     recorded, sent = (
         [{"role": "user", "content": "x" * 500 + "A" + "x" * 500}],
         [{"role": "user", "content": "x" * 1001}],

@@ -72,7 +72,6 @@ def test_every_split_says_the_same(syntax: CallSyntax, output, cuts, context, to
     cuts=CUTS,
 )
 def test_markers_that_are_written_out_are_found_in_every_split(parts, cuts):
-    """Text that may become one waits."""
     output = toy_tokenizer().encode_plain("".join(parts))
     whole = SPELLED.read(SampledOutput(output), [ADD])
 

@@ -50,7 +50,6 @@ def test_arguments_may_be_called_parameters():
 
 
 def test_missing_arguments_are_an_empty_object():
-    """A function without parameters needs no arguments."""
     assert parse_output('<tool_call>{"name": "now"}</tool_call>').tool_calls == (ToolCall("now", "{}"),)
 
 

@@ -124,7 +124,6 @@ def test_ends_inside_a_value_are_read_in_one_pass(syntax):
 
 
 def test_without_tools_the_output_is_content_but_its_reasoning_is_not():
-    """What reasons does so with or without tools."""
     assert read(f"<think>hm</think>{CALL}", tools=()) == ParsedOutput(CALL, reasoning="hm")
 
 
@@ -294,7 +293,6 @@ def test_harmony_channels_are_reasoning_content_and_calls(text, parsed):
     ],
 )
 def test_malformed_harmony_is_content_and_said_so(text):
-    """Nothing of it is executed."""
     assert read(text, Harmony()) == ParsedOutput(text, malformed=True)
 
 
@@ -358,7 +356,6 @@ def test_other_families_have_their_own_syntax(text, syntax, parsed):
     ],
 )
 def test_their_malformed_calls_are_content_and_said_so(text, syntax):
-    """As everywhere."""
     assert read(text, syntax) == ParsedOutput(text, malformed=True)
 
 

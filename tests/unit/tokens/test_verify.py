@@ -52,7 +52,6 @@ def verdicts(chat: ChatTemplateTokenizer) -> list[PropertyResult]:
 
 
 def test_a_good_family_has_every_property():
-    """Ours does, and refuses nothing."""
     assert [(v.holds, v.refused, v.branched, v.cases) for v in verdicts(toy_template())] == [
         (True, 0, 0, len(CASES))
     ] * len(Property)

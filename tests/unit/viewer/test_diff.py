@@ -127,7 +127,6 @@ def test_sessions_without_their_tokens_are_not_called_the_same(runs: Runs, capsy
 
 
 def test_nothing_hostile_reaches_the_terminal(runs: Runs, capsys: pytest.CaptureFixture[str]):
-    """What a session said is written out."""
     capsys.readouterr()  # what the servers said that wrote the runs
     diff([str(run.path) for run in runs])
 
@@ -138,7 +137,6 @@ def test_nothing_hostile_reaches_the_terminal(runs: Runs, capsys: pytest.Capture
 
 @pytest.mark.parametrize("what", [["a"], ["a", "0", "b"], ["a", "b", "c", "d", "e"]])
 def test_another_number_of_arguments_is_refused(what: list[str]):
-    """With the two forms that there are."""
     with pytest.raises(RunError, match="RUN SESSION RUN SESSION"):
         diff(what)
 

@@ -168,7 +168,6 @@ async def test_a_turn_that_was_cut_shows_what_it_said(tmp_path: Path, capsys: py
 
 
 def test_a_store_of_before_says_what_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Phases and no tokenizer."""
     store = tmp_path / "old.db"
     with closing(sqlite3.connect(store)) as connection:
         connection.executescript(DUMP.read_text(encoding="utf-8"))

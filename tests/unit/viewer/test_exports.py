@@ -57,7 +57,7 @@ def test_the_points_of_a_report_are_its_figures(run: RunDirectory):
 
 def test_every_key_is_in_the_table_of_the_docs(run: RunDirectory):
     """The table is the one in force, and no key is beside it."""
-    rows = re.findall(r"^\| `((?:report|session)/[^`]+)` \| (.+) \|$", DOCS.read_text("utf-8"), flags=re.MULTILINE)
+    rows = re.findall(r"^- `((?:report|session)/[^`]+)`: (.+)$", DOCS.read_text("utf-8"), flags=re.MULTILINE)
     assert dict(rows) == dict(METRICS)
     assert ", ".join(f"`{each}`" for each in STATISTICS) in DOCS.read_text("utf-8")
     patterns = [re.sub("[A-Z]+", "[^/]+", key) for key in METRICS]
@@ -150,7 +150,6 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(run: RunDirectory, tm
 
 
 def test_a_package_that_is_missing_is_named(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the extra that brings it."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
     for kind in (ReportFormat.TENSORBOARD, ReportFormat.WANDB):

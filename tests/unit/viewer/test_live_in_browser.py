@@ -20,7 +20,7 @@ from tests.session_servers.served import Client, says, serving
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 TOKEN = "the-operators-own"
-SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.06)
+SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.12)
 SETTINGS = ServerSettings(admin_token=TOKEN)
 
 
@@ -116,6 +116,7 @@ async def test_the_reader_stays_where_he_is(browser: Browser):
             third = await client.create()
             await sight.until("sessions", third.session_id[:8])
             await until_texts(sight, "#turns .row", 5)
+            await sight.until("found", "in turn 0, 1, 2, 3")  # rows come before what is found in them
             after, now, value = await place(sight), await sight.text("found"), await sight.text("value")
             await sight.page.keyboard.type("7")
             typed = await sight.page.input_value("#second")
@@ -201,7 +202,6 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
 
 
 async def test_a_page_whose_harness_view_has_stopped_says_so(browser: Browser):
-    """What it showed last is below."""
     async with serving(settings=SETTINGS) as client, AsyncExitStack() as stack:
         page = await stack.enter_async_context(live(client))
         session = await client.create()
@@ -305,7 +305,6 @@ async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(b
 
 
 async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser: Browser):
-    """Those of the old one were another's."""
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         session = await client.create()
         await client.say(session, [user("Begin.")])
@@ -317,7 +316,6 @@ async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser
 
 
 async def test_what_was_taken_by_half_is_told_again(browser: Browser):
-    """Of the session that is open, too."""
     fail_once = "window.real = layOutRows; layOutRows = () => { layOutRows = real; throw new Error('for once'); }; 0"
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         session = await client.create()

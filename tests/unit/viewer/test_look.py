@@ -23,13 +23,14 @@ from harness.sessions.record import session_record
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import Overrides, select
 from harness.suite.record.lock import note_engine, note_start
-from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look import look_at, look_into
 from tests.builders import assistant, user
 from tests.harness_command import write_scenario
+from tests.recorded_runs import rollout_record
 from tests.session_servers.served import Client, says, serving
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07 and \u202eright to left\u2066 and \x9b1m"
@@ -52,22 +53,12 @@ async def _run(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory.create(tmp_path / "run", select(str(folder), Overrides()).config)
     async with serving(*says("One.", WORDS, "Three."), store=directory.database) as client:
         record = await converse(client, says_back=WORDS)
-    rollout = RolloutRecord(
-        number=0,
-        group=0,
-        scenario="small",
-        seed=1,
+    rollout = rollout_record(
         session_id=record["session_id"],
         outcome=OutcomeKind.CRASHED,
         cause=Cause.AGENT,
         detail="exit code 1",
-        agent_result=None,
-        reward=None,
-        score={},
-        score_error=None,
         session=RecordedSession.of(record),
-        samples=[],
-        seconds=1.0,
     )
     with RolloutLog(directory.database) as log:
         log.append(rollout)
@@ -323,7 +314,6 @@ async def test_where_the_tokens_of_each_turn_went_is_the_ledger_of_the_session(t
 
 
 def test_a_conversation_of_any_length_is_walked():
-    """No forks, no depth, and no recursion."""
     from harness.viewer.session_view import SessionView
 
     turn: Json = {"status": "completed", "reply": assistant("x")}
@@ -379,7 +369,6 @@ def test_a_run_notes_the_command_without_its_secrets(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("argv", [["/x/train.py", "--wandb", "s3cret"], ["-c", "s3cret"], []], ids=str)
 def test_of_another_program_a_run_notes_the_name_alone(monkeypatch: pytest.MonkeyPatch, argv: list[str]):
-    """What its words mean nobody here knows."""
     monkeypatch.setattr("sys.argv", argv)
 
     assert [start["command"] for start in note_start({})["starts"]] == [[Path(each).name for each in argv[:1]] or [""]]
@@ -414,7 +403,6 @@ async def test_what_happened_to_all_sessions_at_once_is_on_record(run: RunDirect
 
 @pytest.mark.parametrize("value", ["9e999", "'soon'", "x'00'"])
 async def test_a_hold_at_no_time_is_said(run: RunDirectory, value: str):
-    """What else there is to see is shown."""
     async with serving(store=run.database) as client:
         await client.http.post("/sessions/pause")
     with closing(sqlite3.connect(run.database)) as connection:

@@ -256,7 +256,6 @@ async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser,
 
 
 async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browser, run_page: Path):
-    """The others are shown."""
     whole = viewed_sessions()
     damaged = SessionView.of(
         {

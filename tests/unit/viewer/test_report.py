@@ -201,7 +201,6 @@ def test_the_same_run_gives_the_same_report(run: RunDirectory, tmp_path: Path, e
 
 
 def test_charts_have_titles_and_heads_of_tables_do_not_break(run: RunDirectory, tmp_path: Path):
-    """Matplotlib notes every text beside its outline."""
     out = tmp_path / "report.html"
     report(run.path, out=out, plots=True)
     page = out.read_text()

@@ -182,7 +182,6 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
 
 
 def test_a_page_is_of_a_run_or_of_a_server(tmp_path: Path):
-    """Not of both, and not of nothing."""
     for options in ({}, {"where": tmp_path, "server": "http://127.0.0.1:1"}):
         with pytest.raises(RunError, match="expected one to look at"):
             view(out=tmp_path / "run.html", **options)

@@ -69,7 +69,6 @@ def test_what_does_not_fit_to_what_was_read_is_not_taken():
 
 
 def test_a_turn_that_is_in_flight_is_read_from_again():
-    """The one behind it may be recorded first."""
     session, table = new_session(), TokenTable()
     take_turn(session, LEFT, "One.")
     take_turn(session, RIGHT, "Two.")
@@ -119,7 +118,6 @@ def test_a_record_that_cannot_be_shown_is_not_taken(damage: Json):
 
 
 def test_a_reason_why_it_cannot_be_read_is_told_once():
-    """What was read before stays."""
     session, table = new_session(), TokenTable()
     take_turn(session, LEFT, "One.")
     seen = SeenRecord(session.session_id)

@@ -127,6 +127,5 @@ def test_a_session_that_is_damaged_is_said_and_the_others_are_there(
 
 
 def test_every_attribute_is_in_the_table_of_the_docs():
-    """The table is the one in force."""
     table = DOCS.read_text("utf-8").partition("### Spans for OpenTelemetry")[2].partition("\n#")[0]
-    assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", table, flags=re.MULTILINE)) == dict(ATTRIBUTES)
+    assert dict(re.findall(r"^- `([^`]+)`: (.+)$", table, flags=re.MULTILINE)) == dict(ATTRIBUTES)

@@ -1,35 +1,59 @@
 """Spans on their way to a collector, beside a server that never waits for them.
 
-A bounded queue drops and counts what does not fit. A background task posts batches, one at a time, when enough spans
-have come or the first has waited. It retries a batch with growing pauses, for minutes. At the end the rest gets one try
-within seconds. A batch may arrive twice, with the same span ids. Each change of state is logged once.
+OpenTelemetry's SDK queues, batches, posts and retries, in a thread of its own. Here each span is counted once, as sent
+or dropped, and the collector's failures are logged once. Ids come from the record, so spans are made without the SDK's
+tracer. Imported only by servers with a collector.
 """
 
 import asyncio
-import random
-from collections import deque
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
-from itertools import count
-from typing import NamedTuple
+from http.cookiejar import DefaultCookiePolicy
+from threading import Event, Lock, Thread, get_ident
+from typing import Any
 
-import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_before_delay, wait_exponential
+import requests
+from google.protobuf.message import DecodeError
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from harness.machine.deadlines import last_result, within
+from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.server.telemetry.tracing.collector import Answer, DeliveryVerdict, SpanCollector
-from harness.server.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
-from server_patch.background import running
+from harness.server.telemetry.tracing.spans import (
+    SERVICE,
+    SpanStatus,
+    TracedKind,
+    TracedSession,
+    TracedSpan,
+    TracedTurn,
+)
 
 SPANS_NOT_TAKEN = "spans_not_taken"
-"""Event: a collector stops taking spans, or gives another reason."""
+"""Event: a collector stops taking spans."""
 SPANS_TAKEN = "spans_taken_again"
 """Event: it takes spans again."""
+QUEUE_LENGTH = 16_384
+"""Most spans that wait."""
+STOP_S = 3.0
+"""Seconds for the rest when the server stops."""
 
-_AT_ONCE = 16  # turns made into JSON in one go: half a millisecond
+_BATCH_LENGTH = 512
+_EVERY_MS = 1000
+_OBEY_S = 0.2  # for the SDK's thread to end, unless a request hangs
+_MOST_BYTES = 1 << 16  # of an answer; a longer one is none of OTLP's
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_RESOURCE = Resource(SERVICE)
+_STATUSES = {status: Status(StatusCode(status)) for status in SpanStatus}
+_KINDS = {kind: SpanKind[kind.name] for kind in TracedKind}
+_SCOPE = InstrumentationScope("harness")
 
 log = get_logger(__name__)
 
@@ -40,162 +64,168 @@ class SpanDropReason(StrEnum):
     QUEUE_FULL = "queue_full"
     """They came faster than the collector took them."""
     REFUSED = "refused"
-    """The collector refused them for good."""
-    GIVEN_UP = "given_up"
-    """The collector failed to take them for `SendingPace.give_up_s`."""
+    """The collector did not take them, after the SDK's retries."""
     STOPPED = "stopped"
     """The server stopped before the collector took them."""
     INVALID = "invalid"
     """They have an invalid time."""
 
 
-class SendingPace(NamedTuple):
-    """Limits in spans and seconds."""
-
-    queue_length: int = 16_384
-    batch_length: int = 512
-    every_s: float = 1.0
-    """Longest wait of a batch's first span for the others."""
-    first_pause_s: float = 1.0
-    """Pause before the first retry; doubles each time."""
-    longest_pause_s: float = 30.0
-    give_up_s: float = 300.0
-    """Time from a batch's first try until it is dropped."""
-    stop_s: float = 3.0
-    """Time for the rest when the server stops."""
-
-
 class SpanSender:
-    """Sender of offered spans to `collector`, while the block of `sending` runs."""
+    """Sender of offered spans to the collector at `url`, while the block of `sending` runs."""
 
-    def __init__(self, collector: SpanCollector, metrics: ServerMetrics, pace: SendingPace | None = None) -> None:
-        self._collector = collector
+    def __init__(self, url: str, metrics: ServerMetrics) -> None:
         self._metrics = metrics
-        self._pace = pace or SendingPace()
-        self._queue: deque[TracedTurn | TracedSession] = deque()
-        self._waiting = 0
-        self._some = asyncio.Event()
-        self._enough = asyncio.Event()
-        self._batch: list[bytes] = []
-        self._trouble = ""
-        self._hurries = False
-        self._ending: asyncio.Timeout | None = None
+        self._exporter = _CountingExporter(url, metrics)
+        self._processor = BatchSpanProcessor(self._exporter, QUEUE_LENGTH, _EVERY_MS, _BATCH_LENGTH)
+        self._flushed = asyncio.Event()
 
     def hurry(self) -> None:
-        """Abandon what is left when the block ends, at once if it is ending."""
-        self._hurries = True
-        if self._ending is not None and not self._ending.expired():
-            self._ending.reschedule(0.0)
+        """Abandon what is left, at once if the block is ending."""
+        self._exporter.shutdown()
+        self._flushed.set()
 
     def offer(self, traced: TracedTurn | TracedSession, *, is_new: bool = True) -> None:
         """Queue spans, or drop them if the queue is full. Never waits, never raises."""
-        # Old turns come by the thousand and may fill only half of the queue.
-        spans = traced.span_count
-        if self._waiting + spans > (self._pace.queue_length if is_new else self._pace.queue_length // 2):
-            self._drop(SpanDropReason.QUEUE_FULL, spans)
+        try:
+            spans = list(map(_readable, traced.spans()))
+        except (ValueError, OverflowError):  # the clock of its machine was never set
+            self._metrics.spans_dropped(SpanDropReason.INVALID, traced.span_count)
             return
-        self._queue.append(traced)
-        self._waiting += spans
-        self._some.set()
-        if self._waiting >= self._pace.batch_length:
-            self._enough.set()
+        # Old turns come by the thousand and may fill only half of the queue.
+        if self._exporter.admit(len(spans), QUEUE_LENGTH if is_new else QUEUE_LENGTH // 2):
+            for span in spans:
+                self._processor.on_end(span)
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
         """Send during the block, then the rest for a bounded time."""
-        async with self._collector.connect():
+        try:
+            yield
+        finally:
+            # The SDK takes up to 30 s to stop: beside us, and in a thread that Python does not wait for at its end.
+            flushing = Thread(target=self._flush, args=[asyncio.get_running_loop()], daemon=True)
+            flushing.start()
             try:
-                async with running(self._send_for_ever()):
-                    yield
+                await within(STOP_S, self._flushed.wait())
             finally:
-                try:
-                    if not self._hurries:
-                        with suppress(TimeoutError):
-                            async with asyncio.timeout(self._pace.stop_s) as self._ending:
-                                await self._send_rest()
-                finally:
-                    self._ending = None
-                    self._drop(SpanDropReason.STOPPED, self._waiting + len(self._batch))
-                    self._queue.clear()
+                self._exporter.shutdown()
+                await asyncio.to_thread(flushing.join, _OBEY_S)
 
-    async def _send_for_ever(self) -> None:
-        while True:
-            await self._some.wait()
-            await within(self._pace.every_s, self._enough.wait())
-            await self._take_batch()
-            await self._send_batch()
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.sdk_log.removeFilter(self._exporter.hear)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._flushed.set)
 
-    async def _send_rest(self) -> None:
-        while self._batch or self._queue:
-            if not self._batch:
-                await self._take_batch()
-            answer = await self._post()
-            if answer.verdict is DeliveryVerdict.AGAIN:
+
+class _CountingExporter(SpanExporter):
+    """The SDK's exporter, with counters and a log of our own.
+
+    The lock has each span counted once, though a request may outlast the end.
+    """
+
+    sdk_log = logging.getLogger(OTLPSpanExporter.__module__)
+
+    def __init__(self, url: str, metrics: ServerMetrics) -> None:
+        session = requests.Session()
+        session.trust_env = False  # no proxy, and no password of a file
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        session.headers.pop("Accept-Encoding")  # a compressed answer could be a bomb
+        session.stream = True
+        session.hooks["response"].append(self._read)
+        self._otlp = OTLPSpanExporter(url, session=session)
+        self._url = url
+        self._metrics = metrics
+        self._lock = Lock()
+        self._waiting = self._unsettled = self._rejected = 0
+        self._is_failing, self._is_over = False, Event()
+        self._thread: int | None = None
+        self.sdk_log.addFilter(self.hear)
+
+    def admit(self, spans: int, most: int) -> bool:
+        """Count spans that are offered; those that exceed the queue of `most` as dropped."""
+        with self._lock:
+            if self._is_over.is_set() or self._waiting + spans > most:
+                reason = SpanDropReason.STOPPED if self._is_over.is_set() else SpanDropReason.QUEUE_FULL
+                self._metrics.spans_dropped(reason, spans)
+                return False
+            self._waiting += spans
+            self._unsettled += spans
+            return True
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        with self._lock:
+            self._waiting -= len(spans)
+        if self._is_over.is_set():
+            return SpanExportResult.FAILURE
+        self._thread, self._rejected = get_ident(), 0
+        result = self._otlp.export(spans)
+        rejected = len(spans) if result is SpanExportResult.FAILURE else min(len(spans), self._rejected)
+        with self._lock:
+            if self._is_over.is_set():
+                return result
+            self._unsettled -= len(spans)
+            self._metrics.spans_dropped(SpanDropReason.REFUSED, rejected)
+            self._metrics.spans_sent(len(spans) - rejected)
+        if self._is_failing and not rejected:
+            self._is_failing = False
+            log.info(SPANS_TAKEN, collector=self._url)
+        return result
+
+    def shutdown(self) -> None:
+        with self._lock:
+            if self._is_over.is_set():
                 return
-            self._settle(answer)
+            self._is_over.set()
+            self._metrics.spans_dropped(SpanDropReason.STOPPED, self._unsettled)
+        self._otlp.shutdown()  # type: ignore[no-untyped-call]
 
-    async def _take_batch(self) -> None:
-        for taken in count(1):
-            if not self._queue or len(self._batch) >= self._pace.batch_length:
-                break
-            traced = self._queue.popleft()
-            self._waiting -= traced.span_count
-            try:
-                self._batch += list(map(msgspec.json.encode, traced.spans()))
-            except (ValueError, OverflowError):  # the clock of its machine was never set
-                self._drop(SpanDropReason.INVALID, traced.span_count)
-            if taken % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-        if not self._queue:
-            self._some.clear()
-        if self._waiting < self._pace.batch_length:
-            self._enough.clear()
-
-    async def _send_batch(self) -> None:
-        if not self._batch:
-            return
-        loop, first_s = asyncio.get_running_loop(), self._pace.first_pause_s
-        until = loop.time() + self._pace.give_up_s
-        doubling = wait_exponential(first_s, max=self._pace.longest_pause_s)
-
-        def rest_s(state: RetryCallState) -> float:
-            asked_s: float | None = last_result(state).wait_s
-            if asked_s is not None:
-                return max(asked_s, first_s)
-            return doubling(state) * random.uniform(0.5, 1.0)  # noqa: S311  # servers that lost it come back one by one
-
-        answer: Answer = await AsyncRetrying(
-            retry=retry_if_result(lambda answer: answer.verdict is DeliveryVerdict.AGAIN),
-            wait=rest_s,
-            stop=stop_before_delay(self._pace.give_up_s),
-            retry_error_callback=last_result,
-        )(self._post)
-        if answer.verdict is DeliveryVerdict.AGAIN:
-            await asyncio.sleep(max(0.0, until - loop.time()))  # the next batch is not posted before its time either
-            self._drop(SpanDropReason.GIVEN_UP, len(self._batch))
-            self._batch = []
-        else:
-            self._settle(answer)
-
-    async def _post(self) -> Answer:
-        answer = await self._collector.post(write_request(self._batch))
-        if answer.verdict is not DeliveryVerdict.TAKEN:
+    def hear(self, record: logging.LogRecord) -> bool:
+        """Filter the SDK's log: it has a record of each try that failed. Other exporters in the process keep theirs."""
+        if record.thread != self._thread:
+            return True
+        if not self._is_over.is_set():
             self._metrics.span_post_failed()
-        if answer.trouble != self._trouble:
-            self._trouble = answer.trouble
-            if answer.trouble:
-                log.warning(SPANS_NOT_TAKEN, collector=self._collector.url, why=answer.trouble, detail=answer.detail)
-            else:
-                log.info(SPANS_TAKEN, collector=self._collector.url)
-        return answer
+            self._fail(record.getMessage())
+        return False
 
-    def _settle(self, answer: Answer) -> None:
-        spans = len(self._batch)
-        rejected = spans if answer.verdict is DeliveryVerdict.REFUSED else min(spans, answer.rejected)
-        self._drop(SpanDropReason.REFUSED, rejected)
-        self._metrics.spans_sent(spans - rejected)
-        self._batch = []
+    def _fail(self, why: str) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning(SPANS_NOT_TAKEN, collector=self._url, why=why)
 
-    def _drop(self, reason: SpanDropReason, spans: int) -> None:
-        if spans:
-            self._metrics.spans_dropped(str(reason), spans)
+    def _read(self, response: requests.Response, **_: Any) -> None:
+        content = response.raw.read(_MOST_BYTES)
+        response.close()
+        response.reason = f"status {response.status_code}"  # the SDK logs it, and a collector may echo a key
+        if 300 <= response.status_code < 400:  # to the SDK a success
+            raise requests.TooManyRedirects(response.reason)
+        with suppress(DecodeError):
+            partial = ExportTraceServiceResponse.FromString(content).partial_success
+            self._rejected = partial.rejected_spans
+            if self._rejected:
+                self._fail(f"rejected {self._rejected} spans")
+
+
+def _readable(span: TracedSpan) -> ReadableSpan:
+    def context(span_id: int) -> SpanContext:
+        return SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
+
+    links: Sequence[Link] = ()
+    if span.link is not None:
+        trace_id, span_id, flags = span.link
+        links = (Link(SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))),)
+    return ReadableSpan(
+        span.name,
+        context(span.span_id),
+        None if span.parent_id is None else context(span.parent_id),
+        _RESOURCE,
+        span.attributes,
+        links=links,
+        kind=_KINDS[span.kind],
+        status=_STATUSES[span.status],
+        start_time=span.began_at,
+        end_time=span.ended_at,
+        instrumentation_scope=_SCOPE,
+    )

@@ -1,21 +1,24 @@
-"""OpenTelemetry spans of a session: session, turn, engine request, as OTLP JSON. Pure.
+"""OpenTelemetry spans of a session: session, turn, engine request. Pure.
 
 A session is a trace. Times come from the record and ids are digests, so a session always gives the same spans. They
-hold no content. `TracedSession` and `TracedTurn` hold no tokens, so keeping them is cheap.
+hold no content.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, Self
-
-import msgspec
 
 from harness._version import __version__
 from harness.samples.rollout import ENDED_WELL
 from harness.server.telemetry.printable import printable
-from harness.types import Json, Turn, TurnSegment
+from harness.types import Turn, TurnSegment
+
+SERVICE: Mapping[str, str] = {"service.name": "harness", "service.version": __version__}
+"""Attributes of the resource."""
 
 ATTRIBUTES: Mapping[str, str] = {
     "harness.scenario": "session: its scenario",
@@ -46,8 +49,6 @@ _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?=-|$)"
 )
 
-_INTERNAL, _SERVER, _CLIENT = 1, 2, 3
-_OK, _ERROR = 1, 2
 _NANOSECONDS = 1_000_000_000
 _LONGEST = 1 << 64
 
@@ -56,6 +57,38 @@ def read_traceparent(text: str) -> str | None:
     """Return the part of a `traceparent` (W3C Trace Context) that names a span, or None."""
     found = _TRACEPARENT.match(text)
     return None if found is None or (text.startswith("00") and found.end() != len(text)) else found.group()
+
+
+class TracedKind(IntEnum):
+    """Kind of a span, as OTLP counts."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+class SpanStatus(IntEnum):
+    """Status of a span, as OTLP counts."""
+
+    UNSET = 0
+    OK = 1
+    ERROR = 2
+
+
+class TracedSpan(NamedTuple):
+    """A span; times are Unix nanoseconds."""
+
+    trace_id: int
+    span_id: int
+    parent_id: int | None
+    name: str
+    kind: TracedKind
+    began_at: int
+    ended_at: int
+    attributes: Mapping[str, str | int | float | Sequence[str]]
+    status: SpanStatus
+    link: tuple[int, int, int] | None
+    """Trace, span and flags of the agent's span."""
 
 
 class TracedRequest(NamedTuple):
@@ -113,38 +146,36 @@ class TracedTurn(NamedTuple):
     def of(cls, session_id: str, turn: Turn) -> Self:
         """Convert a turn."""
         notes = turn.notes
-        error = notes.get("error")
         return cls(
             session_id,
             turn.index,
             turn.parent,
             str(turn.status),
             str(turn.end),
-            turn.attempts,
-            float(notes.get("held_before_s", 0.0)) + float(notes.get("held_s", 0.0)),
-            None if error is None else error.get("code"),
+            notes.attempts,
+            notes.held_before_s + notes.held_s,
+            notes.error.get("code"),
             turn.prompt_length,
             int(turn.output_ids.size),
             [(span.version, span.start, span.end) for span in turn.version_spans],
             [TracedRequest.of(segment) for segment in turn.segments],
             turn.asked_at,
             turn.ended_at,
-            notes.get("client", {}).get("traceparent"),
+            notes.client.get("traceparent"),
         )
 
     @property
     def span_count(self) -> int:
-        """Maximum number of spans."""
         return 1 + len(self.requests)
 
-    def spans(self) -> Iterator[Json]:
+    def spans(self) -> Iterator[TracedSpan]:
         """Yield the spans of the turn and its requests. Raises `ValueError` or `OverflowError` for an invalid time."""
         yield self._span()
         for place, request in enumerate(self.requests):
             if request.began_at is not None:
                 yield self._request_span(place, request, request.began_at)
 
-    def _span(self) -> Json:
+    def _span(self) -> TracedSpan:
         attributes = {
             "session.id": self.session_id,
             "harness.turn.index": self.turn,
@@ -156,18 +187,18 @@ class TracedTurn(NamedTuple):
             "error.type": self.error_code,
             "gen_ai.usage.input_tokens": self.prompt_length,
             "gen_ai.usage.output_tokens": self.output_length,
-            "harness.weight_versions": [label for label, _, _ in self.versions],
+            "harness.weight_versions": [printable(label) for label, _, _ in self.versions],
         }
         name, times = ("turn", self.turn), (self.asked_at, self.ended_at)
-        status = _OK if self.error_code is None else _ERROR
-        span = _span(self.session_id, name, ("session",), times, attributes, kind=_SERVER, status=status)
         caller = _TRACEPARENT.match(self.traceparent or "")
-        if caller is not None:
-            flags = int(caller["flags"], 16)
-            span["links"] = [{"traceId": caller["trace"], "spanId": caller["span"], "flags": flags}]
-        return span
+        return _span(
+            *(self.session_id, name, ("session",), times, attributes),
+            kind=TracedKind.SERVER,
+            status=SpanStatus.OK if self.error_code is None else SpanStatus.ERROR,
+            link=caller and (int(caller["trace"], 16), int(caller["span"], 16), int(caller["flags"], 16)),
+        )
 
-    def _request_span(self, place: int, request: TracedRequest, began_at: float) -> Json:
+    def _request_span(self, place: int, request: TracedRequest, began_at: float) -> TracedSpan:
         attributes = {
             "harness.request.id": request.request_id,
             "harness.request.worker": request.worker or None,
@@ -175,11 +206,11 @@ class TracedTurn(NamedTuple):
             "harness.request.finish_reason": request.finish_reason,
             "gen_ai.usage.output_tokens": request.end - request.start,
             "harness.weight_versions": [
-                label for label, start, end in self.versions if start < request.end and end > request.start
+                printable(label) for label, start, end in self.versions if start < request.end and end > request.start
             ],
         }
         name, times = ("engine request", self.turn, place), (began_at, began_at + request.seconds)
-        return _span(self.session_id, name, ("turn", self.turn), times, attributes, kind=_CLIENT, status=None)
+        return _span(self.session_id, name, ("turn", self.turn), times, attributes, kind=TracedKind.CLIENT)
 
 
 class TracedSession(NamedTuple):
@@ -199,7 +230,7 @@ class TracedSession(NamedTuple):
     def span_count(self) -> int:
         return 1
 
-    def spans(self) -> Iterator[Json]:
+    def spans(self) -> Iterator[TracedSpan]:
         """Yield the span of the session. Raises `ValueError` or `OverflowError`."""
         attributes = {
             "harness.scenario": self.scenario,
@@ -210,74 +241,51 @@ class TracedSession(NamedTuple):
             "harness.turns": self.turns,
             "session.id": self.session_id,
         }
-        status = None if self.outcome is None else _OK if self.outcome in ENDED_WELL else _ERROR
-        yield _span(self.session_id, ("session",), None, self.lasted, attributes, kind=_INTERNAL, status=status)
-
-
-def write_request(spans: Sequence[bytes]) -> bytes:
-    """Assemble an OTLP request from JSON spans."""
-    return b"".join((_HEAD, b",".join(spans), _TAIL))
+        status = SpanStatus.UNSET
+        if self.outcome is not None:
+            status = SpanStatus.OK if self.outcome in ENDED_WELL else SpanStatus.ERROR
+        yield _span(
+            self.session_id, ("session",), None, self.lasted, attributes, kind=TracedKind.INTERNAL, status=status
+        )
 
 
 def _span(
     trace: str,
-    name: tuple[object, ...],
+    name: tuple[Any, ...],
     parent: tuple[object, ...] | None,
     times: tuple[float, float],
-    attributes: Mapping[str, object],
+    attributes: Mapping[str, Any],
     *,
-    kind: int,
-    status: int | None,
-) -> Json:
-    span: Json = {
-        "traceId": _digest(16, trace),
-        "spanId": _digest(8, trace, *name),
-        "name": name[0],
-        "kind": kind,
-        "startTimeUnixNano": _nanoseconds(times[0]),
-        "endTimeUnixNano": _nanoseconds(max(times)),  # where its clock was set back
-        "attributes": _attributes(attributes),
-    }
-    if parent is not None:
-        span["parentSpanId"] = _digest(8, trace, *parent)
-    if status is not None:
-        span["status"] = {"code": status}
-    return span
-
-
-def _attributes(values: Mapping[str, object]) -> list[Json]:
-    return [{"key": key, "value": _value(value)} for key, value in values.items() if _is_said(value)]
+    kind: TracedKind,
+    status: SpanStatus = SpanStatus.UNSET,
+    link: tuple[int, int, int] | None = None,
+) -> TracedSpan:
+    return TracedSpan(
+        _digest(16, trace),
+        _digest(8, trace, *name),
+        None if parent is None else _digest(8, trace, *parent),
+        name[0],
+        kind,
+        _nanoseconds(times[0]),
+        _nanoseconds(max(times)),  # where its clock was set back
+        {key: printable(each) if isinstance(each, str) else each for key, each in attributes.items() if _is_said(each)},
+        status,
+        link,
+    )
 
 
 def _is_said(value: object) -> bool:
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _nanoseconds(seconds: float) -> str:
+def _nanoseconds(seconds: float) -> int:
     count = int(seconds * _NANOSECONDS)
     if not 0 <= count < _LONGEST:
         raise ValueError(f"{seconds} is no time")
-    return str(count)
+    return count
 
 
-def _value(value: object) -> Json:
-    match value:
-        case int():
-            return {"intValue": str(value)}
-        case float():
-            return {"doubleValue": value}
-        case list():
-            return {"arrayValue": {"values": [_value(each) for each in value]}}
-        case _:
-            return {"stringValue": printable(str(value))}
-
-
-def _digest(size: int, *parts: Any) -> str:
-    return blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
-
-
-_RESOURCE = msgspec.json.encode(
-    {"attributes": _attributes({"service.name": "harness", "service.version": __version__})}
-)
-_HEAD = b'{"resourceSpans":[{"resource":' + _RESOURCE + b',"scopeSpans":[{"scope":{"name":"harness"},"spans":['
-_TAIL = b"]}]}]}"
+@lru_cache(1024)  # a turn names its session's span again, and a request its turn's
+def _digest(size: int, *parts: object) -> int:
+    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=size).digest())

@@ -5,19 +5,22 @@ session is offered when closed or when its server stops, and again by a later se
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from harness.server.telemetry.tracing.sender import SpanSender
 from harness.server.telemetry.tracing.spans import TracedSession, TracedTurn
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Turn
 
+if TYPE_CHECKING:
+    from harness.server.telemetry.tracing.sender import SpanSender
+
 
 class SessionTracer:
     """Reporter of one server's sessions to `sender`."""
 
-    def __init__(self, sender: SpanSender) -> None:
+    def __init__(self, sender: "SpanSender") -> None:
         self.sender = sender
         self._going_on: set[str] = set()
         """Sessions with turns offered since the session itself was."""

@@ -1,39 +1,33 @@
 """Step record: a line of `steps.jsonl` per committed step and rank, with every decision that depended on time.
 
-With the record and its rollouts, which hold the tokens, `pack_again` reproduces a step digest for digest.
+With the record and its rollouts, which hold the tokens and are kept as bytes, `pack_again` reproduces a step digest for
+digest.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from harness.errors import StepError
+from harness.errors import Cause, RunError, StepError
+from harness.samples.codec import sample_from_binary, sample_to_binary
 from harness.samples.packs import Pack
-from harness.samples.rollout import OutcomeKind
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment
 from harness.sessions.ledger import Ledger
-from harness.training.collector.groups import Advantage
-from harness.training.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.training.collector.groups import Advantage, GroupIndex, RolloutIndex, ScoredRollout
 from harness.training.collector.segment_maker import SegmentMaker
-from harness.training.collector.step_outcome import RolloutUse, SettledRollout
-from harness.training.collector.step_result import PackedStep
-
-
-class RecordedGroup(NamedTuple):
-    """`GroupIndex`."""
-
-    step: int
-    number: int
+from harness.training.collector.step_outcome import Disposition, PackedStep, SettledRollout
+from harness.types import Json
 
 
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rollout that ended or is carried."""
 
-    group: RecordedGroup
+    group: GroupIndex
     member: int
     attempt: int = 0
-    use: RolloutUse
+    use: Disposition
     kind: OutcomeKind | None = None
     session_id: str | None = None
     reward: float | None = None
@@ -44,11 +38,10 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @classmethod
     def of(cls, settled: SettledRollout) -> Self:
-        group, member, attempt = settled.index.group, settled.index.member, settled.index.attempt
         return cls(
-            group=RecordedGroup(group.step, group.number),
-            member=member,
-            attempt=attempt,
+            group=settled.index.group,
+            member=settled.index.member,
+            attempt=settled.index.attempt,
             use=settled.use,
             kind=settled.kind,
             session_id=settled.session_id,
@@ -60,7 +53,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     @property
     def index(self) -> RolloutIndex:
         """Position in training."""
-        return RolloutIndex(GroupIndex(*self.group), self.member, self.attempt)
+        return RolloutIndex(self.group, self.member, self.attempt)
 
 
 class RecordedSegment(NamedTuple):
@@ -87,14 +80,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     rollout_seed_base: int
     version: int
     """Live policy version at the hand-over."""
-    groups: tuple[RecordedGroup, ...]
+    groups: tuple[GroupIndex, ...]
     """In hand-over order."""
     rollouts: tuple[RecordedRollout, ...]
     dropped_groups: Mapping[str, int]
     """Filtered groups by reason."""
-    ended_groups: tuple[RecordedGroup, ...]
+    ended_groups: tuple[GroupIndex, ...]
     """Over-sampled groups."""
-    carried_groups: tuple[RecordedGroup, ...]
+    carried_groups: tuple[GroupIndex, ...]
     """Over-sampled groups that the next step continues."""
     packs: tuple[RecordedPack, ...]
     """In order."""
@@ -123,11 +116,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             step=collected.step,
             rollout_seed_base=rollout_seed_base,
             version=packed.version,
-            groups=_record_groups(collected.groups),
+            groups=collected.groups,
             rollouts=tuple(RecordedRollout.of(each) for each in collected.rollouts),
             dropped_groups=dict(collected.dropped),
-            ended_groups=_record_groups(collected.ended_groups),
-            carried_groups=_record_groups(each.index for each in collected.carried),
+            ended_groups=collected.ended_groups,
+            carried_groups=tuple(each.index for each in collected.carried),
             packs=tuple(packs),
             encoder_counts=dict(packed.encoder_counts),
             normalizer=packed.normalizer,
@@ -181,5 +174,51 @@ def pack_again(record: StepRecord, rollouts: Iterable[ScoredRollout], maker: Seg
     return packs
 
 
-def _record_groups(groups: Iterable[GroupIndex]) -> tuple[RecordedGroup, ...]:
-    return tuple(RecordedGroup(group.step, group.number) for group in groups)
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    index: tuple[int, int, int, int]
+    session_id: str | None
+    kind: OutcomeKind
+    cause: Cause | None
+    detail: str
+    samples: list[dict[str, Any]]
+    session: Json
+    agent_result: Json | None
+    seconds: float
+    reward: float | None
+    error: str
+
+
+def to_bytes(scored: ScoredRollout) -> bytes:
+    """Encode `scored` with its samples and session record."""
+    index, rollout = scored.index, scored.rollout
+    kept = _Kept(
+        index=(*index.group, index.member, index.attempt),
+        session_id=rollout.session_id,
+        kind=rollout.outcome.kind,
+        cause=rollout.outcome.cause,
+        detail=rollout.outcome.detail,
+        samples=[sample_to_binary(sample) for sample in rollout.samples],
+        session=rollout.session,
+        agent_result=rollout.agent_result,
+        seconds=rollout.seconds,
+        reward=scored.reward,
+        error=scored.error,
+    )
+    return msgspec.msgpack.encode(kept)
+
+
+def from_bytes(blob: bytes) -> ScoredRollout:
+    """Decode `to_bytes`. Raises `StepError` if damaged."""
+    try:
+        kept = msgspec.msgpack.decode(blob, type=_Kept)
+        samples = tuple(sample_from_binary(sample) for sample in kept.samples)
+    except (msgspec.MsgspecError, RunError) as error:
+        raise StepError(f"a rollout that was kept is damaged: {error}") from error
+    step, number, member, attempt = kept.index
+    outcome = Outcome(kept.kind, kept.cause, kept.detail)
+    return ScoredRollout(
+        RolloutIndex(GroupIndex(step, number), member, attempt),
+        Rollout(kept.session_id, outcome, samples, kept.session, kept.agent_result, kept.seconds),
+        kept.reward,
+        kept.error,
+    )

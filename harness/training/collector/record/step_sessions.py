@@ -1,4 +1,4 @@
-"""Sessions of steps, checked against the session store in the same database.
+"""Sessions of steps: the tables, and what they say against the session store in the same database.
 
 A step owns the sessions of rollouts that ended in it. Tokens beyond its count are `undelivered`. An unowned session is
 `interrupted`, in the first step planned after it closed. So the run's ledger misses no token.
@@ -12,12 +12,56 @@ from collections.abc import Iterable
 from harness.errors import LedgerImbalance
 from harness.server.store.stored_sessions import StoredSession, count_sessions, find_taken_over, forget_sessions
 from harness.sessions.ledger import DropReason, Ledger, total
+from harness.training.collector.groups import RolloutIndex
 from harness.training.collector.record.step_ledger import book_dropped
 from harness.training.collector.record.step_record import StepRecord
-from harness.training.collector.rollout_index import RolloutIndex
-from harness.training.collector.sample_account import StepDropReason
-from harness.training.collector.step_outcome import RolloutUse
+from harness.training.collector.segment_maker import StepDropReason
+from harness.training.collector.step_outcome import Disposition
 
+# `steps` has a row per retained step. `step_rollouts` has one per session that a step owns, or will own (`step` is
+# NULL). `trained_groups` has the training step of every group of the run: groups are trained whole, so a rollout is in
+# at most one committed step.
+TABLES = (
+    """
+CREATE TABLE IF NOT EXISTS steps (
+    step       INTEGER PRIMARY KEY,
+    state      TEXT NOT NULL CHECK (state IN ('planned', 'collected', 'committed')),
+    planned_at REAL NOT NULL,
+    record     TEXT CHECK (state = 'planned' OR record IS NOT NULL),
+    run_ledger TEXT CHECK (state != 'committed' OR run_ledger IS NOT NULL)
+)""",
+    """
+CREATE TABLE IF NOT EXISTS step_rollouts (
+    session_id TEXT PRIMARY KEY,
+    begun_in   INTEGER,
+    number     INTEGER,
+    member     INTEGER,
+    attempt    INTEGER,
+    step       INTEGER,
+    generated  INTEGER NOT NULL,
+    rollout    BLOB,
+    UNIQUE (begun_in, number, member, attempt)
+)""",
+    "CREATE INDEX IF NOT EXISTS step_rollouts_by_step ON step_rollouts (step)",
+    """
+CREATE TABLE IF NOT EXISTS trained_groups (
+    begun_in INTEGER NOT NULL,
+    number   INTEGER NOT NULL,
+    step     INTEGER NOT NULL,
+    PRIMARY KEY (begun_in, number)
+) WITHOUT ROWID""",
+    """
+CREATE TRIGGER IF NOT EXISTS steps_go_forward BEFORE UPDATE OF state ON steps
+WHEN NOT (OLD.state = 'planned' AND NEW.state = 'collected' OR OLD.state = 'collected' AND NEW.state = 'committed')
+BEGIN SELECT RAISE(ABORT, 'a step is planned, then collected, then committed'); END""",
+    """
+CREATE TRIGGER IF NOT EXISTS rollouts_stay BEFORE UPDATE OF step ON step_rollouts
+WHEN NEW.step IS NOT OLD.step AND EXISTS (SELECT 1 FROM steps WHERE step = OLD.step AND state = 'committed')
+BEGIN SELECT RAISE(ABORT, 'the rollout is in a committed step'); END""",
+)
+"""Repeatable. Run with the first step: a store begins with an empty database."""
+
+_HAS_STEPS = "SELECT 1 FROM sqlite_master WHERE name = 'steps'"
 _CLAIM = (
     "INSERT INTO step_rollouts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL)"
     " ON CONFLICT (session_id) DO UPDATE SET step = ?6, generated = ?7, rollout = iif(?8, rollout, NULL)"
@@ -35,9 +79,14 @@ _REMOVE_TOKENS = "UPDATE step_rollouts SET rollout = NULL WHERE session_id = ?"
 _RECOUNTED_STEPS = 2  # a turn that ends after its session does so within a drain's grace
 
 
+def has_steps(connection: sqlite3.Connection) -> bool:
+    """Return True if a step was ever planned. Raises `sqlite3.Error`."""
+    return bool(connection.execute(_HAS_STEPS).fetchone())
+
+
 def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
     """Return the columns of `index`."""
-    return index.group.step, index.group.number, index.member, index.attempt
+    return (*index.group, index.member, index.attempt)
 
 
 def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
@@ -47,10 +96,10 @@ def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
             continue
         make_room(connection, each.index, each.session_id)
         row = (each.session_id, *place_of(each.index))
-        if each.use is RolloutUse.CARRIED:
+        if each.use is Disposition.CARRIED:
             connection.execute(_WAIT, (*row, each.generated))
         else:
-            connection.execute(_CLAIM, (*row, record.step, each.generated, each.use is RolloutUse.DELIVERED))
+            connection.execute(_CLAIM, (*row, record.step, each.generated, each.use is Disposition.DELIVERED))
 
 
 def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: str) -> None:
@@ -68,7 +117,7 @@ def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_
     Raises `LedgerImbalance` if the store has less than a step counted.
     """
     step = record.step
-    carried = {each.session_id for each in record.rollouts if each.use is RolloutUse.CARRIED}
+    carried = {each.session_id for each in record.rollouts if each.use is Disposition.CARRIED}
     since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()
     has_old_ones = _abandon_rollouts(connection, record)  # these may have waited for any number of steps
     found = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -19,20 +19,21 @@ from harness.errors import StepError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.disk import disk_failures
 from harness.machine.locks import try_lock
+from harness.server.store.only_reading import only_reading
 from harness.sessions.ledger import Ledger, total
-from harness.training.collector.record.kept_rollout import from_bytes, to_bytes
-from harness.training.collector.record.step_record import StepRecord
+from harness.training.collector.groups import RolloutIndex, ScoredRollout
+from harness.training.collector.record.step_record import StepRecord, from_bytes, to_bytes
 from harness.training.collector.record.step_sessions import (
+    TABLES,
     claim_rollouts,
     count_left,
     count_unclaimed,
     forget_rollouts,
+    has_steps,
     make_room,
     place_of,
     sessions_to_forget,
 )
-from harness.training.collector.record.step_tables import TABLES, Position, has_steps, read_position
-from harness.training.collector.rollout_index import RolloutIndex, ScoredRollout
 
 _BUSY_TIMEOUT_S = 10.0
 _SESSIONS_AT_ONCE = 16  # sessions deleted per transaction: a turn waits for at most one
@@ -57,6 +58,24 @@ _RECALL = (
     " AND step IS NULL AND rollout IS NOT NULL"
 )
 _FORGET = "DELETE FROM steps WHERE step < ?"
+_LAST = "SELECT step, run_ledger FROM steps WHERE state = 'committed' ORDER BY step DESC LIMIT 1"
+_RECORD = "SELECT record FROM steps WHERE step = ? AND record IS NOT NULL"
+_ROLLOUTS = "SELECT rollout FROM step_rollouts WHERE step = ? AND rollout IS NOT NULL ORDER BY rowid"
+
+
+class Position(NamedTuple):
+    """Progress of training."""
+
+    step: int
+    """Next step."""
+    ledger: Ledger
+
+
+class KeptStep(NamedTuple):
+    """Collected or committed step."""
+
+    record: StepRecord
+    rollouts: list[ScoredRollout]
 
 
 class StepTable:
@@ -229,3 +248,24 @@ class StepTable:
                 if connection.in_transaction:  # SQLite rolls back by itself on a full disk
                     connection.execute("ROLLBACK")
                 raise
+
+
+def read_position(connection: sqlite3.Connection) -> Position:
+    """Read the progress. Raises `sqlite3.Error`."""
+    row = connection.execute(_LAST).fetchone() if has_steps(connection) else None
+    return Position(0, Ledger()) if row is None else Position(row[0] + 1, msgspec.json.decode(row[1], type=Ledger))
+
+
+def read_step(database: Path | str, step: int) -> KeptStep:
+    """Read a step without writes or locks, even while the run continues.
+
+    Raises `StoreError` if it is not collected yet or forgotten, `StepError` if damaged.
+    """
+    path = Path(database)
+    with disk_failures(path), only_reading(path) as connection:
+        connection.execute("BEGIN")  # one snapshot for both reads
+        row = connection.execute(_RECORD, (step,)).fetchone() if has_steps(connection) else None
+        if row is None:
+            raise StoreError(f"{path}: there is no step {step}: it has not been collected, or has been forgotten")
+        rollouts = [from_bytes(blob) for (blob,) in connection.execute(_ROLLOUTS, (step,))]
+    return KeptStep(StepRecord.read(row[0]), rollouts)

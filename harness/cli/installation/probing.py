@@ -11,31 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+
+from harness.machine.findings import Finding, Level
 
 _REMOVAL_S = 1.0
-
-
-class Level(StrEnum):
-    """Severity of a finding."""
-
-    OK = "ok"
-    """Correct, or absent and not needed."""
-    WARN = "warn"
-    """Part of the harness will not work here, or not as expected."""
-    FAIL = "fail"
-    """Hardly anything works."""
-
-
-class InstallationFinding(NamedTuple):
-    """Result of one check."""
-
-    check: str
-    level: Level
-    found: str
-    next_step: str = ""
 
 
 class Scratch:
@@ -73,23 +53,23 @@ class Scratch:
                 shutil.rmtree(gone, ignore_errors=True)
 
 
-Probe = Callable[[Scratch], list[InstallationFinding]]
+Probe = Callable[[Scratch], list[Finding]]
 """Function that checks something and returns its findings."""
 
 
-def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[InstallationFinding]:
+def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
     """Return the findings of all `probes`, in order, within `deadline_s`.
 
     A probe that is late or raises becomes a finding. Scratch folders are removed even after an interrupt.
     """
     scratch = Scratch()
-    found: dict[str, list[InstallationFinding]] = {}
+    found: dict[str, list[Finding]] = {}
 
     def ask(name: str, probe: Probe) -> None:
         try:
             found[name] = probe(scratch)
         except Exception as error:  # noqa: BLE001  # any error is a finding
-            found[name] = [InstallationFinding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
+            found[name] = [Finding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
 
     try:
         until = time.monotonic() + deadline_s
@@ -101,4 +81,4 @@ def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Installation
     finally:
         scratch.remove()
     late, step = f"no answer within {deadline_s:g} s", "a file server or a device hangs; mend it, and ask again"
-    return [each for name in probes for each in found.get(name, [InstallationFinding(name, Level.WARN, late, step)])]
+    return [each for name in probes for each in found.get(name, [Finding(name, Level.WARN, late, step)])]

@@ -3,9 +3,9 @@
     python bench/hostile_bodies.py [--json] [--tokenizer DIR] [--context TOKENS] [--rounds N]
 
 A server in a process of its own (scripted engine, store in memory) gets one request at a time. Time is that of the
-answer; memory is what the process grew by at its highest; the stall is how late a timer of a millisecond came at worst.
-Other programs on the machine make every figure larger, so each is the least of some rounds. The table is the one in
-docs/limits.md.
+answer, CPU that of the process; memory is what the process grew by at its highest; the stall is how late a timer of a
+millisecond came at worst. Other programs on the machine make every figure larger, so each is the least of some rounds.
+The table is the one in docs/limits.md. Seals stand for reasoning only with a tokenizer whose family thinks (Qwen3's).
 """
 
 import argparse
@@ -22,12 +22,19 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from bench.tool_loop.processes import cpu_s
+from harness.dialects.model_request import seal
 from harness.dialects.request_limits import RequestLimits
 
 MB = 1_000_000
 BEAT_S = 0.001
 BODY_BYTES = 48 << 20  # more than the default, to see what larger bodies would cost
 WORDS = "The quick brown fox jumps over the lazy dog and finds 42 reasons to come back.\n"
+SEAL = seal("0" * 32).encode()
+"""Stands for the key of the reasoning that the session's first answer had."""
+THOUGHT = f"<think>\n{WORDS * 6}</think>\n\nok"  # so long that one in each of 16 383 messages just fits `body_bytes`
 Json = dict[str, Any]
 
 
@@ -38,6 +45,7 @@ class Case:
     name: str
     fields: Json
     messages: list[Json]
+    path: str = "v1/chat/completions"
 
     @property
     def body(self) -> bytes:
@@ -72,6 +80,11 @@ def cases() -> Iterator[Case]:
         yield Case(f"{count} messages", {}, [hi] * count)
     for count in (16, 2_000, 200_000):
         yield Case(f"{count} stop strings", {"stop": [f"stop{i}" for i in range(count)]}, [hi])
+    hello, block = [{**hi, "content": "hello"}], {"type": "thinking", "thinking": "", "signature": SEAL.decode()}
+    for blocks, count in ((95_000, 1), (8, 10_000), (1, 16_383)):
+        reply = {"role": "assistant", "content": [block] * blocks}
+        name = f"{blocks} seals in each of {count} messages"
+        yield Case(name, {"max_tokens": 16}, hello + [reply, hi] * count, "v1/messages")
     yield Case("an unknown field", {"other": [0] * (8 * MB // 3)}, [hi])
 
 
@@ -96,22 +109,28 @@ class Server:
         self._process.stdin.close()
         self._process.wait(30)
 
-    def measure(self, body: bytes) -> Json:
+    def measure(self, body: bytes, path: str) -> Json:
         """Send `body` to a session of its own."""
         http = HTTPConnection(self._address, timeout=600)
         http.request("POST", "/sessions", b"{}")
         session_id = json.loads(http.getresponse().read())["session_id"]
+        if SEAL in body:
+            first = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 512}
+            http.request("POST", f"/sessions/{session_id}/{path}", json.dumps(first).encode())
+            answered_as = json.loads(http.getresponse().read())["id"].removeprefix("msg_")
+            body = body.replace(SEAL, seal(answered_as).encode())
         Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # the high-water mark begins anew
         before = self._memory("VmRSS")
         self._stall_s()
-        began = time.perf_counter()
-        http.request("POST", f"/sessions/{session_id}/v1/chat/completions", body)
+        began, used_s = time.perf_counter(), self._cpu_s()
+        http.request("POST", f"/sessions/{session_id}/{path}", body)
         response = http.getresponse()
         said = json.loads(response.read())
         figures = {
             "status": response.status,
             "code": said.get("error", {}).get("code", ""),
             "seconds": time.perf_counter() - began,
+            "cpu_s": self._cpu_s() - used_s,
             "memory_bytes": max(0, self._memory("VmHWM") - before),
             "stall_s": self._stall_s(),
         }
@@ -132,6 +151,9 @@ class Server:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
+    def _cpu_s(self) -> float:
+        return cpu_s(psutil.Process(self._process.pid))
+
     def _memory(self, name: str) -> int:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
@@ -140,15 +162,16 @@ class Server:
 async def run_server(tokenizer: Path, context: int) -> None:
     """The server's own process: says its address, then its worst stall for each line that it gets."""
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-    from harness.server.serving import serve
+    from harness.server.serving import SWITCH_S, serve
     from harness.server.settings import ServerSettings
     from harness.server.store.connect import open_store
     from harness.server.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()
+    sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
     chat_tokenizer = open_chat_tokenizer(tokenizer)
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="ok"),)), context_length=context)
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text=THOUGHT),)), context_length=context)
     settings = ServerSettings(limits=RequestLimits(body_bytes=BODY_BYTES))
     loop, worst_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
 
@@ -191,25 +214,27 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="a HuggingFace folder; by default the tests' byte tokenizer")
     parser.add_argument("--context", type=int, default=32_768)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default="", help="those whose name has this in it")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(run_server(options.tokenizer, options.context))
         return
     if not options.json:
-        print("| what is large | body | answer | time | memory, times the body | worst stall |")
-        print("| --- | --- | --- | --- | --- | --- |")
+        print("| what is large | body | answer | time | CPU | memory, times the body | worst stall |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as directory:
         server = Server(str(options.tokenizer or toy_folder(Path(directory))), options.context)
-        for case in cases():
+        for case in (each for each in cases() if options.cases in each.name):
             body = case.body
-            found = least([server.measure(body) for _ in range(options.rounds)])
+            found = least([server.measure(body, case.path) for _ in range(options.rounds)])
             if options.json:
                 print(json.dumps({"case": case.name, "body_bytes": len(body), **found}), flush=True)
                 continue
             said = f"{found['status']} {found['code']}".strip()
             print(
                 f"| {case.name} | {len(body) / MB:.2f} MB | {said} | {found['seconds'] * 1000:.0f} ms |"
+                f" {found['cpu_s'] * 1000:.0f} ms |"
                 f" {found['memory_bytes'] / len(body):.1f} | {found['stall_s'] * 1000:.0f} ms |",
                 flush=True,
             )

@@ -7,9 +7,11 @@ dialect can be compared with the record.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Self, overload
+
+import msgspec
 
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import MalformedRequest, OverLimit
@@ -43,14 +45,13 @@ def _knows_no_turn(some_id: str) -> Turn | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class WireCall:
+class WireCall(msgspec.Struct, frozen=True):
     """A model call as received."""
 
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers by lower-case name."""
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = msgspec.field(default_factory=dict)
     turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
     """Turns of the session from the root to the answer with a response id; empty if there is none."""
     caller: Callable[[str], Turn | None] = _knows_no_turn
@@ -103,15 +104,13 @@ def seal(response_id: str) -> str:
     return _SEAL + response_id
 
 
-@dataclass(frozen=True, slots=True)
-class Streaming:
+class Streaming(msgspec.Struct, frozen=True):
     """Options of a streamed answer."""
 
     wants_usage: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True):
     """A client's request to the model."""
 
     dialect: str
@@ -128,9 +127,9 @@ class ModelRequest:
     """None for a whole answer."""
     recall: Recall = NOTHING_RECALLED
     """Parts of the request recognized by their bytes."""
-    notes: TurnNotes = field(default_factory=TurnNotes)
+    notes: TurnNotes = TurnNotes()
     """Fields ignored, normalized or left out, for readers of the record."""
-    template_variables: Json = field(default_factory=dict)
+    template_variables: Json = msgspec.field(default_factory=dict)
     ignored: Sequence[str] = ()
     """Body fields that are not served (`dialects.ignored`)."""
 
@@ -161,8 +160,7 @@ class PartlyRead(Sequence[Message]):
         return self._new[numbers - self._known] if numbers >= self._known else self._read(numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True):
     """Facts known before the answer, enough to begin its stream and keep it alive."""
 
     request: ModelRequest
@@ -184,8 +182,7 @@ class Said(NamedTuple):
         return self._replace(reasoning=self.reasoning + len(delta.reasoning), content=self.content + len(delta.content))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True):
     """A recorded turn and the other contents of its answer."""
 
     request: ModelRequest

@@ -6,8 +6,9 @@ system and developer prompts only. It is removed before histories are compared, 
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, overload
+
+import msgspec
 
 from harness.dialects.model_request import ModelRequest
 from harness.errors import ScenarioError
@@ -45,13 +46,15 @@ class NoiseRules:
         if self._pattern is None:
             return CleanRequest(request, "")
         if request.recall.known:
-            return CleanRequest(replace(request, messages=_QuietHead(request.messages, self)), "")
+            return CleanRequest(msgspec.structs.replace(request, messages=_QuietHead(request.messages, self)), "")
         head = request.messages[0]
         end = self._end(head)
         if not end:
             return CleanRequest(request, "")
         messages = (self.clean(head), *request.messages[1:])
-        return CleanRequest(replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)])
+        return CleanRequest(
+            msgspec.structs.replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)]
+        )
 
     def clean(self, head: Message) -> Message:
         """Return the first message without noise."""

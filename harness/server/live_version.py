@@ -68,8 +68,9 @@ class LiveVersion:
 
     def worker_of(self, session_id: str) -> TokenProvider:
         """Return the engine for the session's next request, or the pool if none serves."""
-        name = self._engine.workers.next_for(session_id)
-        return self._engine if name is None else self._engine.workers.providers[name]
+        workers = self._engine.workers
+        name = workers.next_for(session_id)
+        return self._engine if name is None else workers.providers[name]
 
     def version_for(self, session_id: str) -> int | None:
         """Return the policy version for the session's next token, if known."""

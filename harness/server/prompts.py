@@ -9,12 +9,12 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec import json
+import msgspec
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode, WireCall
@@ -129,8 +129,7 @@ def _nearby() -> Iterator[Callable[[_Find], _Find]]:
         is_within = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCall:
+class ReadCall(msgspec.Struct, frozen=True):
     request: ModelRequest
     prefixes: Sequence[Prefix]
     """Prefix i covers the tools and the first i messages."""
@@ -165,8 +164,8 @@ class Prompts:
         body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
         kinds = frozenset(session.digest_kinds)
 
-        def work(wire: WireCall = wire) -> ReadCall:
-            call = replace(wire, sent=sent)
+        def work(**lookups: Any) -> ReadCall:
+            call = msgspec.structs.replace(wire, sent=sent, **lookups)
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
             chat = self._chat_for(session, asked)
             variables = dict(chat.describe().template_variables)
@@ -188,7 +187,7 @@ class Prompts:
                 with _nearby() as bounded:
                     nearby = partial(_turns_nearby, wire.turns_until)
                     answered_as, caller = bounded(wire.answered_as), bounded(wire.caller)
-                    return work(replace(wire, turns_until=nearby, answered_as=answered_as, caller=caller))
+                    return work(turns_until=nearby, answered_as=answered_as, caller=caller)
             except _LongBefore as before:  # only the small body has been read
                 size_bytes += before.size_bytes
         return await self.heavy_work.do(size_bytes, work)
@@ -224,7 +223,7 @@ class Prompts:
         except MalformedRequest as error:
             raise MalformedRequest(error.message, param="chat_template_kwargs") from error
         for name, value in {} if is_open else asked.template_variables.items():
-            if name not in known or json.encode(known[name]) != json.encode(value):
+            if name not in known or msgspec.json.encode(known[name]) != msgspec.json.encode(value):
                 raise MalformedRequest(
                     f"chat_template_kwargs.{name}: expected the session's value ({known.get(name, 'not set')!r}); its"
                     " owner may set `template_variables`, or allow others with `request_template_variables`",

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self, assert_never
 
+import msgspec
 from msgspec import structs
 
 from harness.dialects.dialect import Dialect
@@ -61,8 +62,7 @@ _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ServedTurn:
+class ServedTurn(msgspec.Struct, frozen=True):
     """A turn to answer with."""
 
     turn: Turn
@@ -70,8 +70,7 @@ class ServedTurn:
     """Alternatives to its output tokens if just sampled; not stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
+class ModelCall(msgspec.Struct, frozen=True):
     """A model call in progress."""
 
     session: Session
@@ -84,7 +83,7 @@ class ModelCall:
     known: KnownAnswer | None
     """Answer whose id the head has; None if the id is `own_id`."""
     began_at: float
-    live_text: LiveText = field(default_factory=LiveText)
+    live_text: LiveText = msgspec.field(default_factory=LiveText)
     """Receives the text while it is sampled; silent unless opened."""
 
     @property

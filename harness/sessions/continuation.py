@@ -25,9 +25,10 @@ Pure: the server calls the engine, waits at the gate and decides when to give up
 """
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Self
 
+import msgspec
 import numpy as np
 
 from harness.sessions.ledger import DropReason
@@ -75,8 +76,7 @@ class Broken(NamedTuple):
     drop: DropReason
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """Output of all requests of a turn; `finish` is None before the first, and ABORT while more is to come."""
 
     ids: TokenIds
@@ -132,7 +132,9 @@ class Output:
         lost = UnknownOutput(result.request_id, result.unheard_tokens, _RETRACTED)
         unheard = (lost,) if lost.at_most else ()
         before = self.version_spans
-        spans = [replace(span, start=span.start + start, end=span.end + start) for span in result.version_spans]
+        spans = list(result.version_spans)
+        if start:
+            spans = [replace(span, start=span.start + start, end=span.end + start) for span in spans]
         if before and spans and before[-1].version == spans[0].version:
             spans[0] = replace(spans[0], start=before[-1].start)
             before = before[:-1]
@@ -141,7 +143,7 @@ class Output:
             more = TopLogprobs(np.concatenate([top.ids, more.ids]), np.concatenate([top.logprobs, more.logprobs]))
         elif start:
             more = None  # not stored: a turn that continues after a restart lacks the first ones
-        return replace(
+        return msgspec.structs.replace(
             self,
             ids=as_ids(np.concatenate([self.ids, result.output_ids])) if start else result.output_ids,
             logprobs=as_logprobs(np.concatenate([self.logprobs, result.logprobs])) if start else result.logprobs,
@@ -161,7 +163,7 @@ class Output:
         unusable = arrived - int(partial.output_ids.size)
         dropped = (Discarded(partial.request_id, unusable, cause.drop),) if unusable else ()
         joined = self.join(partial) if partial.output_ids.size else self
-        return replace(
+        return msgspec.structs.replace(
             joined,
             discarded=(*joined.discarded, *dropped),
             # The engine may have used up its budget unheard. One that reported more than that has nothing left.
@@ -179,15 +181,15 @@ class Output:
         )
         if match is not None:
             return self._cut(match.end, match.text)
-        searched = replace(self, searched=int(self.ids.size))
+        searched = msgspec.structs.replace(self, searched=int(self.ids.size))
         if self.finish is not FinishReason.ABORT:
             return searched
         if self.ids.size:
             last = int(self.ids[-1])
             if last in params.stop_token_ids or (last in endings.eos_ids and not params.ignore_eos):
-                return replace(searched, finish=FinishReason.STOP, matched_stop=last)
+                return msgspec.structs.replace(searched, finish=FinishReason.STOP, matched_stop=last)
         if self.ids.size >= params.max_new_tokens:
-            return replace(searched, finish=FinishReason.LENGTH)
+            return msgspec.structs.replace(searched, finish=FinishReason.LENGTH)
         return searched
 
     def keep_or_restart(self, params: SamplingParams) -> Self:
@@ -196,7 +198,7 @@ class Output:
             return self
         lost = [Discarded(each.request_id, each.end - each.start, DropReason.RESTARTED) for each in self.segments]
         dropped = (*self.discarded, *(each for each in lost if each.tokens))
-        return replace(self.nothing(), discarded=dropped, unknown=self.unknown, scorings=self.scorings)
+        return msgspec.structs.replace(self.nothing(), discarded=dropped, unknown=self.unknown, scorings=self.scorings)
 
     def next_request(
         self,
@@ -239,7 +241,7 @@ class Output:
         over = int(self.ids.size) - end
         surplus = (Discarded(self.segments[-1].request_id, over, DropReason.AFTER_STOP),) if over else ()
         top = self.top_logprobs
-        return replace(
+        return msgspec.structs.replace(
             self,
             ids=self.ids[:end],
             logprobs=self.logprobs[:end],

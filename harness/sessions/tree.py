@@ -6,8 +6,10 @@ gets another branch (I1). Digests of a request's prefixes find its place, deepes
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
+
+import msgspec
 
 from harness.sessions.token_log import TokenPath
 from harness.tokens.history import Prefix
@@ -18,8 +20,7 @@ _MOST_COMPARISONS = 4_096  # kept beside two per turn
 _MOST_CHILDREN = 4  # kept per turn
 
 
-@dataclass(frozen=True, slots=True)
-class AttachPoint:
+class AttachPoint(msgspec.Struct, frozen=True):
     """Place where a request joins the tree."""
 
     parent: int | None

@@ -4,9 +4,10 @@ A turn is built, stored, then recorded, so everything that can be extended, coll
 (I9).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from msgspec import convert, structs
+import msgspec
+from msgspec import structs
 
 from harness.errors import HarnessError
 from harness.samples.proximal import keep_scores, score_turns
@@ -19,8 +20,7 @@ from harness.turn_ends import TurnEnd, status_of
 from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, TurnNotes, as_ids
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
+class TurnRequest(msgspec.Struct, frozen=True):
     """Model call, as the core sees it; see `Turn`."""
 
     messages_delta: tuple[Message, ...]
@@ -28,11 +28,10 @@ class TurnRequest:
     asked: SamplingWishes
     digest: str
     tools: tuple[Json, ...] = ()
-    notes: TurnNotes = field(default_factory=TurnNotes)
+    notes: TurnNotes = TurnNotes()
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """Turn in flight."""
 
     index: int
@@ -70,15 +69,14 @@ class Admission:
 
 def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, response_id: str) -> Admission:
     """Return the admission of a broken-off turn with its whole prompt `path`."""
-    asked = convert(turn.sampling["asked"], SamplingWishes)
+    asked = msgspec.convert(turn.sampling["asked"], SamplingWishes)
     notes = structs.replace(turn.notes, response_id=response_id)
     request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, notes=notes)
     place = (turn.index, turn.parent, turn.key, turn.ordinal)
     return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """Output, as the agent reads it."""
 
     message: Message

@@ -15,7 +15,6 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
@@ -49,8 +48,7 @@ class HttpAnswer(NamedTuple):
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpCall(msgspec.Struct, frozen=True):
     """Request and its total time limit."""
 
     method: str
@@ -58,7 +56,7 @@ class HttpCall:
     deadline_s: float
     body: Json | Sequence[bytes] | None = None
     """Object, or parts of its JSON."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     request_id: str = ""
     """Generation it belongs to, if any."""
 

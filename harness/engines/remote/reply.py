@@ -6,12 +6,12 @@ Nothing is repaired; the trainer sees exactly what passes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, NoReturn, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import json
 
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
@@ -42,8 +42,7 @@ class ScoredToken(NamedTuple):
     logprob: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class Scored(msgspec.Struct, frozen=True, eq=False):
     """Reported logprobs as columns."""
 
     named: npt.NDArray[np.int64]
@@ -64,8 +63,7 @@ class Scored:
         return int(self.named.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """Request that a reply answers."""
 
     engine: str
@@ -93,12 +91,11 @@ class Asked:
 
     def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
         """Encode `fields` and append the input ids, which are encoded already."""
-        head = json.encode(fields)
+        head = msgspec.json.encode(fields)
         return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReply:
+class EngineReply(msgspec.Struct, frozen=True):
     """The engine's claims; None or empty without one."""
 
     output_ids: Sequence[int]
@@ -130,7 +127,8 @@ def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     budget = capabilities.context_length - request.input_ids.size
     if request.params.max_new_tokens <= budget:
         return asked
-    return replace(asked, request=replace(request, params=replace(request.params, max_new_tokens=budget)))
+    params = replace(request.params, max_new_tokens=budget)
+    return msgspec.structs.replace(asked, request=replace(request, params=params))
 
 
 def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:

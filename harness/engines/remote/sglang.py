@@ -8,7 +8,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -225,7 +224,8 @@ class SGLangTokenProvider(RemoteProvider):
 
     async def active_guard(self) -> str | None:
         """See `RemoteProvider`."""
-        asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
+        asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
+        asked = msgspec.structs.replace(asked, probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
     async def _connect(self) -> None:
@@ -261,8 +261,9 @@ class SGLangTokenProvider(RemoteProvider):
             raise EngineRejected(
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
-        asked = Asked(self._client.name, request, self._vocab_size, is_guarded=self._guard is not None)
-        return fit_budget(self.capabilities, replace(asked, rank=self._rank_of(request)))
+        is_guarded, rank = self._guard is not None, self._rank_of(request)
+        asked = Asked(self._client.name, request, self._vocab_size, is_guarded=is_guarded, rank=rank)
+        return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
         body = generate_body(asked, interval=interval)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+import msgspec
+
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
 from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
@@ -204,7 +206,8 @@ class VLLMTokenProvider(RemoteProvider):
 
     async def active_guard(self) -> str | None:
         """See `RemoteProvider`."""
-        asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
+        asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
+        asked = msgspec.structs.replace(asked, probes_guard=True)
         reply = await self._client.call(self._call_of(asked), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
 

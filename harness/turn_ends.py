@@ -24,7 +24,7 @@ class TurnStatus(StrEnum):
 
 
 class TurnEnd(StrEnum):
-    """Reason why a turn ended. `Turn.notes["error"]` has the error, if any."""
+    """Reason why a turn ended. `TurnNotes.error` has the error, if any."""
 
     MODEL = "model"
     """The model sampled an end-of-turn id or a requested stop."""

@@ -150,7 +150,6 @@ async def _guess(
 
 
 def _tell(rollout: "Rollout") -> None:
-    """Print a line about a rollout and its ledger."""
     from msgspec import convert
 
     from harness.sessions.ledger import Ledger

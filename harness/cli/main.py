@@ -118,7 +118,6 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
 
 
 def _leave(code: int) -> None:
-    """Exit."""
     # The process aborts if a thread is in native code when the interpreter shuts down.
     if any(thread.daemon for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -261,7 +261,6 @@ def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]
 
 
 def _read_message(raw: msgspec.Raw, number: int) -> Message:
-    """Return the message in one spelling, without empty fields."""
     try:
         said = decode_json(_message_decoder, raw, f"messages[{number}]")
     except MalformedRequest as error:

@@ -157,7 +157,6 @@ def _read_head(raw: msgspec.Raw, field: str, answered_as: Callable[[str], Turn |
 
 
 def _refer(item_id: str, item: Item, answered_as: Callable[[str], Turn | None], referred: set[str]) -> Item:
-    """Resolve a reference. Raises `MalformedRequest` if the session has no such item."""
     found = None if item_id in referred else _find_item(item_id, answered_as)
     if found is None:
         raise MalformedRequest(

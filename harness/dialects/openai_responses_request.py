@@ -200,7 +200,6 @@ def _is_given(raw: msgspec.Raw) -> bool:
 
 
 def _read_before(wire: _ResponsesBody, call: WireCall) -> list[Message]:
-    """Return the instructions and the history up to the previous response."""
     before: list[Message] = []
     if wire.instructions:
         before.append({"role": "system", "content": wire.instructions})

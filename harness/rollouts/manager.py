@@ -254,7 +254,6 @@ class SessionManager:
             _log.warning(SESSION_NOT_DELETED, session_id=shorten_secrets(session_id), error=error.message)
 
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
-        """Create a session. Raises `SessionServerError`, also if an abort came first."""
         aborted = SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
         if signal.announced.done():
             raise aborted

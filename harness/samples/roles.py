@@ -161,7 +161,6 @@ def _gather(live: Sequence[Turn]) -> list[_Context]:
 
 
 def _open_waits(turns: Iterable[Turn]) -> set[int]:
-    """Return turns that wait for tool results."""
     known = list(turns)
     extended = {turn.parent for turn in known}
     return {turn.index for turn in known if turn.reply.get("tool_calls") and turn.index not in extended}
@@ -383,7 +382,6 @@ def _find_summaries(leaves: Sequence[tuple[_Line, Turn]], contexts: Sequence[_Co
 
 
 def _prompts(contexts: Sequence[_Context]) -> Iterator[_PromptPlace]:
-    """Yield texts that an agent wrote into root prompts."""
     seen: set[tuple[_Signature, str]] = set()
     for context in contexts:
         for message in context.root.messages_delta:

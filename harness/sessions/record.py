@@ -170,7 +170,6 @@ def empty_facts(session_id: str) -> Json:
 
 
 def _standing_record(turn: Turn, plan: DeliveryPlan, dropped: DropReason | None) -> Json:
-    """Return what later turns can change."""
     role, evidence = plan.roles[turn.index]
     return {
         "turn": turn.index,

@@ -108,7 +108,6 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _cuts(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the patterns that cut text, in order. Raises `ValueError` for an unknown pre-tokenizer."""
     match state:
         case {"type": "Sequence", "pretokenizers": parts}:
             for part in parts:

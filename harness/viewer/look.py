@@ -194,7 +194,6 @@ def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
 
 
 def _last_line(log: BinaryIO) -> str | None:
-    """Return the last line that is not blank, or None."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
     lines = log.read(_LOG_TAIL).decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), None)

@@ -156,7 +156,6 @@ def _plan(run: Path, line: SessionLine) -> PlannedRollout:
 
 
 def _as_recorded(entry: ScenarioEntry) -> ScenarioFolder:
-    """Return today's folder with the recorded scenario settings."""
     return replace(load_scenario(Path(entry.directory)), scenario=entry.scenario)
 
 

@@ -161,7 +161,6 @@ _OWN_ARGUMENTS = {
 async def _leashed(
     command: Sequence[str], log_file: Path, log_bytes: int, env: Mapping[str, str] | None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `command` as a process group that ends with the block or this process."""
     try:
         output = log_file.open("ab")
     except OSError as error:

@@ -80,7 +80,6 @@ class Passthrough:
 
 
 async def _listen(receive: Receive, chunks: "asyncio.Queue[bytes | None] | None") -> None:
-    """Receive the body into `chunks`, if any, until the client leaves."""
     while (message := await receive())["type"] == "http.request":
         if chunks is not None:
             await chunks.put(message.get("body", b""))

@@ -94,7 +94,6 @@ def _checks(findings: Sequence[Finding]) -> "Json":
 
 
 def _report(findings: Sequence[Finding], document: "Json", title: str = "", *, as_json: bool) -> int:
-    """Print the findings or their document. Return the exit code."""
     from harness.server.telemetry.printable import printable
 
     counts = Counter(each.level for each in findings)

@@ -175,7 +175,6 @@ def _describe_gate(gate: "GateReport") -> str:
 
 
 def _exit_by(gate: "GateReport") -> None:
-    """Print problems, and exit with an error if there are any."""
     # A shard did not get the command; running it again may work.
     for problem in gate.problems:
         output.say(f"harness: {printable(problem)}")

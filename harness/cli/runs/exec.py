@@ -176,7 +176,6 @@ async def _play(
     session: "Json",
     deadline_s: float,
 ) -> "tuple[Rollout, Path]":
-    """Return the rollout, and the folder with its files."""
     import asyncio
     from dataclasses import replace
 

@@ -77,7 +77,6 @@ def serve_shards(
 
 
 def _divide(limits: "RequestLimits", shards: int) -> list[str]:
-    """Return one shard's limits, as options."""
     numbers = asdict(limits)
     for name in _DIVIDED:
         numbers[name] = max(1, numbers[name] // shards)

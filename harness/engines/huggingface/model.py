@@ -202,7 +202,6 @@ def _require_same_shapes(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
 
 
 def _digest(directory: Path) -> str:
-    """Return the SHA-256 over names and bytes of the weight files."""
     digest = hashlib.sha256()
     for path in _weight_files(directory):
         digest.update(path.name.encode())

@@ -84,7 +84,6 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
-    """Return the smallest logit among the most likely tokens with total probability `top_p`."""
     total = scaled.logsumexp(dim=-1)
     likely = scaled.topk(min(_LIKELY_CANDIDATES, scaled.numel())).values
     if (likely - total).exp().sum() < top_p:

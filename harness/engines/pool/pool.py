@@ -361,7 +361,6 @@ class EnginePool:
         return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
-        """Apply `verb` to all workers; raise one error for all failures."""
         workers = self.workers.providers
         told = await asyncio.gather(*(verb(worker) for worker in workers.values()), return_exceptions=True)
         failures: dict[str, EngineError] = {}

@@ -137,7 +137,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         await self._client.close()
 
     async def _obeys(self) -> bool:
-        """Test whether the server follows scripts. Raises `EngineError` if cut short."""
         self._follows_scripts = True  # else `check_request` refuses the test
         try:
             # Two scripts after one prompt: a server that ignores `force_ids` outputs the same token twice.

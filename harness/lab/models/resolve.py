@@ -86,7 +86,6 @@ def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: Fetch
 
 
 def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
-    """Return all that determines the bytes of the folder."""
     if isinstance(model, GeneratedModel):
         return tiny_recipe(model)
     return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}

@@ -106,7 +106,6 @@ class GroupWriter:
             self._queue.put(notes)
 
     def _run(self) -> None:
-        """Commit group after group until `_Stop`."""
         problem = f"{self._path}: the store has been left"
         try:
             for group in self._groups():

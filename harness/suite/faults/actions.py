@@ -242,7 +242,6 @@ class Actions:
         return Effect(f"the next request of {_count(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
-        """Signal agents. Returns the sessions reached."""
         return [session_id for session_id in session_ids if self._manager.signal_agent(session_id, number)]
 
     def _targets(self, moment: Moment) -> dict[str, int]:

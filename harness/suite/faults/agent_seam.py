@@ -168,7 +168,6 @@ class AgentSeam:
             self._repetitions[session_id].remove(repetition)
 
     def _keep_errors(self, session_id: str, send: Send) -> Send:
-        """Wrap `send` to record error answers."""
         status = HTTPStatus.OK.value
 
         async def keep_and_send(message: Message) -> None:

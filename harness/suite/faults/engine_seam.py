@@ -244,7 +244,6 @@ class FaultyProvider:
         return await self._inner.health()
 
     async def _sample(self, call: EngineCall, watcher: Watcher, request: GenerationRequest) -> GenerationResult:
-        """Return the engine's result; stream if a fault waits for a token."""
         if not (watcher.counts_tokens(call) or call.ends_early):
             return await self._inner.generate(request)
         plain = replace(request, on_delta=None, on_ids=None)  # with these, the engine would send many tokens at once
@@ -262,7 +261,6 @@ class FaultyProvider:
         raise EngineConnectionLost("the engine ended a stream without a result")
 
     async def _apply_faults(self, call: EngineCall) -> None:
-        """Arm the network, or raise a provider's error."""
         while call.faults:
             fault = call.faults.pop(0)
             if self._network is not None:

@@ -186,7 +186,6 @@ class FaultInjector:
         ]
 
     def _complete(self, firing: Firing) -> Firing:
-        """Add the sessions' error answers, outcomes and ledgers."""
         later = [each for each in self._seams.agents.error_answers if each.at >= self._began + firing.at_s]
         rollouts: list[Rollout] = []
         completed: list[Bystander] = []

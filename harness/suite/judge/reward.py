@@ -89,7 +89,6 @@ async def score_session(check: Path, session: Json, result: Json | None, metadat
 
 
 def _read_score(score: Any) -> Score:
-    """Parse the answer. Raises `ScenarioError` unless the reward is finite."""
     details = dict(score) if isinstance(score, dict) else {"reward": score}
     if "reward" not in details:
         raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(details)}")

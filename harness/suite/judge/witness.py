@@ -90,7 +90,6 @@ def hear(engines: str, before: Look, after: Look) -> TokenReading:
 
 
 def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCount]) -> str:
-    """Return the reason that the counters are not comparable, if any."""
     for name in sorted({*before} ^ {*after}):
         return f"{(before.get(name) or after[name]).engine} was there for a part of the time only"
     for name, now in after.items():

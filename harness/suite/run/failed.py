@@ -58,7 +58,6 @@ class FailedOnly:
 
 
 def _causes_of(record: RolloutRecord) -> tuple[str, ...]:
-    """Return the causes of a failure; empty if the rollout did not fail."""
     if record.outcome not in _FAILING or record.met_fault:
         return ()
     return (record.outcome.value, *([record.cause.value] if record.cause else []))

@@ -53,7 +53,6 @@ async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S)
 
 
 def _recipe(program: Path, seed: int) -> dict[str, str]:
-    """Return all that is known to determine the model."""
     digest, folder = hashlib.sha256(), program.parent
     for path in _files_in(folder):
         name = path.relative_to(folder).as_posix()

@@ -139,7 +139,6 @@ class SuiteRun:
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
 
     def _report(self, records: Mapping[int, RolloutRecord], began: float, *, was_stopped: bool) -> RunReport:
-        """Export the samples, check the ledger, and write `result.json` if complete."""
         final = [record for record in records.values() if record.is_final]
         samples = ExportedSamples(final)
         ledger = account_run(self.directory.database, final, samples)

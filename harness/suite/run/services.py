@@ -230,7 +230,6 @@ async def serve_engine(
 
 
 def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[str, Sequence[str]]:
-    """Return kind and addresses of the engine servers; none for an engine in this process."""
     if choice.has_router:
         return "", [*(lane.url for lane in lanes), *choice.workers]  # the router asks the servers for their kinds
     if lanes:

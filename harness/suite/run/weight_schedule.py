@@ -158,7 +158,6 @@ class _Schedule:
                     await server.sweep(request)
 
     async def _sweep_request(self) -> SweepRequest | None:
-        """Return a request for the live version, if known."""
         try:
             await self._services.engine.read_version()
         except EngineError:  # the update meets the same error and reports it

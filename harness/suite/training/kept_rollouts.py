@@ -50,7 +50,6 @@ class KeptRollouts:
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
-        """Return the stored rollout, or clear its working directory."""
 
         def find() -> ScoredRollout | None:
             kept = self.table.recall(index)

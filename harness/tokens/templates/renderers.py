@@ -249,7 +249,6 @@ def renderer_names() -> tuple[str, ...]:
 
 
 def _build(name: str, view: TokenizerView, variables: Mapping[str, Any]) -> "Renderer":
-    """Build a renderer with those `variables` that it has, too."""
     if name not in renderer_names():
         raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
     kind = renderer_class(name)
@@ -277,7 +276,6 @@ def _config(name: str) -> Any:
 
 @cache
 def _package() -> Any:
-    """Import `renderers`. Raises `TokenizerError` if it is not installed."""
     # Its client only names these packages in annotations, so stand-ins do. The real ones take 10 MiB and as long to
     # import as everything else until a server answers.
     clients = {"openai": {"AsyncOpenAI": object}, "httpx": {}}

@@ -155,7 +155,6 @@ class SegmentMaker:
         version: int,
         own: Collection[int],
     ) -> MadeSegment:
-        """Set the advantage, and count tokens of the turns `own`."""
         rollout = scored.rollout
         sample, encoded, fitted, segment = tried
         is_own = np.ones(sample.tokens.size, dtype=bool)

@@ -98,7 +98,6 @@ def _show(session: SessionView) -> Json:
 def _read_turn(
     record: Json, before: _SeenTurn | None, tokenizer: Tokenizer | None, table: TokenTable, version: int
 ) -> _SeenTurn:
-    """Return the turn, reusing `before` if it is equal."""
     rest = {name: value for name, value in record.items() if name not in _COLUMNS}
     if before is not None and before.record == rest:
         return before

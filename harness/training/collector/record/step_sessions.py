@@ -166,7 +166,6 @@ def forget_rollouts(connection: sqlite3.Connection, session_ids: Iterable[str]) 
 
 
 def _abandon_rollouts(connection: sqlite3.Connection, record: StepRecord) -> bool:
-    """Remove waiting rollouts that no step wants. Return True if there were any."""
     waiting = connection.execute(_ABANDONED, (record.step,)).fetchall()
     abandoned = [(session_id,) for session_id, *group in waiting if tuple(group) not in record.carried_groups]
     connection.executemany(_REMOVE, abandoned)

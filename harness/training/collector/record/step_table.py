@@ -215,7 +215,6 @@ class StepTable:
         return ledger
 
     def _count_free(self) -> int:
-        """Return the empty pages in excess of used ones."""
         with self._reading() as connection:
             [(pages,)], [(empty,)] = (
                 connection.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "freelist_count")

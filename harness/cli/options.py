@@ -371,7 +371,7 @@ class ServerOptions:
             output.say(f"admin token of this start: {token} (--admin-token or HARNESS_ADMIN_TOKEN chooses one)")
         elif settings.admin_token is None:
             output.say(
-                "no authentication: everybody who reaches the port, agents included, can read, change and end every"
+                "no authentication: every client that reaches the port, agents included, can read, change and end every"
                 " session"
             )
 

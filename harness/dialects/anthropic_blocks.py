@@ -142,7 +142,7 @@ class BlockReader:
                     redacted.append(data)
                 case _ToolUse():
                     if block.id and block.id in ids:
-                        raise MalformedRequest(f"{place}: expected an id of its own for each call", param=place)
+                        raise MalformedRequest(f"{place}: expected a different id for each call", param=place)
                     ids.add(block.id)
                     function = {"name": block.name, "arguments": self._read_arguments(block, place)}
                     calls.append({"id": block.id, "type": "function", "function": function})

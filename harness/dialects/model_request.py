@@ -235,7 +235,7 @@ def check_calls(read: Iterable[tuple[str, Message]]) -> None:
     for field_name, message in read:
         calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
         if any(call_id and times > 1 for call_id, times in Counter(call["id"] for call in calls).items()):
-            raise MalformedRequest(f"{field_name}: expected an id of its own for each call", param=field_name)
+            raise MalformedRequest(f"{field_name}: expected a different id for each call", param=field_name)
 
 
 def said_arguments(text: str | None) -> str:

@@ -57,9 +57,9 @@ async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise EngineUnavailable(
-            f"{engine} answers, and has not generated a token within {seconds:g} s: is it paused? Whoever paused it may"
-            " still work on it; if nobody does, continue it (SGLang: POST /continue_generation {}, vLLM: POST /resume,"
-            " or `harness serve --continue-engines`)"
+            f"{engine} answers, and has not generated a token within {seconds:g} s: is it paused? The"
+            " client that paused it may still work on it; if none does, continue it (SGLang: POST"
+            " /continue_generation {}, vLLM: POST /resume, or `harness serve --continue-engines`)"
         ) from None
 
 
@@ -104,8 +104,8 @@ async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float
     sampled = await provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
     if not sampled.output_ids.size:
         raise EngineUnavailable(
-            f"{provider.capabilities.engine} was tested with a request that somebody aborted before its first token;"
-            " ask again when whoever ends its requests is done"
+            f"{provider.capabilities.engine} was tested with a request that another client aborted before its first"
+            " token; try again when that client is done"
         )
     whole = as_ids(np.concatenate([sampled.input_ids, sampled.output_ids]))
     scored = await provider.score(whole, start=prompt.size)

@@ -64,4 +64,4 @@ def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
             raise SegmentError(f"{name} at token {at} is {sampled[at]} in the sample and {mine[at]} in the segment")
     late = np.flatnonzero(segment.behavior_versions[kept:] != NOT_SAMPLED)
     if late.size:
-        raise SegmentError(f"token {kept + int(late[0])} counts as sampled, but stands behind one that was appended")
+        raise SegmentError(f"token {kept + int(late[0])} counts as sampled, but follows an appended one")

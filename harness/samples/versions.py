@@ -83,7 +83,7 @@ class LabelOrder:
         number = self.find(label)
         if number is None:
             if not label or is_unsettled(label) or self._newest >= LARGEST:
-                raise UnknownWeightVersion(f"the label {label[:64]!r} stands for no weight version")
+                raise UnknownWeightVersion(f"the label {label[:64]!r} names no weight version")
             number = self._numbers[label] = self._newest + 1
         self._newest = max(self._newest, number)
         return number
@@ -96,7 +96,7 @@ def require_settled(label: str) -> str:
     """Return `label`. Raises `UnknownWeightVersion` for unknown weights."""
     if not label or is_unsettled(label):
         raise UnknownWeightVersion(
-            f"the engine sampled under the label {label[:64]!r}, which stands for no weights; nothing of it is used"
+            f"the engine sampled under the label {label[:64]!r}, which names no weights; none of it is used"
         )
     return label
 

@@ -147,7 +147,7 @@ class AdmittedTurns:
             ):
                 try:
                     yield turn
-                    assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
+                    assert turn.outcome is not None, "the caller that samples a turn reports its end"
                     await to_the_end(self._keep(turn, turn.outcome))
                 # In both cases the turn is stored before any waiter learns of it. A `HarnessError` is the client's
                 # answer. If the store fails now, its error replaces that answer, because the client must not believe

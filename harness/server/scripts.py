@@ -72,13 +72,13 @@ def require_scripts(settings: ServerSettings, capabilities: Capabilities) -> Non
     """Raise `ScriptRefused` unless the operator and the engine allow scripts."""
     if not settings.allow_forced_tokens:
         raise ScriptRefused(
-            "script: this server lets nobody force tokens; start it with --allow-forced-tokens"
+            "script: this server does not allow forced tokens; start it with --allow-forced-tokens"
             " (ServerSettings.allow_forced_tokens), for tests only",
             param="script",
         )
     if not capabilities.follows_scripts:
         raise ScriptRefused(
-            f"script: {capabilities.engine} does not say what it is told to, as one worker of a pool has to;"
+            f"script: {capabilities.engine} does not follow scripts, as one worker of a pool must;"
             " `harness engine up` starts engines that do",
             param="script",
         )

@@ -124,7 +124,9 @@ async def serve(
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
         if not settings.admin_token:
-            log.warning("server_is_open", url=f"http://{host}:{port}", means="whoever reaches it may do everything")
+            log.warning(
+                "server_is_open", url=f"http://{host}:{port}", means="every client that reaches it may do everything"
+            )
 
         def hang_up() -> None:
             if tracer is not None:

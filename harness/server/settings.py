@@ -109,7 +109,7 @@ class ServerSettings:
             is_loopback = False
         if not is_loopback and not self.admin_token:
             raise ScenarioError(
-                f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
+                f"refusing to bind {self.host} without an admin token: any client could create and read sessions;"
                 " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
             )
         if self.public_url is not None and not self.public_url.startswith(("http://", "https://")):

@@ -158,7 +158,8 @@ def bring_back(stub: SessionStub, session: Session) -> None:
     if (len(session.turns), ledger) != (stub.turn_count, stub.ledger):
         raise StoreError(
             f"session {session.session_id} was paged out with {stub.turn_count} turns and {stub.ledger.generated}"
-            f" sampled tokens; the store has {len(session.turns)} and {ledger.generated}: somebody has changed its rows"
+            f" sampled tokens; the store has {len(session.turns)} and {ledger.generated}:"
+            " another program has changed its rows"
         )
     session.phase, session.closed_because = stub.phase, stub.closed_because
     session.refusals = Counter(stub.refusals)

@@ -42,7 +42,7 @@ def examine_packages(_: Scratch) -> list[Finding]:
         stated = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         step = f"pip install {DISTRIBUTION}, or `pip install -e .` in a checkout"
-        return [Finding("packages", Level.WARN, "this harness is a folder that nobody installed", step)]
+        return [Finding("packages", Level.WARN, "this harness is a folder that is not installed", step)]
     all_of_them = [Requirement(each) for each in stated]
     base = _look_up(each for each in all_of_them if each.marker is None or each.marker.evaluate({"extra": ""}))
     wrong = [*(f"{each} is missing" for each in base.missing), *base.others]

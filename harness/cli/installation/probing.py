@@ -30,7 +30,7 @@ class Scratch:
         """Create a folder in `parent`, by default in the temporary directory. Raises `OSError`."""
         with self._lock:
             if self._is_over:
-                raise TimeoutError("nobody waits for it any more")
+                raise TimeoutError("its caller has stopped waiting")
             folder = Path(tempfile.mkdtemp(prefix=".harness-doctor-", dir=parent))
             self._folders.append(folder)
             return folder

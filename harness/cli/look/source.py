@@ -19,7 +19,7 @@ Where = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", metavar="URL", help="A session server, in the place of a run.", show_default=False),
+    typer.Option("--server", metavar="URL", help="Read a session server instead of a run.", show_default=False),
 ]
 
 

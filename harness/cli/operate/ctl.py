@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.rollouts.client.session_server import RoutedWorker, ServerDescription, SessionServerClient
     from harness.sessions.gate import GateReport
 
-app = typer.Typer(no_args_is_help=True, help="Shut and open the gate of a server that runs, and see how it stands.")
+app = typer.Typer(no_args_is_help=True, help="Close and open a running server's gate, and show its state.")
 app.command("top")(top)
 
 _DEADLINE_S = 30.0
@@ -36,9 +36,7 @@ _Ttl = Annotated[float, typer.Option("--ttl", min=1, max=86_400, help="Seconds a
 _Renewed = Annotated[
     str | None, typer.Option("--holder", help="Renew the hold of that name, or place it.", show_default=False)
 ]
-_Released = Annotated[
-    str | None, typer.Option("--holder", help="The hold of that name, whoever placed it.", show_default=False)
-]
+_Released = Annotated[str | None, typer.Option("--holder", help="Name of the hold, any account's.", show_default=False)]
 
 
 @app.command("status")
@@ -113,7 +111,7 @@ def resume(
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
     released, gate = ask_named(server, admin_token, release)
-    said = f"released  {printable(released) if released else 'nothing: nobody held the gate'}\n{_describe_gate(gate)}"
+    said = f"released  {printable(released) if released else 'nothing: the gate had no hold'}\n{_describe_gate(gate)}"
     output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
 
@@ -154,8 +152,8 @@ def _find_hold(gate: "GateReport", holder: str | None) -> str | None:
     mine = [name for name in names if re.fullmatch(re.escape(_account()) + "-[0-9a-f]{16}", name)]
     if len(mine) > 1 or (names and not mine):
         raise RunError(
-            f"expected one hold of {_account()}, got {len(mine)}, and released none: --holder NAME releases one,"
-            f" whoever placed it; the holds: {listed}"
+            f"expected one hold of {_account()}, got {len(mine)}, and released none: --holder NAME releases"
+            f" any of them: {listed}"
         )
     return mine[0] if mine else None
 

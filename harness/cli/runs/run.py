@@ -40,7 +40,7 @@ _Server = Annotated[
         envvar="HARNESS_SERVER",
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
-        help="A session server or router that runs already, in the place of an engine.",
+        help="Running session server or router, instead of an engine.",
         show_default=False,
     ),
 ]
@@ -201,8 +201,8 @@ def _refuse_collector(otlp: str | None) -> None:
 
     if otlp is not None:
         raise ScenarioError(
-            "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: spans are sent by a session server, and one"
-            " that runs sends them where it was told to when it was started"
+            "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: a session server sends the spans,"
+            " and a running one got its collector at its start"
         )
 
 

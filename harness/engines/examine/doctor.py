@@ -277,7 +277,7 @@ class _Examination(NamedTuple):
     async def _repeat_guard(self) -> _Claim:
         digest = await self.provider.active_guard()
         if digest is None:
-            return _Claim(False, "a probe was generated as if nobody watched")
+            return _Claim(False, "a probe was generated without the guard")
         return _Claim(True, f"the scheduler answered a probe with configuration {digest[:12]}")
 
     async def _find_route(self, path: str, what: str) -> _Claim:

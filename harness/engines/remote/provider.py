@@ -145,8 +145,8 @@ class RemoteProvider(TokenProvider, ChangingServer):
                 said = await self.generate(GenerationRequest(_PROMPT, _ONE_TOKEN, uuid4().hex, script_ids=script_ids))
                 if not said.output_ids.size:
                     raise EngineUnavailable(
-                        f"{self._client.name}: somebody aborted the question whether it follows scripts; ask again when"
-                        " whoever ends its requests is done"
+                        f"{self._client.name}: another client aborted the test whether it follows scripts;"
+                        " try again when that client is done"
                     )
         except (EngineRejected, EngineReplyInvalid) as error:
             log.info("engine_follows_no_scripts", engine=self._client.name, error=error.message)

@@ -33,7 +33,7 @@ async def find_model(client: EngineClient) -> ServedModel:
         raise EngineReplyInvalid(f"{client.name} serves no model: expected one in /v1/models, got an empty list")
     model = models.data[0]
     if model.owned_by == SESSION_SERVER:
-        raise EngineReplyInvalid(f"{client.name} is a session server: name the engine that it stands in front of")
+        raise EngineReplyInvalid(f"{client.name} is a session server: name the engine behind it")
     if not model.max_model_len:
         raise EngineReplyInvalid(f"{client.name} does not say how long a prompt may be: no max_model_len in /v1/models")
     return model

@@ -357,7 +357,7 @@ class VLLMTokenProvider(RemoteProvider):
             after = await self._label_around()
         except (EngineUnavailable, EngineRejected) as error:  # from reading the label; the request was answered
             raise EngineConnectionLost(
-                f"{asked.name}: nobody can tell whose its tokens are: {error.message}"
+                f"{asked.name}: its tokens cannot be assigned to a request: {error.message}"
             ) from error
         # `/v1/completions` reports no versions. Without dev mode, weights cannot change over HTTP.
         if not self._offer.api.reports_spans and before != after:

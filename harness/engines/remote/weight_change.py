@@ -117,8 +117,8 @@ class WeightChange:
                 raise
             if self._served.is_unsettled:
                 raise WeightsUnsettled(
-                    f"{self._name} did not take the weights in {path}: {error.message}; nobody knows what it has now,"
-                    f" so it serves nobody, under the label {self._served.label!r}, until an update succeeds or it is"
+                    f"{self._name} did not take the weights in {path}: {error.message}; its weights are unknown, so"
+                    f" it serves no session, under the label {self._served.label!r}, until an update succeeds or it is"
                     " restarted"
                 ) from error
             if self._served.label != version:  # the call that failed had changed nothing

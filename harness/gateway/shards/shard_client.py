@@ -206,7 +206,7 @@ class ShardClient:
         answer = (await self.ask("PUT", STATE_PATH, msgspec.json.encode(told))).read(DesiredStateAnswer)
         if (answer.start, answer.telling) != (told.start, told.telling):
             raise ShardUnavailable(
-                f"it stands as somebody else has told it (PUT {STATE_PATH}, telling {answer.telling} of"
+                f"another front has set its gate (PUT {STATE_PATH}, telling {answer.telling} of"
                 f" {answer.start!r}), not as its front has: kill it, and it is started again"
             )
         counts = answer.counts

@@ -23,7 +23,7 @@ _E = TypeVar("_E")
 _PREFIX = "router="
 _LOOKS = 4  # tries to reach workers that do not answer
 _LOOK_AGAIN_S = 0.5
-_NEVER_HEARD = "it has never answered the router, so nobody knows which engine it runs"
+_NEVER_HEARD = "it has never answered the router, so its engine is unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class WeightUpdate:
         with self._step(UpdateStep.VERIFY):
             await self._engines.verify(errors)
         if not self.report.updated:
-            kept = "some workers serve nobody" if self.report.unsettled else "the old weights go on serving"
+            kept = "some workers serve no session" if self.report.unsettled else "the old weights go on serving"
             raise EngineError(
                 f"no worker serves weight version {self.report.version}, {kept}: {'; '.join(self.report.problems)}"
             )

@@ -125,7 +125,7 @@ def _find_outdated(weights: LiveWeights) -> Iterator[str]:
     yield from weights.problems
     if not weights.serving:
         kept = ", ".join(f"{name} has {label!r}" for name, label in weights.fenced.items()) or "there is no worker"
-        yield f"sessions are served by nobody: {kept}"
+        yield f"no worker serves sessions: {kept}"
     for name, label in weights.serving.items():
         if not is_version(label, weights.version):
             yield f"sessions are served by {name} under weight version {label!r}, expected {str(weights.version)!r}"

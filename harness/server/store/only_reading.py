@@ -37,7 +37,7 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise
     finally:
         if is_still and _state(file) != before:
-            raise StoreError(f"{path}: somebody began to write it while it was read; look again")
+            raise StoreError(f"{path}: another process began to write it while it was read; try again")
 
 
 def _state(file: Path) -> tuple[int, int, int]:

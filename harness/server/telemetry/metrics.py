@@ -62,7 +62,7 @@ class ServerMetrics:
         self._read_back = histogram(
             "harness_session_read_back_seconds", "Seconds in which a session that was paged out was read back"
         )
-        self._expired = counter("harness_sessions_expired", "Sessions closed because nobody used them")
+        self._expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
         self._quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
         self._in_flight = gauge("harness_turns_in_flight", "Turns without an outcome yet")
         self._repeat_terminated = counter("harness_repeat_terminated_turns", "Turns that the repeat guard ended")

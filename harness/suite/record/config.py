@@ -187,8 +187,8 @@ def _parse_setting(text: str) -> dict[str, Any]:
         wanted = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(
-            f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); text stands in quotes,"
-            " which the shell must not take: 'engine.name=\"scripted\"'"
+            f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); put text in quotes"
+            " that the shell does not remove: 'engine.name=\"scripted\"'"
         ) from None
     if not wanted or _FIXED & wanted.keys():
         raise ScenarioError(f"--set: expected KEY=VALUE and no key of {', '.join(sorted(_FIXED))}, got {text!r}")

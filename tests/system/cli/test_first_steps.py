@@ -95,7 +95,7 @@ async def test_a_session_server_is_no_engine(toy: Path):
         ended = await asyncio.to_thread(harness, "serve", "--engine", engine, "--tokenizer", toy, "--port", "0")
 
     assert ended.code == 6
-    assert "is a session server: name the engine that it stands in front of" in _said(ended)
+    assert "is a session server: name the engine behind it" in _said(ended)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ async def test_a_server_whose_only_engine_broke_off_serves_nobody_and_says_so():
             cluster.break_load(0)
 
             with pytest.raises(
-                EngineError, match=r"no worker serves weight version 2, some .* nobody knows what it has"
+                EngineError, match=r"no worker serves weight version 2, some .* its weights are unknown"
             ):
                 async with cluster.updater().update(2) as update:
                     await update.apply(CHECKPOINT)
@@ -163,7 +163,7 @@ async def test_a_server_that_serves_with_nobody_is_named_as_a_problem(cluster: C
             await cluster.pool.workers.retire(name, "gone")
 
     [problem] = update.report.problems
-    assert problem == f"{cluster.client.url}: sessions are served by nobody: there is no worker"
+    assert problem == f"{cluster.client.url}: no worker serves sessions: there is no worker"
 
 
 async def test_a_worker_that_cannot_be_reached_is_reported_and_the_others_are_updated(cluster: Cluster):

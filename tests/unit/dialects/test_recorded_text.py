@@ -105,7 +105,7 @@ def test_a_call_that_is_there_twice_is_refused_before_it_is_read_again():
     def steps(count: int) -> int:
         def refused() -> None:
             reply = {"role": "assistant", "content": use(0)["content"] * count}
-            with pytest.raises(MalformedRequest, match="an id of its own"):
+            with pytest.raises(MalformedRequest, match="a different id"):
                 parse(MESSAGES, {"messages": [user("hi"), reply]}, DEFAULT_LIMITS, History())
 
         return steps_of(refused)

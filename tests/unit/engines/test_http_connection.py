@@ -219,7 +219,7 @@ async def test_events_are_heard_of_while_more_are_to_come():
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["broken", "cancelled"])
 async def test_events_that_were_still_gathering_are_there_when_the_stream_breaks(is_cancelled: bool):
-    """Or when nobody waits for it any more; the beginning of another one is none."""
+    """Or when its caller has stopped waiting; the beginning of another one is none."""
     async with gathering(LONG_S) as (server, reading, payloads, counts):
         await server.send(*EVENTS[1:4], b"data: ")
         if is_cancelled:

@@ -115,7 +115,7 @@ async def test_weights_that_are_half_loaded_are_never_put_back_by_guess(kind: st
             with pytest.raises(asyncio.CancelledError):
                 await updating
         else:
-            with pytest.raises(WeightsUnsettled, match="nobody knows what it has now"):
+            with pytest.raises(WeightsUnsettled, match="its weights are unknown"):
                 await server.update(7, path)
 
         assert server.provider.weight_version == server.fake.engine.weight_version == "updating-7"

@@ -234,7 +234,7 @@ def test_an_encoder_that_trains_what_was_masked_or_adds_sampled_tokens_is_found_
         require_sampled_prefix(made, answered(given_sample.tokens[3:-1].tolist()))
     appended = {name: getattr(made, name).copy() for name in COLUMNS}
     appended["behavior_versions"][5] = appended["proximal_versions"][5] = -1
-    with pytest.raises(SegmentError, match="token 6 counts as sampled, but stands behind one that was appended"):
+    with pytest.raises(SegmentError, match="token 6 counts as sampled, but follows an appended one"):
         require_sampled_prefix(Segment(**appended), given_sample)
 
 

@@ -90,7 +90,7 @@ def test_a_file_that_is_written_meanwhile_is_refused(database: Path):
             with closing(sqlite3.connect(database)) as writer:
                 write(writer)
 
-    with pytest.raises(StoreError, match="look again"):
+    with pytest.raises(StoreError, match="try again"):
         read_and_write()
     assert words(database) == ["x", "y"]
 

@@ -42,7 +42,7 @@ def test_keys_take_the_values_that_toml_says(tmp_path: Path):
     [
         ("limits.turn=3", "limits.turn: expected a known key, got 'turn'; did you mean 'turns'?"),
         ("limits.turns='3'", "limits.turns: expected a valid integer, got '3'"),
-        ("engine.name=scripted", "text stands in quotes"),
+        ("engine.name=scripted", "put text in quotes"),
         ("engine.script='gone.toml'", "engine.script: expected a file of the scenario, got 'gone.toml'"),
         ("limits", "expected KEY=VALUE"),
         ("", "expected KEY=VALUE"),

@@ -11,7 +11,7 @@ from importlib import import_module
 def lazy_loader(namespace: dict[str, object], homes: Mapping[str, str]) -> Callable[[str], object]:
     """Return a module's `__getattr__`, which raises `AttributeError` with similar names for an unknown one.
 
-    `namespace` is the module's `globals()`; `homes` maps each public name to the module that defines it.
+    `namespace` is the module's `globals()`; `homes` maps public names to the modules that define them.
     """
 
     def load(name: str) -> object:

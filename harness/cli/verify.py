@@ -32,7 +32,7 @@ def tokens(
 ) -> int:
     """Check on generated conversations that prompts are exact, append-only and unforgeable, and that tool calls parse.
 
-    Exit code 1 if a property fails, or the template refuses more than a tenth of the conversations.
+    Exit code 1 if a property fails, the template refuses more than a tenth of the conversations, or a fault is found.
 
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
@@ -46,7 +46,7 @@ def tokens(
     chat = open_chat_tokenizer(tokenizer, template_file=template_file, renderer=renderer)
     plain = ChatTemplateTokenizer.load(tokenizer, template_file=template_file)
     family, results = chat.describe(), verify(FamilyUnderTest(chat, plain))
-    passed = all(result.holds for result in results)
+    passed = all(result.holds for result in results) and not family.faults
     if as_json:
         properties: list[dict[str, Any]] = [
             {**asdict(result), "name": result.checked_property.name.lower(), "holds": result.holds}

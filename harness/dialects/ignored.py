@@ -22,6 +22,7 @@ LONGEST_NOTE = 500
 """Most bytes of a noted name, and of a value's JSON."""
 _LEVELS = 16
 _SCHEMA = "the answer's schema is asked for with `response_format`"
+_NOT_THE_MODELS = "such logprobs are not the model's"
 REFUSED: Mapping[str, str] = {
     "functions": "functions are offered as `tools`",
     "function_call": "a call is asked for with `tool_choice`",
@@ -33,7 +34,12 @@ REFUSED: Mapping[str, str] = {
     "regex": _SCHEMA,
     "ebnf": _SCHEMA,
     "json_schema": _SCHEMA,
-    "repetition_penalty": "such logprobs are not the model's",
+    "repetition_penalty": _NOT_THE_MODELS,
+    "frequency_penalty": _NOT_THE_MODELS,
+    "presence_penalty": _NOT_THE_MODELS,
+    "bad_words": _NOT_THE_MODELS,
+    "stop_token_ids": "a session's `sampling` has them",
+    "documents": "the prompt has messages and tools only",
     "chat_template": "the operator chooses it, `harness serve --template`",
     "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
 }

@@ -129,9 +129,9 @@ class _ChatBody(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     # Ignored, and noted
-    frequency_penalty: msgspec.Raw = NULL
-    presence_penalty: msgspec.Raw = NULL
     parallel_tool_calls: msgspec.Raw = NULL
     verbosity: msgspec.Raw = NULL
     service_tier: msgspec.Raw = NULL
@@ -147,8 +147,6 @@ class _ExactChat(_ChatBody, forbid_unknown_fields=True):
 
 
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
-    "frequency_penalty": (b"0", b"0.0"),
-    "presence_penalty": (b"0", b"0.0"),
     "parallel_tool_calls": (b"true",),
     "verbosity": (),
     "service_tier": (b'"auto"', b'"default"'),
@@ -223,9 +221,9 @@ def _refuse_unsupported(wire: _ChatBody) -> None:
         raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
     if wire.logit_bias:
         raise MalformedRequest("logit_bias: expected none, such tokens could not be trained", param="logit_bias")
-    if wire.repetition_penalty not in (None, 1):
-        param = "repetition_penalty"
-        raise MalformedRequest(f"{param}: expected 1, {REFUSED[param]}", param=param)
+    for param, neutral in (("repetition_penalty", 1), ("frequency_penalty", 0), ("presence_penalty", 0)):
+        if getattr(wire, param) not in (None, neutral):
+            raise MalformedRequest(f"{param}: expected {neutral}, {REFUSED[param]}", param=param)
     if wire.stream_options is not None and not wire.stream:
         raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
     bounds: tuple[tuple[str, float, float], ...] = (

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Collection
 
 MARK = "HARNESS_AGENT_MARK"
 """Variable with the mark."""
@@ -21,6 +21,7 @@ MARK = "HARNESS_AGENT_MARK"
 GRACE_S = 2.0
 POLL_S = 0.05
 PARENT_CHECK_S = 1.0
+KILLS = 20
 
 
 def main(parent: int) -> None:
@@ -58,37 +59,56 @@ def end_groups(groups: dict[int, str]) -> None:
     deadline = time.monotonic() + GRACE_S
     marks = {mark for mark in groups.values() if mark}
     alive = {group for group in groups if send(group, signal.SIGTERM)}
-    is_left = bool(signal_marked(marks, signal.SIGTERM))
+    is_left = bool(signal_marked(marks, signal.SIGTERM, told=alive))
     while (alive or is_left) and time.monotonic() < deadline:
         time.sleep(POLL_S)
         alive = {group for group in alive if send(group, 0)}
         is_left = bool(signal_marked(marks, 0))
     for group in alive:
         send(group, signal.SIGKILL)
-    signal_marked(marks, signal.SIGKILL)
+    for _ in range(KILLS):  # they may start others meanwhile
+        if not signal_marked(marks, signal.SIGKILL):
+            break
+        time.sleep(POLL_S)
 
 
-def signal_marked(marks: set[str], number: int) -> list[int]:
-    """Signal all processes that have one of `marks` (0: none). Return their ids."""
+def signal_marked(marks: Collection[str], number: int, told: Collection[int] = ()) -> list[int]:
+    """Signal processes with one of `marks` (0: none), except members of the groups `told`. Return the ids of all."""
     wanted = {f"{MARK}={mark}".encode("ascii") for mark in marks}
-    found: list[int] = []
-    if not wanted or not os.path.isdir("/proc"):  # noqa: PTH112  # `pathlib` costs this program a third of its start
-        return found
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and is_marked(name, wanted):
-            # Between the look and the signal a process may end, and its id be given to another one.
-            with suppress(OSError):
-                handle = os.pidfd_open(int(name))
-                try:
-                    if is_marked(name, wanted):
-                        signal.pidfd_send_signal(handle, number)
-                        found.append(int(name))
-                finally:
-                    os.close(handle)
-    return found
+    try:
+        names = os.listdir("/proc") if wanted else []  # noqa: PTH208  # `pathlib` is slow to start
+    except OSError:  # no `/proc`, or no descriptor left
+        return []
+    return [int(name) for name in names if name.isdigit() and signal_process(int(name), number, wanted, told)]
 
 
-def is_marked(pid: str, wanted: set[bytes]) -> bool:
+def signal_process(pid: int, number: int, wanted: set[bytes], told: Collection[int]) -> bool:
+    """Signal one process if it is marked. Return whether it was there."""
+    if not is_marked(pid, wanted):
+        return False
+    # Between the look and the signal a process may end, and its id be given to another one. A descriptor of the process
+    # excludes that; some builds of Python and some kernels have none, where a second look has to do.
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        handle = None
+    try:
+        if not is_marked(pid, wanted):
+            return False
+        if os.getpgid(pid) not in told:
+            if handle is None or not hasattr(signal, "pidfd_send_signal"):
+                os.kill(pid, number)
+            else:
+                signal.pidfd_send_signal(handle, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_marked(pid: int, wanted: set[bytes]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
             return not wanted.isdisjoint(file.read().split(b"\0"))

@@ -12,6 +12,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from harness.machine.group_reaper import MARK
 from harness.machine.log import get_logger
 
 WATCHDOG_REPLACED = "watchdog_replaced"
@@ -83,6 +84,8 @@ def _start_program() -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
+        # Below an agent, its mark would make the outer harness end this program, which has the inner agents to end.
+        env={name: value for name, value in os.environ.items() if name != MARK},
         start_new_session=True,
         bufsize=0,
     )

@@ -147,7 +147,7 @@ class Generation:
 
     async def _ask(self) -> GenerationResult | None:
         # Transient failures are retried with a fresh request id. Returns None if the request broke after tokens
-        # kept: the output then continues from there, like one that the engine cut short.
+        # arrived: the output then continues from there, like one that the engine cut short.
         before, attempt = self.output.ids.size, 0
         while True:
             attempt += 1

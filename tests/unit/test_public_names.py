@@ -180,7 +180,12 @@ def test_importing_harness_loads_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("slip", "meant"),
-    [("SesionManager", "SessionManager"), ("Abortbudget", "AbortBudget"), ("open_engin", "open_engine")],
+    [
+        ("SesionManager", "SessionManager"),
+        ("Abortbudget", "AbortBudget"),
+        ("open_engin", "open_engine"),
+        ("StepPipelin", "StepPipeline"),
+    ],
 )
 def test_a_slip_is_told_the_near_miss(slip: str, meant: str) -> None:
     """The ordinary error of an attribute that is not there says which one is."""

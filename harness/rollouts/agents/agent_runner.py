@@ -138,11 +138,12 @@ class AgentRunner:
         self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
         try:
-            process = await self._start(agent, task, session, log)
+            try:
+                process = await self._start(agent, task, session, log)
+            except (OSError, ValueError) as error:
+                return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
             self._processes[session.session_id] = process
             end = await self._await_end(process, task.deadline_s, signal)
-        except (OSError, ValueError) as error:
-            return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
         finally:
             self._processes.pop(session.session_id, None)
             # The directory holds the session's key and the agent's memory of it. Removed even under cancellation.

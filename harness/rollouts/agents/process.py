@@ -6,7 +6,7 @@ Group members are always reaped. Daemons are found by a mark in their environmen
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -93,23 +93,27 @@ class AgentProcess:
         """
         has_ended = False
         try:
-            self._signal_all(signal.SIGTERM)
+            self.signal(signal.SIGTERM)
+            await self._signal_marked(signal.SIGTERM, told=[self.group])
             has_ended = await within(grace_s, self._end_of_all())
         finally:
-            # A cancelled call still sends SIGKILL.
-            if not has_ended:
-                self._signal_all(signal.SIGKILL)
-            left = await self._finish()
+            try:
+                if not has_ended:  # a cancelled call still sends SIGKILL
+                    self.signal(signal.SIGKILL)
+                    signal_marked({self._mark}, signal.SIGKILL)
+            finally:
+                left = await self._finish(has_ended=has_ended)
         return left
 
-    async def _finish(self) -> list[int]:
+    async def _finish(self, *, has_ended: bool) -> list[int]:
         left: list[int] = []
         try:
             async with asyncio.timeout(_REAP_TIMEOUT_S):
-                await self._end_of_all(signal.SIGKILL)
+                if not has_ended:
+                    await self._end_of_all(signal.SIGKILL)
             await self._output.drain()
         except TimeoutError:
-            left = [*running_members(self.group), *signal_marked({self._mark}, 0)]
+            left = sorted({*running_members(self.group), *await self._signal_marked(0)})
             _log.warning(AGENT_NOT_REAPED, pid=self.group, left=left)
         finally:
             self._output.close()
@@ -122,13 +126,13 @@ class AgentProcess:
         # no event for the end of a group, and polling is not free.
         await self._process.wait()
         pause_s = _POLL_S
-        while not is_gone(self.group) or signal_marked({self._mark}, number):
+        while not is_gone(self.group) or await self._signal_marked(number):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
-    def _signal_all(self, number: int) -> None:
-        self.signal(number)
-        signal_marked({self._mark}, number)
+    async def _signal_marked(self, number: int, told: Collection[int] = ()) -> list[int]:
+        # Reading the environments of thousands of processes would stall the event loop.
+        return await asyncio.to_thread(signal_marked, {self._mark}, number, told)
 
     def signal(self, number: int) -> bool:
         """Send a signal to the group. Return whether any process could receive it."""

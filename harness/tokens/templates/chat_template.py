@@ -152,7 +152,8 @@ class ChatTemplateTokenizer:
         said = self.template.try_render([_ASKING, dummy_answer(0)], [_FINDING], generation_prompt=False) or ""
         plain = said.rpartition(_ASKING["content"])[2]
         found = (match.group() for match in _MARKER.finditer(self._written_calls()[1]))
-        return next((text for text in found if text not in plain and text not in (THINK, THOUGHT)), None)
+        known = [plain, THINK, THOUGHT, *(call.arguments for call in _CALLS)]
+        return next((text for text in found if not any(text in each for each in known)), None)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """See `ChatTokenizer`."""

@@ -38,6 +38,24 @@ def test_a_broken_promise_fails_and_shows_the_first_mismatch(tmp_path: Path):
     assert "France" in broken["mismatch"]["expected"]
 
 
+UNREADABLE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}calling {{ call.function.name }}: {{ call.function.arguments }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_a_family_whose_calls_cannot_be_read_fails(tmp_path: Path):
+    """No property is contradicted: where calls are, the session branches, and nothing is compared."""
+    folder, template = write_toy_model(tmp_path), tmp_path / "unreadable.jinja"
+    template.write_text(UNREADABLE, encoding="utf-8")
+
+    ended = harness("verify", "tokens", "--tokenizer", str(folder), "--template", str(template))
+
+    assert [line for line in ended.stdout.splitlines() if line.startswith("FAIL")] == []
+    assert (ended.code, "fault" in ended.stdout) == (1, True)
+
+
 def test_a_missing_tokenizer_or_renderer_is_named(tmp_path: Path):
     """With the code of a tokenizer that cannot be used."""
     assert "tokenizer.json" in harness("verify", "tokens", "--tokenizer", str(tmp_path)).stderr

@@ -453,6 +453,11 @@ def test_an_empty_logit_bias_is_none():
         ("guided_regex", "a+"),
         ("structured_outputs", {"json": {}}),
         ("repetition_penalty", 1.2),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("bad_words", ["no"]),
+        ("stop_token_ids", [7]),
+        ("documents", [{"text": "a"}]),
         ("chat_template", "{{ messages }}"),
     ],
 )

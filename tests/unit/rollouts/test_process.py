@@ -107,6 +107,40 @@ async def test_a_daemon_ends_with_its_agent(tmp_path: Path, watchdog: Watchdog, 
     assert survivors([agent, daemon]) == []
 
 
+async def test_an_agent_gets_sigterm_once(tmp_path: Path, watchdog: Watchdog, python_program):
+    """It has the mark, too; a second signal would end its cleaning up."""
+    command = python_program("""
+        import signal, sys, time
+        def end(number, frame):
+            print("told", flush=True)
+            sys.exit()
+        signal.signal(signal.SIGTERM, end)
+        try:
+            print("ready", flush=True)
+            time.sleep(300)
+        finally:
+            time.sleep(0.2)
+            print("done", flush=True)
+    """)
+    log = tmp_path / "agent.log"
+    async with running(command, tmp_path, watchdog, grace_s=5):
+        while "ready" not in (log.read_text() if log.exists() else ""):
+            await asyncio.sleep(0.01)
+
+    assert log.read_text() == "ready\ntold\ndone\n"
+
+
+async def test_a_daemon_ends_on_a_python_without_descriptors_of_processes(
+    tmp_path: Path, watchdog: Watchdog, family, survivors, monkeypatch
+):
+    """Some builds have no `pidfd_open`."""
+    monkeypatch.delattr(os, "pidfd_open")
+    async with running(family.command(leaves=True), tmp_path, watchdog):
+        pids = await family.appears()
+
+    assert survivors(pids) == []
+
+
 async def test_another_agents_daemon_runs_on(tmp_path: Path, watchdog: Watchdog, family, survivors):
     """Each process has a mark of its own."""
     async with running(family.command(leaves=True), tmp_path, watchdog):

@@ -10,7 +10,7 @@ from tests.dialects.speakers import SPEAKERS, Speaker
 from tests.session_servers.scripted import scripted_server
 
 SETTING: dict[str, tuple[Json, Json]] = {
-    "openai_chat": ({"frequency_penalty": 0.5}, {"frequency_penalty": 0, "parallel_tool_calls": True, "user": None}),
+    "openai_chat": ({"verbosity": "low"}, {"frequency_penalty": 0, "parallel_tool_calls": True, "user": None}),
     "anthropic_messages": ({"thinking": {"type": "adaptive"}}, {"thinking": None}),
     "openai_responses": ({"truncation": "auto"}, {"truncation": "disabled", "store": False, "stream_options": {}}),
 }

@@ -382,6 +382,16 @@ def test_calls_that_cannot_be_read_are_malformed_and_said_so():
         chat.call_beginning_ids("f")
 
 
+def test_the_words_of_the_probe_mark_no_call():
+    """A template that writes calls without markup has no mark; its own probe had one in an argument."""
+    chat = ChatTemplateTokenizer(
+        toy_tokenizer(), JinjaTemplate(UNKNOWN.replace("<calling>", "").replace("</calling>", ""))
+    )
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    assert chat.parse(SampledOutput(chat.tokenizer.encode_plain("<1>")), tools) == ParsedOutput("<1>")
+
+
 @pytest.mark.parametrize(
     ("source", "faults"),
     [(toy_template().template.text, []), (ROLES, ["tools are not in the prompt", "tool calls cannot be checked"])],

@@ -87,15 +87,17 @@ class SpanSender:
 
     def offer(self, traced: TracedTurn | TracedSession, *, is_new: bool = True) -> None:
         """Queue spans, or drop them if the queue is full. Never waits, never raises."""
+        # Old turns come by the thousand and may fill only half of the queue.
+        if not self._exporter.admit(traced.span_count, QUEUE_LENGTH if is_new else QUEUE_LENGTH // 2):
+            return
+        spans: list[ReadableSpan] = []
         try:
             spans = list(map(_readable, traced.spans()))
         except (ValueError, OverflowError):  # the clock of its machine was never set
             self._metrics.spans_dropped(SpanDropReason.INVALID, traced.span_count)
-            return
-        # Old turns come by the thousand and may fill only half of the queue.
-        if self._exporter.admit(len(spans), QUEUE_LENGTH if is_new else QUEUE_LENGTH // 2):
-            for span in spans:
-                self._processor.on_end(span)
+        self._exporter.give_back(traced.span_count - len(spans))
+        for span in spans:
+            self._processor.on_end(span)
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
@@ -153,6 +155,12 @@ class _CountingExporter(SpanExporter):
             self._waiting += spans
             self._unsettled += spans
             return True
+
+    def give_back(self, spans: int) -> None:
+        """Take back the count of spans that were offered and do not exist."""
+        with self._lock:
+            self._waiting -= spans
+            self._unsettled -= 0 if self._is_over.is_set() else spans
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         with self._lock:

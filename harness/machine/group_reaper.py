@@ -110,7 +110,7 @@ def signal_process(pid: int, number: int, wanted: set[bytes], told: Collection[i
 
 def is_marked(pid: int, wanted: set[bytes]) -> bool:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  # as above
             return not wanted.isdisjoint(file.read().split(b"\0"))
     except OSError:  # it has ended, or is another user's
         return False

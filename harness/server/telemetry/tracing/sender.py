@@ -115,7 +115,7 @@ class SpanSender:
                 await asyncio.to_thread(flushing.join, _OBEY_S)
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._processor.shutdown()  # type: ignore[no-untyped-call]  # the SDK's
         self._exporter.sdk_log.removeFilter(self._exporter.hear)
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._flushed.set)
@@ -187,7 +187,7 @@ class _CountingExporter(SpanExporter):
                 return
             self._is_over.set()
             self._metrics.spans_dropped(SpanDropReason.STOPPED, self._unsettled)
-        self._otlp.shutdown()  # type: ignore[no-untyped-call]
+        self._otlp.shutdown()  # type: ignore[no-untyped-call]  # the SDK's
 
     def hear(self, record: logging.LogRecord) -> bool:
         """Filter the SDK's log: it has a record of each try that failed. Other exporters in the process keep theirs."""

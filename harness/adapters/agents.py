@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import AdapterError, ScenarioError
-from harness.rollouts.agents.programs import bundled_agent
+from harness.rollouts.agents.programs import bundled_agent, find_command, split_command
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
@@ -26,20 +26,27 @@ A program acts for the model, which must not read the answer.
 """
 
 
-def is_script(name: str) -> bool:
-    return name.endswith((".py", ".toml"))
+Program = Path | tuple[str, ...]
+"""Script or profile, or a command line."""
 
 
-def find_script(name: str, option: str) -> Path:
-    """Return a bundled agent or script. Raises `AdapterError` naming `option`."""
-    script = Path(name)
+def is_program(name: str) -> bool:
+    """Return False for a dotted path."""
+    return "." not in name or name.endswith((".py", ".toml")) or "/" in name or len(name.split()) > 1
+
+
+def find_program(name: str, option: str) -> Program:
+    """Return a bundled agent, a script, a profile or a command line. Raises `AdapterError` naming `option`."""
     try:
-        script = script if is_script(name) else bundled_agent(name)
-    except ScenarioError as error:
-        raise AdapterError(f"{option}: {error.message}") from error
-    if not script.is_file():
-        raise AdapterError(f"{option}: no agent script at {script}")
-    return script
+        words = split_command(name)
+        command = find_command(words, Path())
+        script = Path(name) if not words and name.endswith((".py", ".toml")) else None
+        found = command or script or bundled_agent(name)
+    except (ScenarioError, ValueError) as error:  # a quote without its end
+        raise AdapterError(f"{option}: {error}") from error
+    if isinstance(found, Path) and not found.is_file():
+        raise AdapterError(f"{option}: no agent script at {found}")
+    return found
 
 
 def find_function(path: str | None, option: str, load: LoadFunction) -> Callable[..., Any]:

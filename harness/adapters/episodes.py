@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from harness.adapters.agents import find_function, find_script, is_script, program_metadata
+from harness.adapters.agents import Program, find_function, find_program, is_program, program_metadata
 from harness.adapters.sampling import session_sampling
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, rollout_directory
 from harness.errors import AdapterError
@@ -28,7 +28,7 @@ class EpisodeSettings:
 
     server: SessionServerAddress
     agent: AgentFunction | str
-    """Function, dotted path, bundled program, script or profile."""
+    """Function, dotted path, bundled program, script, profile or command line."""
     agent_env: tuple[tuple[str, str], ...] = ()
     deadline_s: float = DEADLINE_S
     matching: tuple[str, ...] | None = None
@@ -56,24 +56,29 @@ class EpisodeSettings:
         keep = None if workdir is None else Path(workdir)
         names = None if matching is None else tuple(matching)
         settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result)
-        if isinstance(settings.find_agent(), Path) or not env:
+        if settings.runs_program or not env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
 
     def require_trusted(self, instead: str) -> None:
         """Raise `AdapterError` for a program whose result is not trusted."""
-        if isinstance(self.find_agent(), Path) and not self.trust_agent_result:
+        if self.runs_program and not self.trust_agent_result:
             raise AdapterError(
                 "agent: the model can write a program's result, so it states no reward;"
                 f" {instead}, or set trust_agent_result=True"
             )
 
-    def find_agent(self) -> Path | AgentFunction:
-        """Return the script or function. Raises `AdapterError`."""
+    @property
+    def runs_program(self) -> bool:
+        """True unless the agent is a function. Raises `AdapterError`."""
+        return not callable(self.find_agent())
+
+    def find_agent(self) -> Program | AgentFunction:
+        """Return the program or function. Raises `AdapterError`."""
         if not isinstance(self.agent, str):
             return self.agent
-        if "." not in self.agent or is_script(self.agent):
-            return find_script(self.agent, "agent")
+        if is_program(self.agent):
+            return find_program(self.agent, "agent")
         return find_function(self.agent, "agent", _import)
 
 

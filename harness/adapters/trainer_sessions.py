@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Generic, NamedTuple, TypeVar
 
 from harness._version import __version__
+from harness.adapters.agents import Program
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end
 from harness.rollouts.agents.programs import prepare_agent
@@ -39,12 +40,12 @@ class TrainerSessions(Generic[_Function]):
 
     Args:
         server: Session server.
-        find_agent: Returns the agent's script, profile or function.
+        find_agent: Returns the agent's script, profile, command line or function.
         env: Overrides a program's environment.
     """
 
     def __init__(
-        self, server: SessionServerAddress, find_agent: Callable[[], Path | _Function], env: Mapping[str, str]
+        self, server: SessionServerAddress, find_agent: Callable[[], Program | _Function], env: Mapping[str, str]
     ) -> None:
         self._server = server
         self._find_agent = find_agent
@@ -81,7 +82,7 @@ class TrainerSessions(Generic[_Function]):
             raise AdapterError(f"{self._server.url} is of version {server.harness}, expected {__version__}")
         found = self._find_agent()
         agent: ProgramAgent | _Function
-        if isinstance(found, Path):
+        if isinstance(found, Path | tuple):
             program = await prepare_agent(found)
             agent = replace(program, env={**program.env, **self._env})
         else:

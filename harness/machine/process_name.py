@@ -15,6 +15,8 @@ from harness.machine.process_group import running_members, stat_of
 
 WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
 """Shell program that runs its arguments on a line of input, and exits at end of input."""
+WAIT_FOR_TERMINAL = 'read -r _ && exec "$@" <"$0" >"$0" 2>&1'
+"""As `WAIT_FOR_START`, on the terminal `$0`. A session's leader that opens one gets it as controlling terminal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.adapters.agents import LoadFunction, find_function, find_script, program_metadata
+from harness.adapters.agents import LoadFunction, Program, find_function, find_program, program_metadata
 from harness.adapters.miles.settings import MilesSettings
 from harness.adapters.sampling import session_sampling
 from harness.adapters.trainer_sessions import MODEL
@@ -16,10 +16,10 @@ MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 """Type of `async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
 
 
-def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent:
-    """Return the script or function. Raises `AdapterError` naming the option."""
+def find_agent(settings: MilesSettings, load: LoadFunction) -> Program | MilesAgent:
+    """Return the program or function. Raises `AdapterError` naming the option."""
     if settings.agent is not None:
-        return find_script(settings.agent, "--harness-agent")
+        return find_program(settings.agent, "--harness-agent")
     return find_function(settings.agent_function_path, "--custom-agent-function-path", load)
 
 

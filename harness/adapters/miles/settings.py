@@ -33,7 +33,7 @@ class MilesSettings:
     agent_function_path: str | None
     """From `--custom-agent-function-path`; None if `agent` is a program."""
     agent: str | None
-    """Bundled agent's name, or a script's path."""
+    """Bundled agent, script, profile or command line."""
     agent_env: Mapping[str, str]
     """Added to a program's environment."""
     deadline_s: float
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
     add("--harness-session-server", type=str, default=None, help="URL of the session server.")
-    add("--harness-agent", type=str, default=None, help="A bundled agent or a script, in place of an agent function.")
+    add("--harness-agent", type=str, default=None, help="An agent, script or command line, in place of a function.")
     add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
     add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
     add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories that do not count.")

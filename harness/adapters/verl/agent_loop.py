@@ -1,7 +1,6 @@
 """verl's agent loop over a session server. verl creates one per sample, so it keeps no state."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.adapters.agents import stated_reward
@@ -119,7 +118,7 @@ class SessionAgentLoop:
         try:
             return stated_reward(rollout)
         except AdapterError as error:
-            if not isinstance(self._settings.find_agent(), Path):
+            if not self._settings.runs_program:
                 raise  # a bug in the function, which affects every row
             _log.warning(VERL_REWARD_MISSING, error=error.message)  # the model may have written that result
             return None

@@ -6,8 +6,9 @@ folder; the working directory is the user's. `env` creates a session and prints 
 """
 
 import codecs
+import json
 import sys
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from harness.cli.operate.server_option import ask_named
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import AsyncIterator
 
     from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.rollouts.agents.profile import AgentProfile
@@ -59,6 +61,21 @@ def execute(
             show_default=False,
         ),
     ] = None,
+    matching: Annotated[
+        list[str] | None,
+        typer.Option(help="Differences that do not count in the history sent back; repeat it.", show_default=False),
+    ] = None,
+    session: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Another setting of the session, its value in JSON or a word; repeat it.",
+            show_default=False,
+        ),
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Connect the command with this terminal.")
+    ] = False,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds after which it is stopped.")] = 3600.0,
     as_json: options.Json = False,
 ) -> None:
@@ -93,8 +110,9 @@ def execute(
             model=ask_named(server, admin_token, _model),
             instruction=instruction,
             cwd=workdir,
-            session={} if selection is None else {"selection": selection},
+            session=_settings(selection, matching, session),
             deadline_s=deadline,
+            interactive=interactive,
         )
     )
     if as_json:
@@ -175,10 +193,11 @@ async def _play(
     cwd: Path | None,
     session: "Json",
     deadline_s: float,
+    interactive: bool,
 ) -> "tuple[Rollout, Path]":
-    import asyncio
     from dataclasses import replace
 
+    from harness.cli.runs.terminal import open_terminal
     from harness.rollouts.client.connections import server_url
     from harness.rollouts.agents.agent_environment import LOG_FILE
     from harness.rollouts.agents.profile import literal
@@ -192,14 +211,42 @@ async def _play(
         program = replace(program, command=tuple(words), key_in_environment=True)
     folder = _new_folder()
     task = AgentTask(program, instruction, folder, model, deadline_s=deadline_s, session=session, cwd=cwd)
-    over = asyncio.Event()
     async with SessionManager(server_url(server), admin_token=admin_token) as manager:
-        showing = asyncio.create_task(_show_output(folder / LOG_FILE, over))
-        try:
+        if interactive:
+            async with open_terminal() as terminal:
+                return await manager.run(replace(task, terminal=terminal)), folder
+        async with _shown(folder / LOG_FILE):
             return await manager.run(task), folder
-        finally:
-            over.set()
-            await showing
+
+
+def _settings(selection: str | None, matching: list[str] | None, more: list[str] | None) -> "Json":
+    from harness.errors import ScenarioError
+
+    settings: "Json" = {} if selection is None else {"selection": selection}
+    if matching is not None:
+        settings["matching"] = matching
+    for assignment in more or ():
+        key, equals, value = assignment.partition("=")
+        if not key or not equals:
+            raise ScenarioError(f"--session: expected KEY=VALUE, got {assignment!r}")
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return settings
+
+
+@asynccontextmanager
+async def _shown(log: Path) -> "AsyncIterator[None]":
+    import asyncio
+
+    over = asyncio.Event()
+    showing = asyncio.create_task(_show_output(log, over))
+    try:
+        yield
+    finally:
+        over.set()
+        await showing
 
 
 async def _show_output(log: Path, over: "asyncio.Event") -> None:

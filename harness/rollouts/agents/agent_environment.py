@@ -142,6 +142,17 @@ def prepare_workdir(task: AgentTask) -> None:
     (workdir / RESULT_FILE).unlink(missing_ok=True)
 
 
+def copy_files(agent: ProgramAgent, workdir: Path) -> None:
+    """Copy the agent's files into `workdir` and create its directory. Raises `OSError`."""
+    for name, source in agent.files.items():
+        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, workdir / name, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, workdir / name)
+    (workdir / agent.cwd).mkdir(parents=True, exist_ok=True)
+
+
 def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
     variables: dict[str, str] = {}
     instruction = task.instruction

@@ -5,6 +5,7 @@ It does not know how the session fared; see `manager.py`.
 
 import asyncio
 import os
+import shlex
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
     RESULT_FILE,
     agent_environment,
+    copy_files,
     home_of,
     prepare_home,
     prepare_workdir,
@@ -158,9 +160,11 @@ class AgentRunner:
             command = tuple(expand(word, env) for word in command)
         if not agent.key_in_environment:
             env = without_session(env, session)
-        command = resolve_command(command, env.get("PATH"))
+        await asyncio.to_thread(copy_files, agent, task.workdir)
+        workdir = task.cwd or task.workdir / agent.cwd
+        command = after_setup(agent.setup, resolve_command(command, env.get("PATH"), workdir))
         return await AgentProcess.start(
-            command, env=env, workdir=task.cwd or task.workdir, log=log, watchdog=self._watchdog
+            command, env=env, workdir=workdir, log=log, watchdog=self._watchdog, terminal=task.terminal
         )
 
     async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
@@ -180,9 +184,18 @@ class AgentRunner:
         return replace(end, left=left)
 
 
-def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:
+def resolve_command(command: Sequence[str], search_path: str | None, workdir: Path) -> tuple[str, ...]:
     """Return `command` with an absolute program path. Raises `FileNotFoundError`."""
-    program = shutil.which(command[0], path=search_path)
+    copied = workdir / command[0]
+    program = shutil.which(copied if copied.is_file() else command[0], path=search_path)
     if program is None:
         raise FileNotFoundError(f"no program {command[0]!r}")
     return (str(Path(program).absolute()), *command[1:])
+
+
+def after_setup(setup: Sequence[str], command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that runs `setup`, then becomes `command`, or ends with 126."""
+    if not setup:
+        return command
+    failed = 'echo "setup ended with exit code $?; the agent was not started" >&2; exit 126'
+    return ("/bin/sh", "-c", f'{shlex.join(setup)} || {{ {failed}; }}; exec "$@"', "sh", *command)

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS
@@ -45,7 +46,7 @@ async def _examine_version(profile: AgentProfile) -> Finding:
             base = {**without_credentials(inherited), **told, "HOME": home}
             env = with_expanded(base, variables_of(profile, os.environ))
             words = with_own_program(profile, profile.spec.version_command)
-            command = resolve_command([expand(word, env) for word in words], env["PATH"])
+            command = resolve_command([expand(word, env) for word in words], env["PATH"], Path(home))
             ended = await run(*command, deadline_s=_START_S, env=env)
         except (OSError, ValueError, HarnessError) as error:
             return Finding("version", Level.FAIL, f"it does not start: {error}", again)

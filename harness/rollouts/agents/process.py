@@ -16,7 +16,7 @@ from harness.machine.deadlines import within
 from harness.machine.group_reaper import MARK, signal_marked
 from harness.machine.log import get_logger
 from harness.machine.process_group import is_gone, running_members, signal_group
-from harness.machine.process_name import WAIT_FOR_START
+from harness.machine.process_name import WAIT_FOR_START, WAIT_FOR_TERMINAL
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog, LogPipe
 
@@ -43,9 +43,16 @@ class AgentProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], *, env: Mapping[str, str], workdir: Path, log: AgentLog, watchdog: Watchdog
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        workdir: Path,
+        log: AgentLog,
+        watchdog: Watchdog,
+        terminal: Path | None = None,
     ) -> Self:
-        """Run `command` in `workdir` with exactly `env` and the mark.
+        """Run `command` in `workdir` with exactly `env` and the mark, on `terminal` if given.
 
         Raises `OSError` or `ValueError` if it cannot (for example, too large an environment), and leaves nothing
         behind.
@@ -61,8 +68,9 @@ class AgentProcess:
             # group is registered with the watchdog before the line is written, so `kill -9` of the harness never leaves
             # an agent behind: without the line the shell reads end of file and exits. The shell may change the
             # environment (it drops names that are no identifiers and adds `PWD`). The agent's standard input is empty.
+            held = (WAIT_FOR_START, "sh") if terminal is None else (WAIT_FOR_TERMINAL, str(terminal))
             process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", WAIT_FOR_START, "sh", *command),
+                *("/bin/sh", "-c", *held, *command),
                 stdin=start_line,
                 stdout=output.writer,
                 stderr=output.writer,

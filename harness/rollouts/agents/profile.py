@@ -33,6 +33,8 @@ class Installer(StrEnum):
     PYTHON = "python"
     NODE = "node"
     """Runs on the harness's own Node."""
+    NONE = "none"
+    """The command exists already, as without `[install]`."""
 
     @property
     def lock_file(self) -> str:
@@ -43,7 +45,7 @@ class InstallSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[install]`: the agent's package."""
 
     kind: Installer
-    package: str
+    package: str = ""
     programs: dict[str, str] = msgspec.field(default_factory=dict)
     """Programs that the package's install script, which does not run, would link: patterns below `node_modules`, whose
     first match in alphabetical order counts (packages differ by platform).
@@ -92,6 +94,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Variables that override those of every agent."""
     files: dict[str, str] = msgspec.field(default_factory=dict)
     """Files of each rollout's own home directory, by path."""
+    setup: tuple[str, ...] = ()
+    """Command that runs before the agent, in its environment and directory."""
+    cwd: str = ""
+    """The agent's directory, relative to the rollout's."""
+    workdir_files: tuple[str, ...] = ()
+    """Files and folders beside the profile, copied into the rollout's directory."""
     key_in_environment: bool = True
     """False if only its files may hold the session's key and address, which child processes then do not inherit."""
     session: SessionSpec = SessionSpec()
@@ -139,10 +147,16 @@ def load_profile(path: Path) -> AgentProfile:
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise ScenarioError(f"{path}: {error}") from error
     for name in spec.files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if not is_inside(name):
             raise ScenarioError(f"{path}: files: expected a path inside the home directory, got {name!r}")
-    if spec.install is None:
-        return AgentProfile(path, spec, "")
+    if not is_inside(spec.cwd):
+        raise ScenarioError(f"{path}: cwd: expected a path inside the rollout's directory, got {spec.cwd!r}")
+    files_beside(path.parent, spec.workdir_files, f"{path}: workdir_files")
+    if spec.install is not None and (spec.install.kind is Installer.NONE) == bool(spec.install.package):
+        expected = "no package" if spec.install.package else "the name of a package"
+        raise ScenarioError(f"{path}: install.package: expected {expected} beside kind {str(spec.install.kind)!r}")
+    if spec.install is None or spec.install.kind is Installer.NONE:
+        return AgentProfile(path, msgspec.structs.replace(spec, install=None), "")
     if not spec.version_command:
         raise ScenarioError(f"{path}: version_command: expected a command beside [install], got none")
     lock = path.parent / spec.install.kind.lock_file
@@ -151,6 +165,23 @@ def load_profile(path: Path) -> AgentProfile:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{lock}: expected a version of {spec.install.package!r}: {error}") from error
     return AgentProfile(path, spec, version)
+
+
+def is_inside(path: str) -> bool:
+    """Return True if `path` is relative and leaves no directory."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def files_beside(folder: Path, names: Sequence[str], key: str) -> dict[str, Path]:
+    """Return the absolute paths of files and folders by `names` relative to `folder`.
+
+    Raises `ScenarioError` naming `key` for a path that leaves it or does not exist.
+    """
+    for name in names:
+        if not is_inside(name) or not (folder / name).exists():
+            problem = "does not exist" if is_inside(name) else "leaves it"
+            raise ScenarioError(f"{key}: expected a file or folder in {folder}, got {name!r}, which {problem}")
+    return {name: (folder / name).absolute() for name in names}
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:

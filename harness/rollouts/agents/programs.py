@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import AgentError, ScenarioError
@@ -11,7 +12,14 @@ from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.install import install_agent, search_path
 from harness.rollouts.agents.node import Say
-from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, literal, load_profile
+from harness.rollouts.agents.profile import (
+    PROFILE_FILE,
+    AgentProfile,
+    closest,
+    files_beside,
+    literal,
+    load_profile,
+)
 from harness.rollouts.agents.task import ProgramAgent
 
 _PREPARE_DEADLINE_S = 300.0
@@ -50,13 +58,17 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         )
     if profile.spec.install is not None:
         await install_agent(profile, say)
+    spec = profile.spec
     return ProgramAgent(
         profile.name,
-        with_own_program(profile, profile.spec.command),
+        with_own_program(profile, spec.command),
         variables_of(profile, os.environ),
-        profile.spec.files,
-        profile.spec.session.to_json(),
-        profile.spec.key_in_environment,
+        spec.files,
+        spec.session.to_json(),
+        spec.key_in_environment,
+        spec.setup,
+        spec.cwd,
+        files_beside(profile.folder, spec.workdir_files, str(profile.path)),
     )
 
 
@@ -81,10 +93,39 @@ def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: 
     return {name: literal(value) for name, value in places.items()} | profile.spec.env
 
 
+def split_command(agent: str) -> list[str]:
+    """Split a command line into words. Empty for a bundled agent, a script (`*.py`) or a profile."""
+    words = shlex.split(agent)
+    is_file = len(words) == 1 and agent.endswith((".py", ".toml"))
+    return [] if is_file or agent in bundled_agents() else words
+
+
+def find_command(words: Sequence[str], folder: Path, copied: Collection[str] = ()) -> tuple[str, ...]:
+    """Return a command line with the absolute paths of its program and of files of `folder`, except those `copied`.
+
+    Empty if there is no such program in `folder` or on `PATH`.
+    """
+
+    def place(word: str) -> str | None:
+        if any(Path(word).is_relative_to(name) for name in copied):
+            return word
+        # Not `resolve()`: the Python of an environment is a link, and its place tells which environment.
+        return str((folder / word).absolute()) if (folder / word).is_file() else None
+
+    program = place(words[0]) or shutil.which(words[0]) if words else None
+    return () if program is None else (program, *(place(word) or word for word in words[1:]))
+
+
 async def prepare_agent(
-    script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S, say: Say = lambda _: None
+    script: Path | tuple[str, ...],
+    *,
+    name: str | None = None,
+    deadline_s: float = _PREPARE_DEADLINE_S,
+    say: Say = lambda _: None,
 ) -> ProgramAgent:
-    """Return an agent that runs `script`: Python with a PEP 723 header, a profile, or any program."""
+    """Return an agent that runs `script`: Python with a PEP 723 header, a profile, any program, or a command line."""
+    if not isinstance(script, Path):
+        return ProgramAgent(name or Path(script[0]).name, script)
     if script.suffix == ".toml":
         return await prepare_profile(load_profile(script), say)
     path = _require_script(script)

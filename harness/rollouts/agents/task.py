@@ -36,6 +36,12 @@ class ProgramAgent:
     """Session settings that `AgentTask.session` overrides."""
     key_in_environment: bool = True
     """False if only its files and command may hold the session's key and address."""
+    setup: tuple[str, ...] = ()
+    """Command that runs before the agent, which starts only if it succeeds."""
+    cwd: str = ""
+    """Working directory, relative to the rollout's and created if missing."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files and folders to copy, by their target paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,9 @@ class AgentTask:
     resumes: str | None = None
     """Session of a rollout aborted with `Keep.SESSIONS`, to continue from."""
     cwd: Path | None = None
-    """Working directory of a program, if not `workdir`. The harness never writes there."""
+    """Working directory of a program, if not one in `workdir`. The harness never writes there."""
+    terminal: Path | None = None
+    """Terminal of a program, in place of its log."""
 
     @property
     def instruction(self) -> str | None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
 
 from harness.rollouts.agents.programs import prepare_agent
-from harness.rollouts.agents.task import Agent, ProgramAgent
+from harness.rollouts.agents.task import Agent
 from harness.suite.scenarios.folder import ScenarioFolder
 
 
@@ -20,6 +20,11 @@ async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
         return
     spec = folder.scenario.agent
     game = {"HARNESS_GAME": str(folder.file(spec.game))} if spec.game else {}
-    command = folder.agent_command
-    program = ProgramAgent(folder.name, command) if command else await prepare_agent(folder.agent_script)
-    yield replace(program, env={**program.env, **game, **spec.env})
+    program = await prepare_agent(folder.agent_command or folder.agent_script, name=folder.name)
+    yield replace(
+        program,
+        env={**program.env, **game, **spec.env},
+        setup=tuple(spec.setup) or program.setup,
+        cwd=spec.cwd or program.cwd,
+        files={**program.files, **folder.agent_files},
+    )

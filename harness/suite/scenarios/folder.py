@@ -3,10 +3,10 @@
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
-from harness.rollouts.agents.profile import load_profile
-from harness.rollouts.agents.programs import bundled_agent, bundled_agents
+from harness.rollouts.agents.profile import files_beside, load_profile
+from harness.rollouts.agents.programs import bundled_agent, bundled_agents, find_command, split_command
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
@@ -68,13 +68,13 @@ class ScenarioFolder:
     @property
     def agent_command(self) -> tuple[str, ...]:
         """Command line with resolved paths; empty for a script, profile or bundled agent."""
-        profile = self.scenario.agent.profile or ""
-        words = shlex.split(profile)
-        program = words and (str(self.file(words[0])) if self.file(words[0]).is_file() else shutil.which(words[0]))
-        is_named = profile.endswith((".py", ".toml")) and len(words) == 1
-        if not program or is_named or profile in bundled_agents():
-            return ()
-        return (program, *(str(self.file(word)) if self.file(word).is_file() else word for word in words[1:]))
+        agent = self.scenario.agent
+        return find_command(agent.command or split_command(agent.profile or ""), self.directory, agent.files)
+
+    @property
+    def agent_files(self) -> dict[str, Path]:
+        """Files and folders for each rollout's directory. Raises `ScenarioError`."""
+        return files_beside(self.directory, self.scenario.agent.files, f"{self.directory / SCENARIO_FILE}: agent.files")
 
     def file(self, name: str) -> Path:
         """Return a file's absolute path."""
@@ -117,8 +117,9 @@ class ScenarioFolder:
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         if self.agent_function is None:
             command = self.agent_command
-            script = Path(command[0]) if command else self.agent_script
+            script = self.directory / command[0] if command else self.agent_script
             present |= {f"agent/{number}": Path(word) for number, word in enumerate(command) if Path(word).is_file()}
+            present |= {f"files/{name}": path for name, path in _files_below(self.agent_files).items()}
             present["agent"] = script
             if script.suffix == ".toml":  # the files that a profile installs and starts are beside it
                 present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
@@ -231,15 +232,30 @@ def _read_prompts(path: Path) -> list[Json]:
     return prompts
 
 
+def _files_below(places: Mapping[str, Path]) -> dict[str, Path]:
+    found = [
+        (name, file)
+        for name, path in places.items()
+        for file in (path.rglob("*") if path.is_dir() else [path])
+        if file.is_file()
+    ]
+    return {f"{name}/{file.relative_to(places[name])}".removesuffix("/."): file for name, file in found}
+
+
 def _check_agent(folder: ScenarioFolder, source: Path) -> None:
     profile, command = folder.scenario.agent.name, folder.agent_command
+    key = "command" if folder.scenario.agent.command else "profile"
+    _ = folder.agent_files  # raises for a missing file
     if command:
-        if not os.access(command[0], os.X_OK):
+        if not os.access(folder.directory / command[0], os.X_OK):
             raise ScenarioError(
-                f"{source}: agent.profile: expected a program that can be executed, got {profile!r}; chmod +x it, or"
+                f"{source}: agent.{key}: expected a program that can be executed, got {profile!r}; chmod +x it, or"
                 f' write what runs it, as in "sh {profile}"'
             )
         return
+    if folder.scenario.agent.command:
+        program = folder.scenario.agent.command[0]
+        raise ScenarioError(f"{source}: agent.command: expected a program of its folder or of PATH, got {program!r}")
     try:
         script = folder.agent_script
     except ScenarioError:

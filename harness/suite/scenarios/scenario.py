@@ -1,5 +1,6 @@
 """Content of `scenario.toml` as strict models. Each prompt is a group of `samples_per_prompt` sessions."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
+from harness.rollouts.agents.profile import is_inside
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.scenarios.validation import WHOLE_SENTENCE
@@ -63,12 +65,20 @@ class AgentSpec(_Strict):
 
     profile: str | None = None
     """Bundled agent, script with a PEP 723 header, profile (`*.toml`), or command line."""
+    command: list[str] = Field(default_factory=list)
+    """Program and arguments, instead of a profile; a file of the scenario is named by its path in it."""
     function: str | None = None
     """`FILE.py:NAME` instead of a program: a trusted async function."""
     game: str | None = None
     """Python file with a `Game`, passed as `HARNESS_GAME`."""
     env: dict[str, str] = Field(default_factory=dict)
     """Additional variables."""
+    cwd: str = ""
+    """The program's directory, relative to the rollout's."""
+    setup: list[str] = Field(default_factory=list)
+    """Command that runs before the program, in its environment and directory."""
+    files: list[str] = Field(default_factory=list)
+    """Files and folders of the scenario that each rollout's directory gets a copy of."""
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of model calls, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)
@@ -83,16 +93,18 @@ class AgentSpec(_Strict):
 
     @model_validator(mode="after")
     def _is_program_or_function(self) -> Self:
-        if (self.profile is None) == (self.function is None):
-            raise ValueError("either profile or function")
-        beside = [key for key in ("game", "env") if getattr(self, key)]
+        if sum(map(bool, (self.profile, self.command, self.function))) != 1:
+            raise ValueError("one of profile, command and function")
+        if not is_inside(self.cwd):
+            raise ValueError("cwd inside the rollout's directory")
+        beside = [key for key in ("game", "env", "cwd", "setup", "files") if getattr(self, key)]
         if self.function is not None and beside:
             raise ValueError(f"no {' and no '.join(beside)} beside function, which has no environment of its own")
         return self
 
     @property
     def name(self) -> str:
-        return self.profile or self.function or ""
+        return self.profile or self.function or shlex.join(self.command)
 
 
 class RepeatGuardSpec(_Strict):

@@ -2,7 +2,12 @@
 
 import asyncio
 import json
+import os
+import select
+import signal
 import sys
+import termios
+from io import RawIOBase
 from pathlib import Path
 
 import pytest
@@ -62,6 +67,81 @@ async def test_the_output_of_a_command_is_shown_as_it_comes(tmp_path: Path) -> N
     assert ended.stderr == "x" * 30_000 + "end\n"
     assert "ledger: 17 generated, 7 trained, dropped: 10 resample" in ended.stdout
     assert "selection" in refused.stdout
+
+
+async def test_settings_of_the_session_are_passed_on(tmp_path: Path) -> None:
+    """Values in JSON or words; what the server does not know is refused with its name."""
+    twice = f"{CALL}\nurllib.request.urlopen(request)"
+    async with serving(*says("One.", "Two.")) as client:
+        asked = ("exec", "--server", client.url, "--matching", "exact", "--session", "strays=refuse")
+        limited = await run(*asked, "--session", 'limits={"turns": 1}', "--", sys.executable, "-c", twice, cwd=tmp_path)
+        unknown = await run(*asked, "--session", "stray=1", "--", "true", cwd=tmp_path)
+        unmatched = await run(*asked, "--matching", "loose", "--", "true", cwd=tmp_path)
+        odd = await run(*asked, "--session", "strays", "--", "true", cwd=tmp_path)
+
+    assert limited.stdout.startswith("limited: "), limited
+    assert "`stray`" in unknown.stdout
+    assert "'loose'" in unmatched.stdout
+    assert odd.stderr == "harness: --session: expected KEY=VALUE, got 'strays'\n"
+
+
+PLAYED = """
+import os, signal, time
+signal.signal(signal.SIGWINCH, lambda *_: print("resized", *os.get_terminal_size(), flush=True))
+print(*os.get_terminal_size(), os.ttyname(0) == os.ttyname(2), flush=True)
+try:
+    print("hello", input("name? "), flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+async def test_a_terminal_is_passed_through(tmp_path: Path) -> None:
+    """Its size, keys, resize and Ctrl+C; without one the option is refused, and afterwards it is as it was."""
+    ours, users = os.openpty()
+    with os.fdopen(ours, "r+b", buffering=0) as screen, os.fdopen(users, "r+b", buffering=0) as terminal:
+        termios.tcsetwinsize(users, (30, 100))
+        before = termios.tcgetattr(users)
+        async with serving(*says("Good day.")) as client:
+            command = ("exec", "--server", client.url, "--interactive", "--", sys.executable, "-c", CALL + PLAYED)
+            refused = await run(*command, cwd=tmp_path)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "harness", *command),
+                stdin=terminal,
+                stdout=terminal,
+                stderr=terminal,
+                cwd=tmp_path,
+                start_new_session=True,
+                env={**os.environ, "HARNESS_INSTRUCTION": "Greet."},
+            )
+            shown = await asyncio.to_thread(_read_until, screen, b"name? ")
+            termios.tcsetwinsize(users, (40, 120))
+            process.send_signal(signal.SIGWINCH)  # the kernel's, if this terminal were the process's own
+            shown += await asyncio.to_thread(_read_until, screen, b"resized")
+            screen.write(b"Ann\r")
+            shown += await asyncio.to_thread(_read_until, screen, b"hello Ann")
+            screen.write(b"\x03")
+            shown += await asyncio.to_thread(_read_until, screen, b"ledger: ")
+            code = await asyncio.wait_for(process.wait(), 30)
+        after = termios.tcgetattr(users)
+
+    lines = shown.decode().replace("\r", "").splitlines()
+    assert lines[0] == "Good day."
+    assert "100 30 True" in lines
+    assert any("resized 120 40" in line for line in lines)
+    assert "interrupted" in shown.decode()
+    assert code == 0, shown.decode()
+    assert after == before
+    assert "--interactive: expected a terminal" in refused.stderr
+
+
+def _read_until(screen: RawIOBase, words: bytes) -> bytes:
+    shown = b""
+    while words not in shown:
+        assert select.select([screen], [], [], 60)[0], shown
+        shown += screen.read(4096) or b""
+    return shown
 
 
 @pytest.mark.parametrize(("program", "code", "words"), [("pass", 1, "no_model_call"), (f"{CALL}\n1 / 0", 1, "crashed")])

@@ -1,5 +1,6 @@
 """An agent with a profile plays for a trainer as it does anywhere: with its programs, its variables, its sessions."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 
 from harness.adapters.areal.trajectory import trajectory_columns
 from harness.adapters.episodes import Episodes, EpisodeSettings
-from harness.adapters.miles.agents import make_task
+from harness.adapters.miles.agents import find_agent, make_task
 from harness.adapters.miles.settings import read_settings
 from harness.engines.scripted import ScriptStep
+from harness.errors import AdapterError
 from harness.rollouts.agents.task import ProgramAgent
 from harness.samples.rollout import OutcomeKind
 from harness.types import Json
@@ -77,6 +79,30 @@ async def test_a_profile_plays_for_a_trainer(profile: Path, tmp_path: Path) -> N
     assert sample.metadata["turns"] == [0, 1]  # one branch: the white space at the end did not count
     assert [turn["role"] for turn in rollout.session["turns"]] == ["main", "main", "side"]
     assert trajectory_columns(sample, 1.0, 0)["loss_mask"].sum() == sample.loss_mask.sum() > 0
+
+
+async def test_a_command_line_plays_for_a_trainer(tmp_path: Path) -> None:
+    """It needs no profile, in any adapter; a word that is a file is that file."""
+    address = 'os.environ["OPENAI_BASE_URL"] + "/chat/completions"'
+    (tmp_path / "play.py").write_text(PROGRAM.replace('os.environ["ADDRESS"]', address))
+    command = f"{sys.executable} {tmp_path / 'play.py'}"
+    settings = read_settings(miles_args("--harness-session-server", "http://s", "--harness-agent", command))
+    assert find_agent(settings, lambda _: None) == (sys.executable, str(tmp_path / "play.py"))
+    async with miles_run(*STEPS) as run:
+        episodes = Episodes(EpisodeSettings.read(run.server.url, command, agent_env={"MOOD": "merry"}))
+        try:
+            rollout = await episodes.run(PROMPT, {}, {"temperature": 1.0}, None)
+        finally:
+            await episodes.close()
+
+    assert rollout.outcome.kind is OutcomeKind.FINISHED, rollout.outcome
+    assert rollout.agent_result == {"mood": "merry", "prefix": sys.prefix}
+
+
+@pytest.mark.parametrize("name", ["no-such-agent", "no_such_program --x", "agent.py", './gone "'])
+def test_what_is_no_program_is_refused(name: str) -> None:
+    with pytest.raises(AdapterError, match="agent: "):
+        EpisodeSettings.read("http://s", name, agent_env={"A": "b"})
 
 
 @pytest.mark.parametrize(

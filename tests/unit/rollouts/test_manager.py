@@ -98,6 +98,35 @@ leave(json.dumps({"heard": answer}))
     assert rollout.samples[0].tokens.size == turn["prompt_length"] + turn["output_length"]
 
 
+async def test_a_program_starts_among_its_files_after_its_setup(tmp_path: Path):
+    """Copies, in the directory that it names; a failed setup is an agent that did not start."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "word").write_text("Hello.")
+    (tmp_path / "play.py").write_text(
+        f"{ASK}\nleave(json.dumps([ask(open('../data/word').read()), os.path.basename(os.getcwd())]))"
+    )
+    agent = ProgramAgent(
+        "probe",
+        ("sh", "-c", '"$0" -S ../play.py && echo changed > ../data/word', sys.executable),
+        setup=("sh", "-c", "test -f ../data/word && touch ready"),
+        cwd="work",
+        files={"play.py": tmp_path / "play.py", "data": tmp_path / "data"},
+    )
+    task = AgentTask(agent, "Say something.", tmp_path / "0", "scripted", deadline_s=30)
+    failing = replace(task, agent=replace(agent, setup=("sh", "-c", "exit 3")), workdir=tmp_path / "1")
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
+        rollout, unready = await manager.run(task), await manager.run(failing)
+
+    assert rollout.outcome.kind is OutcomeKind.GARBAGE  # a result is an object, and this one says where it ran
+    assert json.loads((task.workdir / "result.json").read_text()) == ["Hello.", "work"]
+    assert (task.workdir / "work" / "ready").exists()
+    assert (task.workdir / "data" / "word").read_text() == "changed\n"
+    assert (tmp_path / "data" / "word").read_text() == "Hello."
+    assert (unready.outcome.kind, unready.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.AGENT)
+    assert "setup ended with exit code 3" in (failing.workdir / "agent.log").read_text()
+    assert not (failing.workdir / "result.json").exists()
+
+
 async def test_a_program_has_its_key_from_a_file_and_what_it_runs_finds_none(tmp_path: Path):
     """Neither the key nor the address stand in the environment that its tools inherit."""
     source = """

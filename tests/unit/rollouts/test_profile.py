@@ -56,6 +56,24 @@ def test_what_is_wrong_is_named(tmp_path: Path, more: str, words: str) -> None:
     assert str(tmp_path / PROFILE_FILE) in refused.value.message
 
 
+def test_a_profile_that_installs_nothing_has_files_and_a_setup(tmp_path: Path) -> None:
+    """`kind = "none"` is no [install]; files are those beside the profile."""
+    plain = PROFILE.partition("version_command")[0]
+    more = 'setup = ["sh", "prepare.sh"]\ncwd = "work"\nworkdir_files = ["prepare.sh"]\n[install]\nkind = "none"\n'
+    with pytest.raises(ScenarioError, match=r"workdir_files: expected a file .* 'prepare.sh', which does not exist"):
+        load_profile(written(tmp_path, more, profile=plain))
+    (tmp_path / "prepare.sh").touch()
+    profile = load_profile(tmp_path)
+    with pytest.raises(ScenarioError, match=r"cwd: expected a path inside the rollout's directory, got '\.\./x'"):
+        load_profile(written(tmp_path, more.replace('"work"', '"../x"'), profile=plain))
+    for wrong in ('kind = "none"\npackage = "sniffio"', 'kind = "python"'):
+        with pytest.raises(ScenarioError, match=r"install\.package: expected"):
+            load_profile(written(tmp_path, more.replace('kind = "none"', wrong), profile=plain))
+
+    assert profile.spec.install is None
+    assert (profile.spec.setup, profile.spec.cwd) == (("sh", "prepare.sh"), "work")
+
+
 def test_a_lock_file_without_the_agent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"requirements\.txt: expected a version of 'sniffio'"):
         load_profile(written(tmp_path, lock="anyio==4.9.0\n"))

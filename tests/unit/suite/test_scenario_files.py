@@ -37,7 +37,11 @@ def _problems(directory: Path) -> list[str]:
         ({"seed": "7"}, "seed: expected a valid integer, got '7'"),
         ({"limits": {"turns": 0}}, "limits.turns: expected greater than or equal to 1, got 0"),
         ({"after_incomplete": "stop"}, "after_incomplete: expected 'refuse' or 'serve', got 'stop'"),
-        ({"agent": {}}, "agent: expected either profile or function, got {}"),
+        ({"agent": {}}, "agent: expected one of profile, command and function, got {}"),
+        (
+            {"agent": {"command": ["no-such-program", "x"]}},
+            "agent.command: expected a program of its folder or of PATH, got 'no-such-program'",
+        ),
         (
             {"agent": {"profile": "plain_chta"}},
             f"agent.profile: {AN_AGENT}, got 'plain_chta'; did you mean 'plain_chat'?",
@@ -58,7 +62,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
     [
         (
             {"agent": {"function": "play.py:run", "profile": "plain_chat"}},
-            "agent: expected either profile or function, ",
+            "agent: expected one of profile, command and function, ",
         ),
         (
             {"agent": {"function": "play.py:run", "game": "g.py"}},
@@ -220,6 +224,42 @@ def test_a_profile_of_any_name_is_read_when_the_scenario_is(tmp_path: Path):
         assert str(profile) in refused.value.message
     profile.write_text(PROFILE.replace("agent.sh", "sh"))
     assert load_scenario(scenario).agent_script == profile
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("gone.txt", "does not exist"), ("../s/agent.py", "leaves it"), ("/etc/passwd", "leaves it")],
+)
+def test_files_of_an_agent_are_in_the_folder(tmp_path: Path, name: str, problem: str):
+    scenario = write_scenario(tmp_path / "s", agent={"command": ["true"], "files": [name]})
+    expected = f"agent.files: expected a file or folder in {scenario}, got {name!r}, which {problem}"
+    assert _problems(scenario) == [expected]
+
+
+async def test_a_command_has_its_files_setup_and_directory(tmp_path: Path):
+    """A word that names a copied file stays relative; a changed copy changes the digests."""
+    agent = {
+        "command": ["sh", "tools/run.sh", "own.sh"],
+        "files": ["tools"],
+        "setup": ["touch", "ready"],
+        "cwd": "work",
+    }
+    scenario = write_scenario(tmp_path / "s", agent=agent)
+    (scenario / "tools" / "deep").mkdir(parents=True)
+    for name in ("tools/run.sh", "tools/deep/data", "own.sh"):
+        (scenario / name).write_text(name)
+    folder = load_scenario(scenario)
+    async with open_agent(folder) as opened:
+        assert isinstance(opened, ProgramAgent)
+
+    assert Path(opened.command[0]).is_absolute()
+    assert opened.command[1:] == ("tools/run.sh", str(scenario / "own.sh"))
+    assert (opened.setup, opened.cwd) == (("touch", "ready"), "work")
+    assert opened.files == {"tools": scenario / "tools"}
+    before = folder.digests()
+    assert {"files/tools/run.sh", "files/tools/deep/data"} <= before.keys()
+    (scenario / "tools" / "deep" / "data").write_text("changed")
+    assert folder.digests() != before
 
 
 @pytest.mark.parametrize("how", ["mine.toml", "agent.sh", "sh agent.sh", "./agent.sh"])

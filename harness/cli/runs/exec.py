@@ -1,8 +1,7 @@
 """`harness exec` and `harness env`: a session for any command line.
 
-Both use a running session server. `exec` is one rollout: it runs the command in the session's environment, and an
-agent's if named, and prints the record. The rollout's files (instruction, result, log, the agent's home) get their own
-folder; the working directory is the user's. `env` creates a session and prints the client's variables.
+`exec` runs the command in the session's environment, and an agent's if named, and prints the record. The rollout's
+files get their own folder; the working directory is the user's. `env` creates a session and prints its variables.
 """
 
 import codecs

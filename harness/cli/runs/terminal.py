@@ -1,7 +1,4 @@
-"""A pseudo-terminal that connects the user's terminal with a program, as `ssh -t` does.
-
-Ctrl+C and other keys go to the program, whose terminal makes signals of them. A resize is passed on.
-"""
+"""A pseudo-terminal between the user's terminal and a program: keys (Ctrl+C), sizes and output pass."""
 
 import asyncio
 import os

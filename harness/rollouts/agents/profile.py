@@ -95,7 +95,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
     """Files of each rollout's own home directory, by path."""
     setup: tuple[str, ...] = ()
-    """Command that runs before the agent, in its environment and directory."""
+    """Command that runs before the agent."""
     cwd: str = ""
     """The agent's directory, relative to the rollout's."""
     workdir_files: tuple[str, ...] = ()

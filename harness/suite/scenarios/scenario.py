@@ -66,7 +66,7 @@ class AgentSpec(_Strict):
     profile: str | None = None
     """Bundled agent, script with a PEP 723 header, profile (`*.toml`), or command line."""
     command: list[str] = Field(default_factory=list)
-    """Program and arguments, instead of a profile; a file of the scenario is named by its path in it."""
+    """Program and arguments, instead of a profile."""
     function: str | None = None
     """`FILE.py:NAME` instead of a program: a trusted async function."""
     game: str | None = None
@@ -76,9 +76,9 @@ class AgentSpec(_Strict):
     cwd: str = ""
     """The program's directory, relative to the rollout's."""
     setup: list[str] = Field(default_factory=list)
-    """Command that runs before the program, in its environment and directory."""
+    """Command that runs before the program."""
     files: list[str] = Field(default_factory=list)
-    """Files and folders of the scenario that each rollout's directory gets a copy of."""
+    """Files and folders to copy into each rollout's directory."""
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of model calls, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)

@@ -40,10 +40,30 @@ REFUSED: Mapping[str, str] = {
     "bad_words": _NOT_THE_MODELS,
     "stop_token_ids": "a session's `sampling` has them",
     "documents": "the prompt has messages and tools only",
+    "ignore_eos": "a turn ends where the model ends it",
+    "min_new_tokens": "chat completions have `min_tokens`",
+    "use_beam_search": "beams are no samples of the model",
+    "best_of": "each answer is one sample",
+    "length_penalty": _NOT_THE_MODELS,
+    "allowed_token_ids": _NOT_THE_MODELS,
+    "custom_logit_processor": _NOT_THE_MODELS,
+    "truncate_prompt_tokens": "the model sees the whole prompt",
+    "continue_final_message": "the prompt ends where the model's turn begins",
+    "add_generation_prompt": "the prompt ends where the model's turn begins",
+    "enable_thinking": "`chat_template_kwargs` has it, or the session's `template_variables`",
     "chat_template": "the operator chooses it, `harness serve --template`",
     "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
 }
 """Fields that change the prompt or the sampling and that no dialect serves, with the alternative."""
+_NEUTRAL: Mapping[str, bytes] = {
+    "ignore_eos": b"false",
+    "min_new_tokens": b"0",
+    "use_beam_search": b"false",
+    "best_of": b"1",
+    "continue_final_message": b"false",
+    "add_generation_prompt": b"true",
+}
+"""Values of refused fields that ask for nothing."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -60,7 +80,10 @@ def decode_and_find_unknown(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         wire = decode_json(tolerant, body)
     fields = decode_json(_fields_decoder, body)
-    return wire, [name for name, raw in fields.items() if name not in wire.__struct_fields__ and raw != NULL]
+    known, unsaid = wire.__struct_fields__, bytes(NULL)
+    return wire, [
+        name for name, raw in fields.items() if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(name))
+    ]
 
 
 def find_ignored(

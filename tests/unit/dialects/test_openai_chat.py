@@ -459,6 +459,15 @@ def test_an_empty_logit_bias_is_none():
         ("stop_token_ids", [7]),
         ("documents", [{"text": "a"}]),
         ("chat_template", "{{ messages }}"),
+        ("ignore_eos", True),
+        ("min_new_tokens", 8),
+        ("use_beam_search", True),
+        ("best_of", 4),
+        ("allowed_token_ids", [1]),
+        ("truncate_prompt_tokens", 100),
+        ("continue_final_message", True),
+        ("add_generation_prompt", False),
+        ("enable_thinking", False),
     ],
 )
 def test_a_wish_that_changes_prompt_or_sampling_is_refused_by_name(name, value):
@@ -472,6 +481,7 @@ def test_a_wish_that_changes_prompt_or_sampling_is_refused_by_name(name, value):
 def test_variables_of_the_template_are_read():
     """The effort is one of them; a penalty that changes nothing is none."""
     wishes = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "repetition_penalty": 1.0}
+    wishes |= {"ignore_eos": False, "best_of": 1, "continue_final_message": False, "add_generation_prompt": True}
 
     asked = parse_request(WireCall(body([user("hi")], **wishes)))
 

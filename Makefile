@@ -44,6 +44,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
+	$(PY) -m harness run chain_vllm
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	$(PY) -W error soak/steady_load.py --minutes 20

@@ -4,6 +4,7 @@ Attention is registered with transformers under `NAME`: segment by segment, or t
 in half precision. Logits exist only for trained tokens.
 """
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from harness.samples.segments import Segment
 NAME = "harness_packed"
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
+_KERNEL_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters  # torch 2.11 does not
 _CHECKED_LENGTHS = (5, 9, 2)
 _KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16})
 # Rounding stays below half of these.
@@ -124,12 +126,13 @@ def _attend(
                 )
             )
         return torch.cat(attended, dim=2).transpose(1, 2), None
+    if is_grouped and not _KERNEL_TAKES_GROUPS:
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    grouped = {"enable_gqa": is_grouped} if _KERNEL_TAKES_GROUPS else {}
     rows = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
     longest = max(segment_lengths)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    whole = varlen_attn(
-        *rows, borders, borders, longest, longest, scale=scaling, window_size=window, enable_gqa=is_grouped
-    )
+    whole = varlen_attn(*rows, borders, borders, longest, longest, scale=scaling, window_size=window, **grouped)
     return whole[None].to(query.dtype), None
 
 

@@ -23,6 +23,10 @@ _SETTINGS = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "pki", "os-release"),
 )
 _TMP_BYTES = 1 << 30
+# Root of the box is this machine's root without capabilities, if the harness runs as root, and owns these files. The
+# lists are those of container runtimes.
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/mtrr", "/proc/scsi", "/proc/timer_list")
 
 # The first process of the group becomes bwrap. It joins the cgroup, and ignores the signals that ask an agent to end:
 # they reach the whole group, and bwrap's own end would kill the agent before it could obey.
@@ -94,6 +98,13 @@ class BwrapSandbox:
         for name in _SETTINGS:
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
         yield from ("--proc", "/proc", "--dev", "/dev")
+        for name in _READ_ONLY:
+            yield from ("--ro-bind-try", name, name)
+        for path in map(Path, _HIDDEN):
+            if path.is_dir():
+                yield from ("--tmpfs", str(path), "--remount-ro", str(path))
+            elif path.exists():
+                yield from ("--ro-bind", "/dev/null", str(path))
         for folder in ("/tmp", "/var/tmp", "/run", str(Path.home())):  # noqa: S108  # of the box
             yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
         for program in place.programs:

@@ -11,7 +11,10 @@ import socket
 import struct
 from typing import Protocol
 
-CHUNK_BYTES = 1 << 16
+LINGER_S = 10.0
+"""Time for a client to close after the end of its server: an immediate close would destroy the answer."""
+
+_CHUNK_BYTES = 1 << 16
 _NO_FAREWELL = struct.pack("ii", 1, 0)  # close with a reset, discarding unsent and unread bytes
 
 
@@ -40,21 +43,20 @@ class ByteStream(Protocol):
 class SocketStream:
     """Stream of a connected socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes = b"") -> None:
         self._reader = reader
         self._writer = writer
+        self._first = first  # has been read already
 
     async def read(self) -> bytes:
-        """See `ByteStream`."""
-        return await self._reader.read(CHUNK_BYTES)
+        first, self._first = self._first, b""
+        return first or await self._reader.read(_CHUNK_BYTES)
 
     async def write(self, data: bytes) -> None:
-        """See `ByteStream`."""
         self._writer.write(data)
         await self._writer.drain()
 
     def end(self) -> None:
-        """See `ByteStream`."""
         if not self._writer.can_write_eof():  # TLS
             self._writer.close()
         elif not self._writer.is_closing():
@@ -64,11 +66,9 @@ class SocketStream:
         """See `ByteStream`."""
 
     def close(self) -> None:
-        """See `ByteStream`."""
         self._writer.close()
 
     def reset(self) -> None:
-        """See `ByteStream`."""
         sock = self._writer.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0 and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_FAREWELL)
@@ -76,7 +76,7 @@ class SocketStream:
 
 
 async def join(client: ByteStream, server: ByteStream) -> None:
-    """Carry bytes both ways until both directions have ended. If one breaks, or this is cancelled, reset both.
+    """Carry bytes both ways until the server ends. If a stream breaks, or this is cancelled, reset both.
 
     An answer to a client that has ended its direction breaks both, as the client's kernel would: it is not read.
     """
@@ -95,13 +95,18 @@ async def join(client: ByteStream, server: ByteStream) -> None:
                 raise ConnectionResetError
             await client.write(data)
         client.end()
+        await client.await_taken()
 
-    ways = [asyncio.ensure_future(ask()), asyncio.ensure_future(answer())]
+    asking, answering = asyncio.ensure_future(ask()), asyncio.ensure_future(answer())
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait([asking, answering], return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and not asking.exception():
+            await asyncio.wait([answering])
+        elif not asking.done() and not answering.exception():
+            await asyncio.wait([asking], timeout=LINGER_S)  # the client closes when it has read the end
     finally:
-        for way in ways:
-            way.cancel()
-        endings = await asyncio.gather(*ways, return_exceptions=True)
+        asking.cancel()
+        answering.cancel()
+        _, ending = await asyncio.gather(asking, answering, return_exceptions=True)
         for stream in (client, server):
-            stream.reset() if any(endings) else stream.close()
+            stream.close() if ending is None else stream.reset()

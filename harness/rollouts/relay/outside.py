@@ -7,6 +7,7 @@ async with open_relay(session, Path("relay.sock")):
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,16 +16,25 @@ from zipfile import ZipFile
 from msgspec.structs import replace
 
 from harness.errors import CannotListen
-from harness.machine.deadlines import ended, read_end, to_the_end, within
+from harness.machine.deadlines import ended, read_end, within
+from harness.machine.log import get_logger
 from harness.rollouts.client.session_server import SessionHandle
-from harness.rollouts.relay.byte_streams import ByteStream, SocketStream
+from harness.rollouts.relay.byte_streams import ByteStream, SocketStream, join
+from harness.rollouts.relay.carrier import BEGIN, GREETING, ID_BYTES, KNOWN, RESUME, UNKNOWN, Carrier
+from harness.rollouts.relay.link import MalformedFrame
 from harness.rollouts.relay.request_filter import RequestFilter, refusal_answer
 
-_CONNECTIONS = 128  # from one sandbox, at one time
+_CONNECTIONS = 128
+"""Connections of one sandbox, and to the server for it, at one time."""
+_LINKS = 4
+_GREETING_S = 10.0
+_REJOIN_S = 120.0
 _CONNECT_S = 30.0
-_LINGER_S = 2.0  # time to discard input after a refusal: an immediate close would destroy it
+_DISCARD_S = 2.0  # after a refusal: an immediate close would destroy it
 
-_CLIENT = ("__init__.py", "byte_streams.py", "inside.py")
+_CLIENT = ("__init__.py", "byte_streams.py", "carrier.py", "inside.py", "link.py")
+
+_log = get_logger(__name__)
 
 
 def client_program() -> bytes:
@@ -63,29 +73,44 @@ async def open_relay(session: SessionHandle, socket: Path, *, mode: int = 0o600)
         await asyncio.to_thread(socket.unlink, missing_ok=True)
 
 
+@dataclass(slots=True)
+class _Held:
+    """Link of a sandbox, which waits `_REJOIN_S` for its next connection."""
+
+    carrier: Carrier
+    expiry: asyncio.TimerHandle | None = None
+
+
 class Relay:
     """Connections of one sandbox."""
 
     def __init__(self, session: SessionHandle) -> None:
         self._base_url = session.base_url
+        self._links: dict[bytes, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = 0
+        self._calls = asyncio.Semaphore(_CONNECTIONS)  # connections to the server
 
     async def close(self) -> None:
         """Break off every connection."""
+        for link_id in list(self._links):
+            self._forget(link_id)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until it ends."""
-        if len(self._tasks) >= _CONNECTIONS:
+        """Serve one connection until it ends: a client's link, or plain HTTP."""
+        if self._connections >= _CONNECTIONS:
             writer.transport.abort()
             return
-        task = self._start(self._serve(SocketStream(reader, writer)))
+        self._connections += 1
+        task = self._start(self._serve_connection(reader, writer))
         try:
             await ended(task)
         finally:
+            self._connections -= 1
             task.cancel()
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -95,51 +120,64 @@ class Relay:
         task.add_done_callback(read_end)
         return task
 
-    async def _serve(self, client: ByteStream) -> None:
-        calls = RequestFilter(self._base_url)
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            onward = b""
-            while not onward and calls.refusal is None:
-                data = await client.read()
-                if not data:
-                    client.close()
-                    return
-                onward = calls.feed(data)
-            if onward:
-                await self._exchange(client, calls, onward)
-            if calls.refusal is not None:
-                await client.write(refusal_answer(calls.refusal))
-            client.end()
-            await client.await_taken()
-            await within(_LINGER_S, _discard(client))
-            client.close()
+            first = await reader.read(1)
+            if first and first == GREETING[:1]:
+                await self._carry_link(reader, writer)
+            elif first:
+                await self._serve(SocketStream(reader, writer, first))
+        except (OSError, EOFError, MalformedFrame) as error:
+            _log.warning("relay_connection_broken", reason=str(error))
+        finally:
+            writer.close()
+
+    async def _carry_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_GREETING_S):
+            greeting = GREETING[:1] + await reader.readexactly(len(GREETING) + ID_BYTES)
+        verb, link_id = greeting[len(GREETING) : -ID_BYTES], greeting[-ID_BYTES:]
+        if greeting.startswith(GREETING + BEGIN) and link_id not in self._links and len(self._links) < _LINKS:
+            self._links[link_id] = _Held(Carrier(self._accept))
+        held = self._links.get(link_id)
+        if held is None or verb not in (BEGIN, RESUME):
+            writer.write(UNKNOWN)
+            return
+        writer.write(KNOWN)
+        if held.expiry is not None:
+            held.expiry.cancel()
+        try:
+            await held.carrier.carry(reader, writer)
+        except MalformedFrame:
+            self._forget(link_id)
+            raise
+        finally:
+            if not held.carrier.is_carried:
+                held.expiry = asyncio.get_running_loop().call_later(_REJOIN_S, self._forget, link_id)
+
+    def _accept(self, stream: ByteStream) -> None:
+        self._start(self._serve(stream))
+
+    def _forget(self, link_id: bytes) -> None:
+        held = self._links.pop(link_id, None)
+        if held is not None:
+            held.carrier.close()
+
+    async def _serve(self, client: ByteStream) -> None:
+        calls = _Calls(client, self._base_url)
+        try:
+            first = await calls.read()
+            if first:
+                async with self._calls:
+                    server = await self._connect()
+                    await server.write(first)
+                    await join(calls, server)
+            else:
+                client.close()
         except OSError:
             client.reset()
         except asyncio.CancelledError:
             client.reset()
             raise
-
-    async def _exchange(self, client: ByteStream, calls: RequestFilter, onward: bytes) -> None:
-        """Forward requests and answers until the server closes, or the answer before a refusal has passed."""
-        server = await self._connect()
-        asking = asyncio.create_task(_ask(client, server, calls, onward))
-        answering = asyncio.create_task(_answer(client, server, calls))
-        is_whole = False
-        try:
-            await asyncio.wait((asking, answering), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                asking.result()
-                if calls.refusal is None or not calls.is_answered:
-                    await ended(answering)
-            if answering.done():
-                answering.result()
-            is_whole = True
-        finally:
-            for task in (asking, answering):
-                task.cancel()
-                await to_the_end(ended(task))
-                read_end(task)
-            server.close() if is_whole else server.reset()
 
     async def _connect(self) -> SocketStream:
         parts = urlsplit(self._base_url)
@@ -149,28 +187,41 @@ class Relay:
             return SocketStream(*await asyncio.open_connection(parts.hostname, port, ssl=is_tls or None))
 
 
-async def _ask(client: ByteStream, server: ByteStream, calls: RequestFilter, onward: bytes) -> None:
-    while True:
-        await server.write(onward)
-        if calls.refusal is not None:
-            return
-        data = await client.read()
-        if not data:
-            # An answer on its way may meet a client that has left, and the server learns that from a reset only.
-            await client.await_taken()
-            server.end()
-            return
-        onward = calls.feed(data)
+class _Calls:
+    """A client's stream, of which only model calls of the session pass."""
 
+    def __init__(self, client: ByteStream, base_url: str) -> None:
+        self._client = client
+        self._filter = RequestFilter(base_url)
+        self._answered = asyncio.Event()
+        self.end, self.close, self.reset = client.end, client.close, client.reset
+        self.await_taken = client.await_taken
 
-async def _answer(client: ByteStream, server: ByteStream, calls: RequestFilter) -> None:
-    while data := await server.read():
-        calls.feed_answer(data)
-        await client.write(data)
-        if calls.refusal is not None and calls.is_answered:
-            return
+    async def read(self) -> bytes:
+        """See `ByteStream`. Answers a refused request, and is at its end then."""
+        while self._filter.refusal is None:
+            data = await self._client.read()
+            if not data:
+                # An answer on its way may meet a client that has left, and the server learns that from a reset only.
+                await self._client.await_taken()
+                return b""
+            if passed := self._filter.feed(data):
+                return passed
+        while not self._filter.is_answered:
+            self._answered.clear()
+            await self._answered.wait()
+        await self._client.write(refusal_answer(self._filter.refusal))
+        self._client.end()
+        await self._client.await_taken()
+        await within(_DISCARD_S, self._discard())
+        return b""
 
+    async def write(self, data: bytes) -> None:
+        """See `ByteStream`."""
+        self._filter.feed_answer(data)
+        self._answered.set()
+        await self._client.write(data)
 
-async def _discard(client: ByteStream) -> None:
-    while await client.read():
-        pass
+    async def _discard(self) -> None:
+        while await self._client.read():
+            pass

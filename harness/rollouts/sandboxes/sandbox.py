@@ -20,7 +20,7 @@ class RunningCommand(Protocol):
     """A command in a box. Its starter owns it until `stop` returns or raises."""
 
     async def wait(self) -> int:
-        """Return the exit code, or minus the number of a signal."""
+        """Return the exit code, or minus the number of a signal; 128 and the number if a box reports it so."""
         ...
 
     def signal(self, number: int) -> bool:
@@ -83,13 +83,13 @@ class Sandbox(Protocol):
         ...
 
 
-async def call(*command: str, deadline_s: float, env: Mapping[str, str]) -> Ended:
+async def call(*command: str, deadline_s: float, env: Mapping[str, str], cwd: Path | None = None) -> Ended:
     """Run a program of this machine to its end. Raises `SandboxFailed` if it is missing or late."""
     program = shutil.which(command[0], path=env.get("PATH"))
     if program is None:
         raise SandboxFailed(f"no program {command[0]} on PATH; install it, or choose another kind of sandbox")
     try:
-        return await run(program, *command[1:], deadline_s=deadline_s, env=env)
+        return await run(program, *command[1:], deadline_s=deadline_s, env=env, cwd=cwd)
     except LaneError:
         raise SandboxFailed(f"`{' '.join(command[:2])}` did not end within {deadline_s:g} s") from None
     except OSError as error:

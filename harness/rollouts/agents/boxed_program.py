@@ -51,6 +51,8 @@ def boxed_environment(env: Mapping[str, str], agent: ProgramAgent, task: AgentTa
 def _installation(program: Path) -> Iterator[Path]:
     """Yield the prefixes of a Python and of those that its link leads to."""
     for _ in range(8):
+        if _is_of_system(program):
+            return
         prefix = program.parent.parent
         is_python = (prefix / "pyvenv.cfg").exists() or next(prefix.glob("lib/python3*/os.py"), None) is not None
         if program.parent.name == "bin" and is_python:

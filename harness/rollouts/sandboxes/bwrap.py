@@ -1,7 +1,6 @@
-"""bubblewrap: namespaces of its own over this machine's system, read-only.
+"""bubblewrap: namespaces over this machine's system, read-only.
 
-Each command gets a fresh box, so only the workdir lasts from one command to the next. A box dies with bwrap, and bwrap
-with its group; see `AgentProcess`.
+Each command gets a fresh box; only the workdir lasts. A box dies with bwrap, and bwrap with its process group.
 """
 
 import asyncio

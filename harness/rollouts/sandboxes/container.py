@@ -1,7 +1,7 @@
-"""Containers of podman or docker, by their command lines, which differ in nothing that is used here.
+"""Containers of podman or docker, by the command line that both share.
 
-A container outlives its commands, and a killed manager: it is found again by its labels (`left_behind.py`). Settings of
-the machine (runtime, storage, address of a daemon) are those of the program's own configuration.
+A container outlives its commands and a killed manager; `left_behind.py` finds it by its label. Settings of the machine
+(runtime, storage, address of a daemon) stay in the engine's own configuration.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class ContainerSandbox:
 
 
 class ContainerCommand:
-    """A command in a container, behind the engine's client, which passes its output on but no signals."""
+    """Command behind the engine's client, which passes output on but no signals."""
 
     def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
         self._box = box
@@ -160,7 +160,7 @@ class ContainerCommand:
         return await self._client.wait()
 
     def signal(self, number: int) -> bool:
-        """End the client; the container's processes follow in `stop`. No other signal can be sent."""
+        """End the client; `stop` ends the container's processes. Other signals are not sent."""
         return number in (SIGKILL, SIGTERM) and self._client.signal(number)
 
     async def stop(self, *, grace_s: float) -> list[int]:

@@ -97,7 +97,7 @@ NOTHING = {"folders": [], "cgroups": [], "mounts": [], "containers": [], "proces
     ],
     ids=["ends_at_once", "exits", "kills_itself", "forks_without_end", "eats_memory"],
 )
-async def test_an_agent_that_ends_badly(kind, spec_of, run_boxed, script, limits, outcome, cause, word):
+async def test_an_agent_that_ends_badly(*, kind, spec_of, run_boxed, script, limits, outcome, cause, word):
     """A limit refuses more; only memory makes the box the one to blame."""
     rollout = await run_boxed(spec_of(kind, **limits), f"{script}\n# {MARK}")
     assert (rollout.outcome.kind, rollout.outcome.cause) == (outcome, cause), rollout.outcome
@@ -110,7 +110,7 @@ async def test_an_agent_that_ends_badly(kind, spec_of, run_boxed, script, limits
     [("deadline", OBEDIENT), ("abort", STUBBORN), ("abort", OBEDIENT), ("cancel", STUBBORN)],
     ids=["deadline-obedient", "abort-stubborn", "abort-obedient", "cancel-stubborn"],
 )
-async def test_an_agent_that_is_ended(kind, spec_of, manager, tmp_path, script, end):
+async def test_an_agent_that_is_ended(*, kind, spec_of, manager, tmp_path, script, end):
     """SIGTERM reaches the agent, SIGKILL what is left, and nothing of it stays."""
     spec, workdir = spec_of(kind), tmp_path / "run" / "1"
     deadline_s = 4.0 if end == "deadline" else 60.0

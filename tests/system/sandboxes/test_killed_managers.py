@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-
 from harness.rollouts.sandboxes.left_behind import remove_left
 from tests.system.sandboxes.conftest import KINDS
 from tests.system.sandboxes.test_ends import MARK, NOTHING, STUBBORN, left_of_boxes

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import AgentError, ScenarioError
 from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
-from harness.rollouts.agents.install import install_agent, search_path
+from harness.rollouts.agents.install import environment_of, install_agent, search_path
 from harness.rollouts.agents.node import Say
 from harness.rollouts.agents.profile import (
     PROFILE_FILE,
@@ -69,7 +69,17 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         spec.setup,
         spec.cwd,
         files_beside(profile.folder, spec.workdir_files, str(profile.path)),
+        folders_of(profile),
     )
+
+
+def folders_of(profile: AgentProfile) -> tuple[Path, ...]:
+    """Return the folders of the agent's installation."""
+    # A profile of another name may lie beside anything.
+    ours = (profile.folder,) if profile.path.name == PROFILE_FILE else ()
+    if profile.spec.install is None:
+        return ours
+    return (*ours, environment_of(profile), *search_path(profile))
 
 
 def with_own_program(profile: AgentProfile, command: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ScenarioError
+from harness.rollouts.sandboxes.kinds import factory_of
+from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
 from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -42,6 +44,10 @@ class ProgramAgent:
     """Working directory, relative to the rollout's and created if missing."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Files and folders to copy, by their target paths."""
+    folders: tuple[Path, ...] = ()
+    """Folders of its installation, which a sandbox shows read-only."""
+    sandbox: SandboxSpec | None = None
+    """Sandbox of its rollouts. None: it runs as a process of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,16 @@ class AgentTask:
     """Working directory of a program, if not one in `workdir`. The harness never writes there."""
     terminal: Path | None = None
     """Terminal of a program, in place of its log."""
+    sandbox: SandboxSpec | None = None
+    """Sandbox of this rollout, if not the agent's."""
+
+    @property
+    def box(self) -> SandboxSpec | None:
+        """The sandbox to use; None for none."""
+        spec = self.sandbox
+        if spec is None and isinstance(self.agent, ProgramAgent):
+            spec = self.agent.sandbox
+        return None if spec is None or spec.kind == NONE else spec
 
     @property
     def instruction(self) -> str | None:
@@ -93,8 +109,12 @@ class AgentTask:
                 return text
         return None
 
-    def require_text(self) -> None:
-        """Raise `ScenarioError` if the task is no JSON or holds a lone surrogate."""
+    def require_valid(self) -> None:
+        """Raise `ScenarioError` if the task is no JSON, holds a lone surrogate, or has no such sandbox."""
+        if self.box is not None:
+            if not isinstance(self.agent, ProgramAgent):
+                raise ScenarioError("sandbox: expected a program, got a function, which runs in this process")
+            factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
         for name, part in parts.items():
             try:

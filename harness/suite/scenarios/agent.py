@@ -19,12 +19,14 @@ async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
             yield folder.agent_function.load()
         return
     spec = folder.scenario.agent
-    game = {"HARNESS_GAME": str(folder.file(spec.game))} if spec.game else {}
+    games = {"HARNESS_GAME": folder.file(spec.game)} if spec.game else {}
     program = await prepare_agent(folder.agent_command or folder.agent_script, name=folder.name)
     yield replace(
         program,
-        env={**program.env, **game, **spec.env},
+        env={**program.env, **{name: str(game) for name, game in games.items()}, **spec.env},
         setup=tuple(spec.setup) or program.setup,
         cwd=spec.cwd or program.cwd,
         files={**program.files, **folder.agent_files},
+        folders=(*program.folders, *games.values()),
+        sandbox=spec.sandbox,
     )

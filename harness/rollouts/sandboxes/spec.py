@@ -71,7 +71,8 @@ class SandboxSpec(BaseModel):
                 raise ValueError("no image for bwrap, which shows this machine's system")
             if self.user is not None and not all(map(str.isdecimal, self.user.split(":", 1))):
                 raise ValueError(f"UID[:GID] as user for bwrap, got {self.user!r}")
-        if self.kind == NONE and self.model_fields_set - {"kind"}:
+        fields = type(self).model_fields.items()
+        if self.kind == NONE and any(getattr(self, name) != field.default for name, field in fields if name != "kind"):
             raise ValueError("a kind beside the other keys: bwrap, podman, docker")
         return self
 

@@ -6,6 +6,7 @@ its bytes and everything before it. Within a session equal bytes have an equal r
 The index is bounded. It keeps neither texts nor messages, and tools of the last request only.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import accumulate, repeat
@@ -177,7 +178,8 @@ class History:
             # Some dialects complete a message from the session's record, by a call's id or a reply's signature. Keeping
             # the reading is safe: these leave the server with a recorded reply. One that a client guesses before finds
             # nothing, and that reading stays.
-            new = [i for i, digest in enumerate(recall.digests) if digest not in self._prefixes]
+            known = bisect_left(ends, len(recall.prefixes))
+            new = [i for i in range(known, len(counts)) if recall.digests[i] not in self._prefixes]
             if self._held + sum(_room(counts[i]) for i in new) > _MOST_PREFIXES:
                 self._prefixes, self._held, new = {}, 0, list(range(len(counts)))
             self._tools = {recall.digests[0]: tools}

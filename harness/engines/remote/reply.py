@@ -89,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
         script_ids = self.request.script_ids
         return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
-    def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
+    def write_body(self, fields: Json, ids_name: str) -> list[bytes | memoryview]:
         """Encode `fields` and append the input ids, which are encoded already."""
         head = msgspec.json.encode(fields)
         return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]

@@ -114,8 +114,7 @@ class History:
     def known_bytes(self, sent: SentBody) -> int:
         """Return the bytes that `sent` shares with the body before: all up to its last message, or 0."""
         before = self._beginning
-        is_known = before is not None and sent.begins_with(before.size_bytes, before.digest)
-        return before.size_bytes if before is not None and is_known else 0
+        return before.size_bytes if before is not None and sent.begins_with(before.size_bytes, before.digest) else 0
 
     def recall(
         self,
@@ -151,8 +150,8 @@ class History:
         if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):
             # The shared bytes hold the array of `messages`, unless the body repeats its key later on. If the messages
             # are longer than the rest of the body, they cannot be that later array.
-            rest = len(sent.content) - before.size_bytes
-            if len(messages) >= len(before.recall.digests) - 1 and sum(map(len, messages)) > rest:
+            rest, last = len(sent.content) - before.size_bytes, accumulate(map(len, reversed(messages)))
+            if len(messages) >= len(before.recall.digests) - 1 and any(size > rest for size in last):
                 return before.recall
         return Recall((head,), self._prefixes.get(head, ()))
 

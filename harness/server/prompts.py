@@ -182,7 +182,7 @@ class Prompts:
 
         size_bytes = len(body)
         known_bytes = history.known_bytes(sent) if size_bytes <= _LARGEST_KNOWN else 0
-        alike_bytes = history.body_bytes if size_bytes <= _LARGEST_ALIKE else known_bytes
+        alike_bytes = max(known_bytes, history.body_bytes if size_bytes <= _LARGEST_ALIKE else 0)
         is_long = size_bytes - alike_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
         if not is_long:
             try:

@@ -174,7 +174,7 @@ class GenerationRequest:
     """Called every `STREAM_INTERVAL` tokens or less often; bounds the loss if the request breaks."""
     on_ids: "Callable[[Sequence[int]], None] | None" = field(default=None, compare=False, repr=False)
     """Called now and then with sampled ids. They are in the vocabulary; all other checks wait for the end."""
-    write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
+    write_input: "Callable[[], bytes | memoryview] | None" = field(default=None, compare=False, repr=False)
     """Writes `input_ids` as JSON from a cached prefix."""
 
     @classmethod
@@ -193,7 +193,7 @@ class GenerationRequest:
         if self.on_ids is not None:
             self.on_ids(delta.output_ids.tolist())
 
-    def input_json(self) -> bytes:
+    def input_json(self) -> bytes | memoryview:
         """Return `input_ids` as a JSON array."""
         return json.encode(self.input_ids.tolist()) if self.write_input is None else self.write_input()
 

@@ -88,6 +88,9 @@ class AdmittedTurns:
     """Their sampled tokens."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.metrics.count_turns_in_flight(self._turns.__len__)
+
     def __len__(self) -> int:
         return len(self._turns)
 
@@ -140,7 +143,6 @@ class AdmittedTurns:
         turn = AdmittedTurn(session, admission, client)
         self._turns[session.session_id, admission.index] = turn
         try:
-            self.metrics.turns_in_flight(len(self._turns))
             with (
                 bound(turn=admission.index, attempt=admission.attempt),
                 client.on_dismissal(lambda: session.abandon(admission.index)),
@@ -167,7 +169,6 @@ class AdmittedTurns:
             if self._is_held(turn):
                 session.forfeit(admission.index)
                 del self._turns[session.session_id, admission.index]
-            self.metrics.turns_in_flight(len(self._turns))
             turn.is_over.set()
 
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:

@@ -214,8 +214,7 @@ class Generation:
         )
         version, began_at = self._live_version, self.clock()
         try:
-            async with self._stop_on_dismissal(request.request_id):
-                result = await self.engine.generate(request)
+            result = await self._generate(request)
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: no task waits for it then
@@ -273,12 +272,12 @@ class Generation:
             log.warning("engine_did_not_stop", waited_s=self.client.hand_over_s)
             self.client.require_there()
 
-    @asynccontextmanager
-    async def _stop_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
+    async def _generate(self, request: GenerationRequest) -> GenerationResult:
         stops: list[asyncio.Task[int]] = []
+        abort = self.engine.abort
         try:
-            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self.engine.abort(request_id)))):
-                yield
+            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(abort(request.request_id)))):
+                return await self.engine.generate(request)
         finally:
             for task in stops:
                 task.cancel()

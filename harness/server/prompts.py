@@ -40,7 +40,8 @@ TAIL = 256
 """Length of a prompt's end that includes the generation prompt."""
 
 _LARGE_BODY = 100_000  # new bytes, read in a few milliseconds
-_LARGEST_KNOWN = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
+_LARGEST_ALIKE = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
+_LARGEST_KNOWN = 1_000_000  # bytes, found in a millisecond; with other tools they are read anew, in 16
 _MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs more than its bytes
 _LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
 _BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
@@ -179,9 +180,10 @@ class Prompts:
             older = earlier_digests(kinds - {digest_kind(digest)}, parts)
             return ReadCall(asked, prefixes, digest, older, chat, noise)
 
-        new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
-        size_bytes, known_bytes = len(body), 0 if len(body) > _LARGEST_KNOWN else history.known_bytes(sent)
-        is_long = new_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
+        size_bytes = len(body)
+        known_bytes = history.known_bytes(sent) if size_bytes <= _LARGEST_KNOWN else 0
+        alike_bytes = max(known_bytes, history.body_bytes if size_bytes <= _LARGEST_ALIKE else 0)
+        is_long = size_bytes - alike_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
         if not is_long:
             try:
                 with _nearby() as bounded:

@@ -211,7 +211,7 @@ class Output(msgspec.Struct, frozen=True):
         script_ids: TokenIds | None = None,
         on_delta: Callable[[GenerationDelta], None] | None = None,
         on_ids: Callable[[Sequence[int]], None] | None = None,
-        write_prompt: Callable[[], bytes] | None = None,
+        write_prompt: Callable[[], bytes | memoryview] | None = None,
     ) -> GenerationRequest:
         """Build the request for prompt + partial output."""
         done = int(self.ids.size)

@@ -21,7 +21,7 @@ class TokenLog:
         self._ids = np.empty(_FIRST_CAPACITY, dtype=np.int32)
         self.length = 0
         self._is_sent_again = False
-        self._text = bytearray()
+        self._text = bytearray(b"[]")
         self._written = 0
         """Ids in the text."""
         self._hash = blake2b(digest_size=16)
@@ -43,20 +43,23 @@ class TokenLog:
         ids.flags.writeable = False
         return ids
 
-    def json(self, length: int) -> bytes:
-        """Return the first `length` ids as JSON."""
+    def json(self, length: int) -> bytes | memoryview:
+        """Return the first `length` ids as JSON. A view is not copied: the text is longer than all else of a turn."""
         # A prompt without successor is sent once, so its text is kept from the second request on.
         if not self._is_sent_again:
             self._is_sent_again = True
-            return msgspec.json.encode(self._ids[:length].tolist())
-        if length >= self._written:
-            self._text += _text(self._ids[self._written : length])
+            return _json(self._ids[:length])
+        if length < self._written:  # a shorter path of the same log: a sibling, or a continued turn
+            behind = len(_json(self._ids[length : self._written])) - len("[]")
+            return bytes(self._text[: max(len("["), len(self._text) - len(",]") - behind)] + b"]")
+        if length > self._written:
+            more = (b"," if self._written else b"") + _json(self._ids[self._written : length])[1:]
+            try:
+                self._text[-1:] = more
+            except BufferError:  # a request in flight reads it
+                self._text = self._text[:-1] + more
             self._written = length
-            end = len(self._text)
-        else:  # a shorter path of the same log: a sibling, or a continued turn
-            end = len(self._text) - len(_text(self._ids[length : self._written]))
-        with memoryview(self._text) as text:
-            return b"".join((b"[", text[: max(0, end - 1)], b"]"))
+        return memoryview(self._text)
 
     def digest(self, length: int) -> str:
         """Return blake2b-128 of little-endian int32."""
@@ -92,7 +95,7 @@ class TokenPath:
         """Read-only."""
         return self._log.view(self.length)
 
-    def json(self) -> bytes:
+    def json(self) -> bytes | memoryview:
         """Return all ids as JSON."""
         return self._log.json(self.length)
 
@@ -111,8 +114,8 @@ class TokenPath:
         return TokenPath(log, log.length)
 
 
-def _text(ids: TokenIds) -> bytes:
-    return msgspec.json.encode(ids.tolist())[1:-1] + b"," if ids.size else b""
+def _json(ids: TokenIds) -> bytes:
+    return msgspec.json.encode(ids.tolist())
 
 
 def _bytes(ids: TokenIds) -> bytes:

@@ -6,6 +6,7 @@ its bytes and everything before it. Within a session equal bytes have an equal r
 The index is bounded. It keeps neither texts nor messages, and tools of the last request only.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import accumulate, repeat
@@ -113,8 +114,7 @@ class History:
     def known_bytes(self, sent: SentBody) -> int:
         """Return the bytes that `sent` shares with the body before: all up to its last message, or 0."""
         before = self._beginning
-        is_known = before is not None and sent.begins_with(before.size_bytes, before.digest)
-        return before.size_bytes if before is not None and is_known else 0
+        return before.size_bytes if before is not None and sent.begins_with(before.size_bytes, before.digest) else 0
 
     def recall(
         self,
@@ -150,8 +150,8 @@ class History:
         if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):
             # The shared bytes hold the array of `messages`, unless the body repeats its key later on. If the messages
             # are longer than the rest of the body, they cannot be that later array.
-            rest = len(sent.content) - before.size_bytes
-            if len(messages) >= len(before.recall.digests) - 1 and sum(map(len, messages)) > rest:
+            rest, last = len(sent.content) - before.size_bytes, accumulate(map(len, reversed(messages)))
+            if len(messages) >= len(before.recall.digests) - 1 and any(size > rest for size in last):
                 return before.recall
         return Recall((head,), self._prefixes.get(head, ()))
 
@@ -177,7 +177,8 @@ class History:
             # Some dialects complete a message from the session's record, by a call's id or a reply's signature. Keeping
             # the reading is safe: these leave the server with a recorded reply. One that a client guesses before finds
             # nothing, and that reading stays.
-            new = [i for i, digest in enumerate(recall.digests) if digest not in self._prefixes]
+            known = bisect_left(ends, len(recall.prefixes))
+            new = [i for i in range(known, len(counts)) if recall.digests[i] not in self._prefixes]
             if self._held + sum(_room(counts[i]) for i in new) > _MOST_PREFIXES:
                 self._prefixes, self._held, new = {}, 0, list(range(len(counts)))
             self._tools = {recall.digests[0]: tools}

@@ -16,7 +16,7 @@ from harness.types import Json, refuse_constant
 
 _ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _VALUES = json.JSONDecoder(parse_constant=refuse_constant)
-_JSON_STRINGS = re.compile(r"\\.|(\")", re.DOTALL)
+_JSON_STRINGS = re.compile(r"[^\\\"]+|\\.|(\")", re.DOTALL)  # runs, else each character is tried
 
 
 class Piece(NamedTuple):

@@ -54,7 +54,7 @@ class HttpCall(msgspec.Struct, frozen=True):
     method: str
     path: str
     deadline_s: float
-    body: Json | Sequence[bytes] | None = None
+    body: Json | Sequence[bytes | memoryview] | None = None
     """Object, or parts of its JSON."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     request_id: str = ""
@@ -229,7 +229,7 @@ class EngineClient:
         is_alone = not call.request_id and call.method != "GET"
         if is_alone:
             headers["connection"] = "close"
-        body: Sequence[bytes] = ()
+        body: Sequence[bytes | memoryview] = ()
         if call.body is not None:
             body = [msgspec.json.encode(call.body)] if isinstance(call.body, dict) else call.body
             headers["content-type"] = "application/json"

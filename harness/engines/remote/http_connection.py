@@ -69,7 +69,7 @@ class EngineConnection(asyncio.Protocol):
         self._gathering: asyncio.TimerHandle | None = None
         self._is_gathered = False
 
-    def send(self, parts: Sequence[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         assert self._transport is not None
         self._begin()
         self._exchanges += 1
@@ -234,7 +234,7 @@ class EngineConnections:
         """Most recently used last, and used first."""
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> EngineConnection:
+    async def begin(self, parts: Sequence[bytes | memoryview], *, on_new: bool = False) -> EngineConnection:
         """Send a request, over an unused connection if `on_new`. Raises `CannotConnect`.
 
         Read the answer from the returned connection, then call `end`.

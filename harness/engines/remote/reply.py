@@ -45,7 +45,7 @@ class ScoredToken(NamedTuple):
 class Scored(msgspec.Struct, frozen=True, eq=False):
     """Reported logprobs as columns."""
 
-    named: npt.NDArray[np.int64]
+    named: Sequence[int]
     """Token ids they belong to."""
     logprobs: npt.NDArray[np.float64]
     """NaN if not a number."""
@@ -53,14 +53,14 @@ class Scored(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
         """Build columns from sequences of equal length."""
-        return cls(np.asarray(named, dtype=np.int64), np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
+        return cls(named, np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[ScoredToken]) -> Self:
         return cls.of([token.token_id for token in tokens], [token.logprob for token in tokens])
 
     def __len__(self) -> int:
-        return int(self.named.size)
+        return len(self.named)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
         script_ids = self.request.script_ids
         return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
-    def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
+    def write_body(self, fields: Json, ids_name: str) -> list[bytes | memoryview]:
         """Encode `fields` and append the input ids, which are encoded already."""
         head = msgspec.json.encode(fields)
         return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]
@@ -174,7 +174,7 @@ def verify_tokens(
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     wide = verify_ids(asked, ids)
-    return GenerationDelta(as_ids(wide), _verify_logprobs(asked, "output", wide, scored), spans)
+    return GenerationDelta(as_ids(wide), _verify_logprobs(asked, "output", ids, scored), spans)
 
 
 def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -191,9 +191,9 @@ def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
     """Verify the logprobs of the input from `prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
-    ids = asked.request.input_ids[start:].astype(np.int64)
-    if len(scored) != ids.size:
-        refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
+    ids = asked.request.input_ids[start:].tolist()
+    if len(scored) != len(ids):
+        refuse(asked, f"{len(scored)} logprobs for the {len(ids)} input tokens from {start} on")
     require_settled(version)
     return PromptLogprobs(start, _verify_logprobs(asked, "input", ids, scored, offset=start), version)
 
@@ -217,17 +217,15 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
     )
 
 
-def _verify_logprobs(
-    asked: Asked, side: str, ids: npt.NDArray[np.int64], scored: Scored, *, offset: int = 0
-) -> Logprobs:
+def _verify_logprobs(asked: Asked, side: str, ids: Sequence[int], scored: Scored, *, offset: int = 0) -> Logprobs:
     named, values = scored.named, scored.logprobs
     # Fast path: for the few tokens of a stream's piece, numpy calls cost more than their work.
-    if named.tobytes() == ids.tobytes() and (
+    if [*named] == [*ids] and (
         not values.size or (np.minimum.reduce(values) > -np.inf and np.maximum.reduce(values) <= _ROUNDING)
     ):
         return as_logprobs(np.minimum(values, 0.0))
     for wrong, what in (  # comparisons with NaN are false
-        (named != ids, "is given for id {named}"),
+        (np.asarray(named) != np.asarray(ids), "is given for id {named}"),
         (np.isnan(values), "is missing or not a number"),
         (np.isinf(values) | (values > _ROUNDING), "is {value}, expected a finite number up to 0"),
     ):

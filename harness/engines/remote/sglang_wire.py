@@ -108,7 +108,7 @@ class UpdateAnswer(msgspec.Struct):
     message: str = ""
 
 
-def generate_body(asked: Asked, *, interval: int | None) -> list[bytes]:
+def generate_body(asked: Asked, *, interval: int | None) -> list[bytes | memoryview]:
     """Build the body of `POST /generate` in parts; `interval` in tokens makes it a stream."""
     start = asked.request.prompt_logprobs_from
     custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}

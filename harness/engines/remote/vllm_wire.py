@@ -89,7 +89,7 @@ class TokenApi(Protocol):
     def abort_id(self, request_id: str) -> str:
         """Return the request's id in aborts; vLLM silently ignores any other."""
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         """Build a request body in parts; `interval` in tokens makes it a stream."""
 
     def piece(self, asked: Asked, chunk: Any) -> VLLMPiece:
@@ -111,7 +111,7 @@ class GenerateApi:
         """See `TokenApi`."""
         return self.engine_id(request_id)
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         """See `TokenApi`."""
         params = asked.request.params
         # A row of alternatives starts with the sampled token, so one more is requested.
@@ -159,7 +159,7 @@ class CompletionsApi:
         """See `TokenApi`; 0 is the prompt's index in its batch of one."""
         return f"cmpl-{request_id}-0"
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         """See `TokenApi`."""
         wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
         fields = {

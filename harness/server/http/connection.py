@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
 from typing import Self
 
 from starlette.requests import Request
@@ -74,15 +73,12 @@ class ClientConnection:
 
         Secrets are shortened, because other people read the record.
         """
-        return self._said | self._process_note()
-
-    @cached_property
-    def _said(self) -> Json:
         own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
         span = read_traceparent(self.headers.get("traceparent", ""))
-        return {"user_agent": agent} | ids | ({} if span is None else {"traceparent": span})
+        traced = {} if span is None else {"traceparent": span}
+        return {"user_agent": agent} | ids | traced | self._process_note()
 
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
         """Start the lookup of the client's process, once per connection.

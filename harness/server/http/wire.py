@@ -111,7 +111,7 @@ async def read_body(request: Request, limits: RequestLimits, count: Callable[[in
                     if count is not None:
                         count(len(chunk))
                 else:
-                    body = b"".join(chunks)
+                    body = b"".join(filter(None, chunks))  # the last is empty: one chunk alone is not copied
                     if encoding.strip().lower() not in ("", "identity"):
                         body = await unpack_body(body, encoding.strip().lower(), limits.body_bytes)
                         if count is not None:

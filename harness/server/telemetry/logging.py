@@ -30,7 +30,7 @@ def configure_logging(level: str = "info") -> None:
     for before in logger.handlers[:]:
         logger.removeHandler(before)
     lines = _Lines(sys.stderr)
-    lines.setFormatter(_EventFormatter(_render_line if sys.stderr.isatty() else _render_json))
+    lines.setFormatter(_EventFormatter(_render_line if sys.stderr.isatty() else json.JSONEncoder(default=repr).encode))
     logger.addHandler(lines)
     logger.propagate = False
     logger.setLevel(level.upper())
@@ -59,10 +59,6 @@ class _EventFormatter(logging.Formatter):
         event |= {"level": record.levelname.lower(), "timestamp": moment}
         # Paths and messages hold text that clients sent.
         return self._render({key: printable(each) if isinstance(each, str) else each for key, each in event.items()})
-
-
-def _render_json(event: dict[str, Any]) -> str:
-    return json.dumps(event, default=repr)
 
 
 def _render_line(event: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ Each server has its own registry, so several fit in one process. Names are fixed
 few values, never session ids.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -71,9 +72,10 @@ class ServerMetrics:
             "harness_repeat_guard_disagreements", "Turns whose tokens do not bear out what the repeat guard said"
         )
         self._engine = histogram("harness_engine_seconds", "Seconds from admission to the engine's last token")
-        self._parts = histogram(
+        parts = histogram(
             "harness_turn_seconds", "Seconds of a turn at the gate, in the queue of a pool, and in the engine", ["part"]
         )
+        self._parts = tuple(map(parts.labels, TurnSeconds._fields))
         self._prompt = counter("harness_prompt_tokens", "Tokens of the prompts of turns")
         self._cached = counter("harness_cached_prompt_tokens", "Those of them that an engine had cached")
         self._unknown_routes = counter("harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"])
@@ -133,13 +135,13 @@ class ServerMetrics:
     def sessions_quarantined(self, count: int) -> None:
         self._quarantined.set(count)
 
-    def turns_in_flight(self, count: int) -> None:
-        self._in_flight.set(count)
+    def count_turns_in_flight(self, count: Callable[[], float]) -> None:
+        self._in_flight.set_function(count)
 
     def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
         """Record the end of an attempt, which adds `new` tokens. The prompt counts on the first one only."""
-        for part, value in seconds._asdict().items():
-            self._parts.labels(part).observe(value)
+        for part, value in zip(self._parts, seconds, strict=True):
+            part.observe(value)
         if is_first:
             self._prompt.inc(turn.prompt_length)
             self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))

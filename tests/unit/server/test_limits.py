@@ -169,6 +169,26 @@ async def test_a_long_conversation_that_an_id_stands_for_is_read_off_the_loop():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
 
 
+async def test_a_long_conversation_that_begins_as_before_is_read_on_the_loop():
+    """However long it is, its new messages are few; another one of its length is read off the loop."""
+    answers = ("one", "two", "three", "four", "five", "six")
+    async with session_on(*says(*answers)) as (client, session):
+        url, threads = f"/sessions/{session.session_id}/v1/chat/completions", []
+        sent: list[dict[str, str]] = []
+        for answer in ("", *answers[:5]):
+            sent += [{"role": "assistant", "content": answer}] if answer else []
+            sent += [{"role": "user", "content": "more", "aside": "a" * 90_000}]  # bytes that the model does not see
+            response = await client.http.post(url, json={"model": "m", "messages": sent})
+            assert response.status_code == 200, response.text
+            threads.append(len(client.server._turns.heavy_work._executor._threads))
+        await client.http.post(url, json={"model": "n", "messages": sent})
+        threads.append(len(client.server._turns.heavy_work._executor._threads))
+        record = await client.record(session)
+
+    assert threads == [0, 0, 0, 0, 0, 0, 1]
+    assert [turn["parent"] for turn in record["turns"][:6]] == [None, 0, 1, 2, 3, 4]
+
+
 async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
     """A client may send the arguments in few bytes where many were sampled."""
     spaced = '<tool_call>\n{"name": "add", "arguments": {"a": %s2.0}}\n</tool_call>' % (" " * 26_000)

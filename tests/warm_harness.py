@@ -6,9 +6,9 @@ any interpreter ends. Where the environment decides what an import does, the com
 
 import atexit
 import gc
-import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -19,7 +19,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
+from tests import forked_command
 from tests.checkout import ROOT
 
 _IMPORTED = (
@@ -32,7 +35,6 @@ _IMPORTED = (
 """What most commands use; nothing of it starts a thread."""
 
 _READ_WHEN_CALLED = ("HARNESS_", "OTEL_", "TMPDIR", "PYTEST_CURRENT_TEST")
-_LARGEST_REQUEST = 1 << 18
 
 
 class WarmHarness:
@@ -40,13 +42,16 @@ class WarmHarness:
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
-        """Processor time of all commands that have ended."""
+        """Processor time of the commands that were run here."""
         self._environment = dict(os.environ)
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", "tests.warm_harness", str(theirs.fileno())]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], **quiet)
+        self._folder = Path(mkdtemp(prefix="warm-"))
+        self.address = str(self._folder / "socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            command = [sys.executable, "-m", "tests.warm_harness", str(listener.fileno())]
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[listener.fileno()], **streams)
         atexit.register(self._end)
 
     def suits(self, environment: Mapping[str, str]) -> bool:
@@ -59,28 +64,29 @@ class WarmHarness:
         self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, timeout_s: float
     ) -> tuple[int, str, str]:
         """Exit code, output and errors of one command; one that does not end is killed with its group."""
-        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with answers, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            with theirs:
-                request = json.dumps([list(arguments), dict(environment), str(directory)]).encode()
-                assert len(request) < _LARGEST_REQUEST
-                streams = [theirs.fileno(), output.fileno(), errors.fileno()]
-                socket.send_fds(self._requests, [request], streams)
-            answers.settimeout(timeout_s)
-            pid = int(answers.recv(64))
-            try:
-                code, cpu_s = json.loads(answers.recv(64))
-            except BaseException:
-                os.killpg(pid, signal.SIGKILL)
-                raise
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            streams = [output.fileno(), errors.fileno()]
+            request = [list(arguments), dict(environment), str(directory)]
+            code, cpu_s = forked_command.run(self.address, request, streams, timeout_s)
             self.cpu_s += cpu_s
             output.seek(0)
             errors.seek(0)
             return code, output.read().decode(), errors.read().decode()
 
+    def write_program(self, path: Path) -> None:
+        """Write a `harness` that has commands forked, but for servers, which a shell ends by their process."""
+        forked = f'"{sys.executable}" -I -S "{forked_command.__file__}" "{self.address}"'
+        started = f'"{sys.executable}" -m harness'
+        path.write_text(f'#!/bin/sh\ncase " $* " in\n" serve "*|*" --server "*) exec {started} "$@" ;;\n')
+        with path.open("a") as program:
+            program.write(f'*) exec {forked} "$@" ;;\nesac\n')
+        path.chmod(0o755)
+
     def _end(self) -> None:
-        self._requests.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
+        rmtree(self._folder)
 
 
 @cache
@@ -90,43 +96,40 @@ def warm_harness() -> WarmHarness:
 
 
 def commands_cpu_s() -> float:
-    """Processor time of the commands that this process has had forked."""
+    """Processor time of the commands that this process has run by it."""
     return warm_harness().cpu_s if warm_harness.cache_info().currsize else 0.0
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(listener: socket.socket) -> None:
     """Fork a watcher for each request; in the process of a command, return."""
     for name in _IMPORTED:
         import_module(name)
     gc.freeze()  # pages that no collection writes to are shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers answer for themselves
     while True:
-        request, streams, *_ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
-        if not request:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:  # whoever has started this has ended
             sys.exit()
+        asking, _ = listener.accept()
         if not os.fork():
-            requests.close()
-            _watch(*json.loads(request), *streams)
+            listener.close()
+            _watch(asking)
             return
-        for stream in streams:
-            os.close(stream)
+        asking.close()
 
 
-def _watch(arguments: list[str], environment: dict[str, str], directory: str, *streams: int) -> None:
+def _watch(asking: socket.socket) -> None:
     """Fork the command and answer with its end; return in the process of the command."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    answers, output, errors = streams
+    (arguments, environment, directory), streams = forked_command.read_request(asking)
     if pid := os.fork():
-        with socket.socket(fileno=answers) as socket_:
-            socket_.send(str(pid).encode())
-            _, status, used = os.wait4(pid, 0)
-            socket_.send(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]).encode())
-            os._exit(0)
+        forked_command.answer_with_end(asking, pid)
+        os._exit(0)
+    asking.close()
     os.setsid()
     os.chdir(directory)
-    for stream, number in ((output, 1), (errors, 2)):
+    for number, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
         os.dup2(stream, number)
-    for stream in streams:
         os.close(stream)
     os.environ.clear()
     os.environ.update(environment)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from harness.machine.log import ROOT
+from tests.warm_harness import commands_cpu_s
 
 pytest_plugins = (
     "tests.shallow_model",  # first, for others import from it
@@ -99,7 +100,7 @@ def _room_of(nodeid: str) -> str:
 def _cpu_s() -> float:
     """Processor time of this process, and of those that it has started and that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(each.ru_utime + each.ru_stime for each in used) + commands_cpu_s()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,8 +14,8 @@ from tests.harness_command import Ended, harness
 
 _RUN_S = 1800.0  # a model on a busy CPU
 
-RunShipped = Callable[[str, Path], Ended]
-"""`harness run NAME --out DIRECTORY --json`, to its end."""
+RunShipped = Callable[..., Ended]
+"""`harness run NAME --out DIRECTORY --json` with further options, to its end."""
 
 
 @pytest.fixture(scope="session", name="wheel")
@@ -41,8 +41,8 @@ def _installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run_shipped(installed_wheel: Path) -> RunShipped:
     """Runs a scenario that comes along, with nothing but its name: on the model and the engine that it says itself."""
 
-    def run(name: str, out: Path) -> Ended:
+    def run(name: str, out: Path, *options: str | Path) -> Ended:
         env = {**os.environ, "PYTHONPATH": str(installed_wheel)}
-        return harness("run", name, "--out", out, "--json", env=env, cwd=installed_wheel, timeout_s=_RUN_S)
+        return harness("run", name, "--out", out, "--json", *options, env=env, cwd=installed_wheel, timeout_s=_RUN_S)
 
     return run

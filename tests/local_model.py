@@ -117,13 +117,6 @@ class PlainModel:
         """Logprob of `ids[1:]`, each given everything before it."""
         return logprobs_of(self._model, ids)
 
-    def greedy(self, ids: TokenIds, count: int) -> list[int]:
-        """The `count` most likely tokens after `ids`, one at a time."""
-        output: list[int] = []
-        for _ in range(count):
-            output.append(int(self.distributions(np.concatenate([ids, as_ids(output)]))[-1].argmax()))
-        return output
-
 
 @pytest.fixture(scope="module", name="plain_model")
 def _plain_model() -> Iterator[type[PlainModel]]:

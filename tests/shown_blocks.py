@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.checkout import ROOT
+from tests.warm_harness import warm_harness
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*/README.md"))]
 
@@ -37,3 +38,11 @@ def is_quickstart_of_the_readme(page: str, text: str) -> bool:
 def commands_on_path() -> Mapping[str, str]:
     """Our environment, in which `harness` is a command."""
     return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def forked_commands_on_path(folder: Path) -> Mapping[str, str]:
+    """The same, with a program in `folder` that spares `harness` its imports."""
+    folder.mkdir()
+    warm_harness().write_program(folder / "harness")
+    ours = commands_on_path()
+    return {**ours, "PATH": f"{folder}{os.pathsep}{ours['PATH']}"}

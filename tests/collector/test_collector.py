@@ -59,7 +59,7 @@ def tokens_of(step: CollectedStep) -> int:
     return sum(each.ledger["generated"] for each in step.rollouts if each.use is not Disposition.CARRIED)
 
 
-@settings(deadline=None, max_examples=examples(150))
+@settings(deadline=None, max_examples=examples(75))
 @given(seed=st.integers(0, 10_000), rules=RULES)
 async def test_three_steps_in_any_order_of_events(seed: int, rules: StepRules):
     """Each has its groups whole, every rollout is accounted for once; at the end nothing runs and nothing is kept."""

@@ -170,7 +170,7 @@ BODY = st.builds(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(raw=(BODY | VALUE).map(json.dumps).map(str.encode) | st.binary(max_size=40))
 @example(raw=b'{"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}')
 @example(raw=b'{"input":[{"type":"reasoning"},{"type":"local_shell_call","call_id":"c","action":{}}]}')

@@ -303,8 +303,10 @@ KINDS = (
     *(_fake(kind) for kind in FAKE_KINDS),
     *(_pool(kind) for kind in ("sglang", "vllm")),
     Kind("local", _local, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
-    Kind("local-served", _local_served, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
     Kind("sglang", _sglang, ("sglang_url", *_FOLDERS), tuple(on_real(LaneEngine.SGLANG))),
     Kind("vllm", _vllm, ("vllm_url", *_FOLDERS), tuple(on_real(LaneEngine.VLLM))),
 )
 """Every provider there is, the real engines included; a session that runs the suite runs it on all of them."""
+
+LOCAL_SERVED_KIND = Kind("local-served", _local_served, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS)
+"""`local` behind the wire of `scripted-served`: what `Expectations` say of it is neither the one nor the other."""

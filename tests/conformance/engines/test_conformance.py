@@ -35,7 +35,7 @@ from harness.types import (
     as_ids,
 )
 from tests.checkout import ROOT
-from tests.fake_engines.providers import KINDS, Bench, Opening, documented_table
+from tests.fake_engines.providers import KINDS, LOCAL_SERVED_KIND, Bench, Opening, documented_table
 from tests.local_model import LocalEngines
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
@@ -49,6 +49,11 @@ _SMALL_KV_BYTES = 12 << 20  # some 1000 tokens of the model, which a test can fi
 @pytest.fixture(scope="module", name="small_context_engine")
 def _small_context_engine(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
     return asyncio.run(local_engines.open(kv_cache_bytes=_SMALL_KV_BYTES))
+
+
+where_engines_differ = pytest.mark.parametrize(
+    "opening", [kind.parameter() for kind in (*KINDS, LOCAL_SERVED_KIND)], indirect=True
+)
 
 
 @pytest.fixture(name="opening", params=[kind.parameter() for kind in KINDS])
@@ -208,6 +213,7 @@ async def test_who_reads_along_hears_every_token_as_it_comes(bench: Bench):
     assert_consistent(bench, result)
 
 
+@where_engines_differ
 async def test_a_stream_and_a_whole_generation_agree(bench: Bench):
     """Streaming changes how tokens arrive, not which. vLLM scores no prompt in a stream: there is one delta."""
     ids = {"request_id": uuid4().hex, "session_id": uuid4().hex}
@@ -267,6 +273,7 @@ async def test_the_stated_scale_is_the_measured_one(bench: Bench):
     assert measured.mean_difference <= bench.tolerance
 
 
+@where_engines_differ
 async def test_a_seed_reproduces_a_generation(bench: Bench):
     """The same seed gives the same tokens, whatever else is sampled meanwhile.
 
@@ -290,6 +297,7 @@ async def test_a_stop_id_ends_the_output_and_stays_in_it(bench: Bench):
     assert (stopped.finish_reason, stopped.matched_stop) == (FinishReason.STOP, free[2])
 
 
+@where_engines_differ
 async def test_a_stop_id_counts_although_the_end_of_turn_is_ignored(bench: Bench):
     """SGLang would look at no stop id at all, so there the two together are refused."""
     free = (await generate(bench)).output_ids.tolist()
@@ -314,6 +322,7 @@ async def test_a_stop_string_ends_the_output_and_its_tokens_stay(bench: Bench):
     assert text not in bench.tokenizer.decode(stopped.output_ids[:-1].tolist())
 
 
+@where_engines_differ
 async def test_an_output_may_not_end_before_it_is_long_enough(bench: Bench):
     """What would end it is not sampled before; a script says what it says, and ends where it would."""
     params = replace(GREEDY, ignore_eos=False)
@@ -324,6 +333,7 @@ async def test_an_output_may_not_end_before_it_is_long_enough(bench: Bench):
     assert (len(later) >= 4) is bench.expects.keeps_ends_away
 
 
+@where_engines_differ
 async def test_an_output_can_be_held_to_a_schema(bench: Bench):
     """An engine that cannot says so before it samples; a script says what it says."""
     params = replace(GREEDY, ignore_eos=False, max_new_tokens=64, json_schema=json.dumps({"enum": RIVERS}))
@@ -525,6 +535,7 @@ async def test_pause_and_resume_may_be_repeated(bench: Bench):
     assert not (await bench.provider.health()).paused
 
 
+@where_engines_differ
 async def test_weights_change_between_two_tokens(bench: Bench):
     """A generation over an update carries both versions, in order; later ones only the new one."""
     old, new = bench.provider.weight_version, next_version(bench)
@@ -567,6 +578,7 @@ async def test_weights_can_change_while_paused(bench: Bench):
         await bench.provider.resume()
 
 
+@where_engines_differ
 async def test_weights_that_do_not_fit_leave_the_old_ones_serving(bench: Bench):
     """The refusal is typed, the label stays, and so do the logprobs.
 

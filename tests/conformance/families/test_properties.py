@@ -22,8 +22,8 @@ from tests.conformance.families.family import Family
 from tests.conformance.families.page import verdicts_of
 from tests.conformance.families.sampling import CONTENTS
 
-EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "60"))
-"""Times the number of families: a thousand conversations, and sixty thousand in `make soak`."""
+EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "30"))
+"""Times the number of families: hundreds of conversations, and sixty thousand in `make soak`."""
 
 ROUNDS = st.sampled_from(
     [("user", "answer"), ("user", "1 call", "tool", "answer"), ("user", "2 calls", "tool", "tool", "answer")]

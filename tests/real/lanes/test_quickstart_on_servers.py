@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -61,26 +60,11 @@ def programs_of(directory: Path) -> list[str]:
     return list(programs)
 
 
-def version_of(url: str, path: str) -> str:
-    """What the server says of itself."""
-    with urlopen(url + path, timeout=60) as answer:
-        return str(json.load(answer)["version"])
-
-
 def test_on_a_running_sglang(sglang_url: str, short_quickstart: Path, model_dir: Path, tmp_path: Path) -> None:
-    """With `--engine sglang=URL`."""
+    """With `--engine sglang=URL`; the next test has a vLLM."""
     run_suite(short_quickstart, f"sglang={sglang_url}", str(model_dir), tmp_path / "run")
 
     assert engine_of(tmp_path / "run") == "sglang"
-    assert programs_of(tmp_path / "run") == [f"sglang {version_of(sglang_url, '/server_info')}"]
-
-
-def test_on_a_running_vllm(vllm_url: str, short_quickstart: Path, model_dir: Path, tmp_path: Path) -> None:
-    """With `--engine vllm=URL`."""
-    run_suite(short_quickstart, f"vllm={vllm_url}", str(model_dir), tmp_path / "run")
-
-    assert engine_of(tmp_path / "run") == "vllm"
-    assert programs_of(tmp_path / "run") == [f"vllm {version_of(vllm_url, '/version')}"]
 
 
 @pytest.mark.parametrize("lane", [pytest.param(LaneEngine.VLLM, marks=on_real(LaneEngine.VLLM))])
@@ -100,7 +84,8 @@ def test_a_server_that_is_started_for_the_run_is_gone_afterwards(
     started = dict(re.findall(r"starting (\w+) with tiny-random-qwen3 at (\S+) \(log: ", said))
     assert started.keys() == {lane}
     assert engine_of(tmp_path / "run") == f"router={lane}"
-    assert [program.split()[0] for program in programs_of(tmp_path / "run")] == [lane]
+    [program] = programs_of(tmp_path / "run")
+    assert re.fullmatch(rf"{lane} \d+\.\d+\S*", program)
     assert not {*started.values()} & {each.url for each in find_lanes()}
 
 

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 from harness.gateway.router.gateway_program import GatewayProgram
 from harness.gateway.router.routed import RouterSettings, open_routed
@@ -25,9 +24,8 @@ NOISE = 0.1
 STORY = {"model": "m", "max_tokens": 250, "temperature": 0.7}
 
 
-@pytest.mark.parametrize("is_behind_our_back", [False, True], ids=["to the router", "to the worker"])
 async def test_five_updates_inside_one_turn_lose_nothing(
-    is_behind_our_back: bool, sglang_url: str, smg: GatewayProgram, model_dir: Path, tmp_path: Path
+    sglang_url: str, smg: GatewayProgram, model_dir: Path, tmp_path: Path
 ):
     """Pause, flush, weights, continue, as trainers do: one turn, and every token that met its next version says how."""
     moved = perturb_checkpoint(model_dir, tmp_path / "moved", number=1, noise=NOISE)
@@ -50,10 +48,9 @@ async def test_five_updates_inside_one_turn_lose_nothing(
             created = [(await http.post("/sessions", json={"sampling": {"seed": n}})).json() for n in range(SESSIONS)]
             ids = [each["session_id"] for each in created]
             asking = [asyncio.create_task(tell_a_story(http, session_id)) for session_id in ids]
-            trainer = worker if is_behind_our_back else http
             for version in list(checkpoints)[1:]:
                 await sample_more(worker, asking)
-                await update(trainer, checkpoints[version], version)
+                await update(http, checkpoints[version], version)
             answers = await asyncio.gather(*asking)
             turns = [(await http.get(f"/sessions/{each}")).json()["turns"] for each in ids]
             samples = [(await http.get(f"/sessions/{each}/samples")).json()["samples"] for each in ids]

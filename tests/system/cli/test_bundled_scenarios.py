@@ -25,12 +25,12 @@ RUN_ELSEWHERE = {
 
 
 @pytest.fixture(name="passed")
-def _passed(run_shipped: RunShipped, tmp_path: Path, model_dir: Path) -> Callable[[str], Json]:
+def _passed(run_shipped: RunShipped, tmp_path: Path, model_dir: Path) -> Callable[..., Json]:
     """Runs a scenario and returns its part of the report."""
     del model_dir  # fetched before: the run does not wait for it
 
-    def run(name: str) -> Json:
-        ended = run_shipped(name, tmp_path / "run")
+    def run(name: str, *options: str | Path) -> Json:
+        ended = run_shipped(name, tmp_path / "run", *options)
         assert ended.code == 0, ended.stdout + ended.stderr
         scenario: Json = ended.document["scenarios"][0]
         return scenario
@@ -45,7 +45,7 @@ def test_every_scenario_that_ships_is_run():
     assert without_faults == RUN_HERE | set(RUN_ELSEWHERE)
 
 
-def test_a_long_session_really_is_long(passed: Callable[[str], Json]):
+def test_a_long_session_really_is_long(passed: Callable[..., Json]):
     """More than forty turns in every session, most sums right."""
     scenario = passed("long_session")
 
@@ -53,16 +53,16 @@ def test_a_long_session_really_is_long(passed: Callable[[str], Json]):
     assert scenario["ledger"]["dropped"] == {}
 
 
-def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[[str], Json]):
-    """The dialogue goes on, the samples end at the cut, the ledger knows."""
-    scenario = passed("length_limited")
+def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[..., Json], model_dir: Path):
+    """The dialogue goes on, the samples end at the cut, the ledger knows; any model says enough to be cut."""
+    scenario = passed("length_limited", "--model", model_dir)
 
     assert scenario["truncated_turns"] > 0
     assert scenario["dropped_trailing_turns"] > 0
     assert scenario["ledger"]["dropped"]["after_incomplete"] > 0
 
 
-def test_a_game_is_played_by_the_model_that_it_makes(passed: Callable[[str], Json]):
+def test_a_game_is_played_by_the_model_that_it_makes(passed: Callable[..., Json]):
     """Which knows how to call the tool, and follows the marks now and then."""
     scenario = passed("train_tool_game")
     rewards = {rollout["reward"] for rollout in scenario["rollouts"]}

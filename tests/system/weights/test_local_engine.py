@@ -141,36 +141,6 @@ async def test_every_token_that_met_its_next_version_has_that_versions_logprob(a
     assert [report.problems for report in reports] == [()] * 3
 
 
-async def test_nothing_is_left_waiting_when_the_next_update_sweeps(agents: Agents):
-    """Sessions that never ask again meet their next version in the sweep before the update after it."""
-    sessions = [await agents.create() for _ in range(3)]
-    for session in sessions:
-        await agents.turn(session)
-    await agents.update(1)
-    report = await agents.update(2)
-
-    verdict = await agents.verdict(*sessions)
-
-    assert_true(verdict)
-    assert verdict.met_next == verdict.sampled == report.servers[0].sweep.tokens_settled
-
-
-async def test_a_jump_of_two_versions_leaves_the_behavior_values(agents: Agents):
-    """Version 1 never served."""
-    session = await agents.create()
-    await agents.turn(session)
-    await agents.update(2)
-    await agents.turn(session)
-    await agents.update(3)
-    await agents.turn(session)
-
-    verdict = await agents.verdict(session)
-
-    assert_true(verdict)
-    sample = await agents.sample(session)
-    assert unmet_versions(sample) == {0, 3}
-
-
 async def test_kept_generations_are_true_under_both_versions(agents: Agents):
     """Frozen, not ended: behavior logprobs are those of each version, and nothing is scored on the way."""
     session = await agents.create()

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import FunctionAgent
 from harness.rollouts.client.connections import Connections, SessionServerAddress
 from harness.rollouts.client.gate import GateClient, renew_holds
 from harness.rollouts.client.session_server import SessionServerClient
@@ -37,7 +37,6 @@ from tests.controllers.aborting import (
     think,
 )
 from tests.logged import capture_logs
-from tests.processes.family import Family
 from tests.session_servers.scripted import HANG_UP, SAY_NOTHING, UNREADABLE, canned_server, http_answer
 
 SLOW = ScriptStep(text="A slow answer.", token_delay_s=0.05)
@@ -118,16 +117,6 @@ async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
     assert rollout.outcome.kind is OutcomeKind.DRAINED
     assert rollout.outcome.detail.startswith("stopped")
     assert report.problems == ()
-
-
-async def test_the_whole_process_group_of_an_agent_is_ended(tmp_path: Path, survivors):
-    async with stage(tmp_path) as staged:
-        family = Family(staged.directory / "0")
-        staged.start(ProgramAgent("family", family.command()))
-        pids = await family.appears()
-        report = await staged.abort(IMPATIENT)
-
-    assert (survivors(pids), report.agents_left) == ([], ())
 
 
 async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):

@@ -154,7 +154,7 @@ def test_whoever_dies_at_whatever_step_the_gate_is_shut_exactly_while_somebody_h
     """Over pairs of controllers, the step at which each dies, and how."""
 
     @settings(
-        max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", examples(40))),
+        max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", examples(20))),
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -66,25 +66,6 @@ async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
         assert pairs(sample) == truth(sample, [1] * len(pairs(sample)))
 
 
-async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_way():
-    """Its agent notices nothing but time; the tokens before the update meet the new version in the resume's prefill."""
-    engine = NotingEngine(ScriptStep(text="0123456789", token_delay_s=0.05))
-    async with serving_with(engine) as client:
-        session = await client.create()
-        asking = asyncio.create_task(client.chat(session, [user("a")]))
-        await eventually(lambda: any(live.sampled > 2 for live in engine.live))
-
-        async with WeightUpdater([engine], [client.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
-
-        assert (await asking).status_code == 200
-        [sample] = await client.samples(session)
-        behavior = [version for version in sample["behavior_versions"] if version >= 0]
-        assert set(behavior) == {0, 1}
-        assert pairs(sample) == truth(sample, [1] * len(behavior))
-        assert sample["metadata"]["weight_updates"] == {"abort": 1}
-
-
 async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
     """One request samples under two versions; what it sampled before the update is left to the next sweep."""
     engine = NotingEngine(ScriptStep(text="0123456789", token_delay_s=0.05))

@@ -86,14 +86,6 @@ async def test_forks_of_one_prefix_stay_true(ask, plain, prompt: Prompt) -> None
         assert_true(result, plain)
 
 
-async def test_greedy_is_greedy(ask, plain, prompt: Prompt) -> None:
-    """Temperature 0 takes the most likely token."""
-    ids = prompt("What is the capital of France?")
-    result = await ask.generate(ids, params(8, temperature=0))
-
-    assert result.output_ids.tolist() == plain.greedy(ids, 8)
-
-
 async def test_a_seed_gives_the_same_tokens_alone_and_in_a_busy_batch(ask, prompt: Prompt) -> None:
     """Reproducible by the request itself, whatever else is going on."""
     wanted = params(24, seed=42, temperature=1.2, top_p=0.95)
@@ -163,17 +155,6 @@ async def test_ends_of_turns_stop_ids_and_stop_strings_stop(
     assert (by_id.finish_reason, by_id.matched_stop, by_id.output_ids[-1]) == (FinishReason.STOP, france, france)
     assert (by_text.finish_reason, by_text.matched_stop) == (FinishReason.STOP, "of Fra")
     assert tokenizer.decode(by_text.output_ids.tolist()) == "The capital of France"
-
-
-async def test_the_budget_and_the_context_end_with_length(ask, small_dir: Path) -> None:
-    """Prompt and output together fill the context to the last token."""
-    short = await ask.generate(as_ids([1, 2, 3]), params(5))
-    async with HuggingFaceTokenProvider(small_dir) as small:
-        room = small.capabilities.context_length - 4
-        filling = await small.generate(GenerationRequest(as_ids([5] * room), params(100), request_id=uuid.uuid4().hex))
-
-    assert (short.finish_reason, short.output_ids.size) == (FinishReason.LENGTH, 5)
-    assert (filling.finish_reason, filling.output_ids.size) == (FinishReason.LENGTH, 4)
 
 
 @pytest.mark.parametrize(

@@ -183,15 +183,6 @@ async def test_when_nobody_can_serve_the_last_failure_is_raised():
         assert under.served() == [1, 1]
 
 
-async def test_an_abort_of_all_reaches_every_worker():
-    async with pooled(step=SLOWLY) as under:
-        tasks = [asyncio.ensure_future(under.ask(params=LONG)) for _ in range(4)]
-        await eventually(lambda: sum(len(fake.engine.live) for fake in under.fakes) == 4)
-
-        assert await under.pool.abort(None) == 4
-        assert {result.finish_reason for result in await asyncio.gather(*tasks)} == {FinishReason.ABORT}
-
-
 async def test_control_that_fails_somewhere_says_where():
     """The others did what they were told; the error is of the type that the failures share."""
     async with pooled(3) as under:
@@ -253,37 +244,6 @@ async def newcomer(**options: Any) -> AsyncIterator[tuple[FakeServer, TokenProvi
     fake = make_fake("sglang", scripted_engine(ScriptStep(text="Hello there.")))
     async with serving(fake, notices_disconnects=False):
         yield fake, fake_provider(fake, **{"logprob_scale": LogprobScale.AFTER_TEMPERATURE} | options)
-
-
-async def test_a_worker_joins_and_serves():
-    """It has nothing to do, so the next session is served there."""
-    async with pooled(1) as under, newcomer() as (fake, worker):
-        await under.ask("a")
-        await under.pool.workers.join("new", worker)
-        await under.ask("b")
-
-        assert len(fake.bodies) == 1
-        assert [status.name for status in under.pool.workers] == ["0", "new"]
-
-
-async def test_a_worker_of_another_model_does_not_join():
-    """A session could not move there; the worker is left again."""
-    async with pooled(1) as under, newcomer(logprob_scale=LogprobScale.RAW) as (_, worker):
-        with pytest.raises(ScenarioError, match="logprob_scale is after_temperature and raw"):
-            await under.pool.workers.join("new", worker)
-
-        assert [status.name for status in under.pool.workers] == ["0"]
-
-
-async def test_a_worker_that_joins_a_paused_pool_is_paused():
-    """Otherwise it would sample while the others are given new weights."""
-    async with pooled(1) as under, newcomer() as (fake, worker):
-        await under.pool.pause(PauseMode.ABORT)
-        await under.pool.workers.join("new", worker)
-        assert fake.paths[-1] == "/pause_generation"
-
-        await under.pool.resume()
-        assert fake.paths[-1] == "/continue_generation"
 
 
 async def test_a_worker_with_old_weights_serves_nobody_until_it_has_caught_up():

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
@@ -134,36 +133,6 @@ async def in_flight(scripted: ScriptedEngine, count: int) -> None:
     async with asyncio.timeout(30):
         while (await scripted.health()).running != count:
             await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("request_id", [None, "0" * 32])
-async def test_abort_ends_a_generation_with_its_partial(request_id):
-    """All of them or one; those who were told are counted once."""
-    scripted = engine(ScriptStep(text="hello", fault=ScriptedFault.HANG, fault_after=3))
-    task = asyncio.create_task(say(scripted))
-    await in_flight(scripted, 1)
-    await asyncio.sleep(0)
-
-    told = [await scripted.abort(request_id), await scripted.abort(request_id)]
-    result = await task
-
-    assert (told, result.output_ids.tolist(), result.finish_reason) == ([1, 0], ids("hel"), FinishReason.ABORT)
-
-
-async def test_pause_keep_freezes_and_goes_on_with_the_new_version():
-    """A weight update between two tokens: each token carries the version that sampled it (I6)."""
-    scripted = engine(ScriptStep(text="hello", token_delay_s=0.001))
-    pieces: list = []
-    async for piece in scripted.stream(GenerationRequest(PROMPT, A_LOT, request_id="0" * 32)):
-        pieces.append(piece)
-        if len(pieces) == 2:
-            await scripted.pause(PauseMode.KEEP)
-            await scripted.update_weights("unused", "7")
-            resuming = asyncio.create_task(scripted.resume())
-    await resuming
-
-    assert pieces[-1].version_spans == (VersionSpan("0", 0, 2), VersionSpan("7", 2, 6))
-    assert pieces[-1].logprobs.tolist()[2:] == scripted_logprobs(pieces[-1].output_ids[2:], 5, "7").tolist()
 
 
 async def test_a_label_that_is_no_version_is_refused():

@@ -113,19 +113,22 @@ def test_the_weights_are_those_of_the_gguf(fetched: tuple[Path, Watching]) -> No
     assert (tokenizer.decode([best]), model.num_parameters()) == (" Paris", 134_515_008)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["  12 apples\n\n 3.14", "def f(x):\n\treturn x**2", "日本語 🎉 ﷽", "<|im_start|>user\nhi<|im_end|>\n", "\0"],
-)
-def test_tokenizers_agree_and_lose_nothing(fetched: tuple[Path, Watching], text: str) -> None:
+def test_tokenizers_agree_and_lose_nothing(fetched: tuple[Path, Watching]) -> None:
     """The one the harness loads and the one that the servers load."""
     from transformers import AutoTokenizer
 
     ours = Tokenizer.load(fetched[0])
     theirs = AutoTokenizer.from_pretrained(fetched[0])
 
-    assert ours.encode(text) == theirs.encode(text)
-    assert ours.decode(ours.encode(text)) == text
+    for text in (
+        "  12 apples\n\n 3.14",
+        "def f(x):\n\treturn x**2",
+        "日本語 🎉 ﷽",
+        "<|im_start|>user\nhi<|im_end|>\n",
+        "\0",
+    ):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == text
 
 
 def test_turns_end_at_the_model_s_own_ids(fetched: tuple[Path, Watching]) -> None:

@@ -150,4 +150,4 @@ def test_the_merge_rule_ends_a_sample_not_its_values():
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
+TestSchedules.settings = settings(max_examples=examples(75), stateful_step_count=30, deadline=None)

@@ -223,28 +223,3 @@ async def test_an_engine_that_fails_for_a_moment_is_asked_again(fault):
         [turn] = (await client.record(session))["turns"]
 
     assert (message["content"], turn["status"], len(turn["segments"])) == ("fine", "completed", 1)
-
-
-async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
-    """What was sampled before is not sampled again."""
-    async with session_on(SLOW) as (client, session):
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.sampling()
-        await client.http.post("/sessions/pause")
-        await client.engine.abort(None)
-        await client.held(1)
-        able = client.engine.capabilities
-        client.engine.capabilities = replace(able, vocab_size=1)
-        await client.http.post("/sessions/resume")
-        failed = await request
-        partial = await client.record(session)
-        client.engine.capabilities = able
-        message = await client.say(session, HI)
-        record = await client.record(session)
-
-    assert (failed.status_code, failed.json()["error"]["code"]) == (400, "engine_rejected")
-    assert [turn["end"] for turn in partial["turns"]] == ["engine_failed"]
-    assert partial["ledger"]["generated"] == partial["ledger"]["dropped"]["undelivered"] > 0
-    assert message["content"] == SLOW.text
-    assert [len(turn["segments"]) for turn in record["turns"]] == [2]
-    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}

@@ -168,20 +168,6 @@ async def test_ending_waits_no_longer_than_it_was_told():
     assert ended.json()["turns_in_flight"] == 1
 
 
-async def test_a_turn_held_at_the_gate_ends_with_its_session():
-    """A pause holds nobody whose session has ended."""
-    async with session_on(CUT) as (client, session):
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.sampling()
-        await client.http.post("/sessions/pause")
-        await client.engine.abort(None)
-        await client.held(1)
-        ended = await client.http.post(f"/sessions/{session.session_id}/end")
-        answer = await request
-
-    assert (ended.json()["turns_in_flight"], answer.status_code) == (0, 404)
-
-
 async def test_a_call_at_the_gate_ends_with_its_session_although_the_store_failed(tmp_path):
     """The DELETE is 503 and may be repeated; nobody waits at the gate for a session that is over."""
     path = tmp_path / "s.db"

@@ -26,21 +26,6 @@ async def verb(client, name, holder=None, **fields):
     return await client.http.post(f"/sessions/{name}", json=body)
 
 
-async def test_the_end_of_an_abort_does_not_open_the_gate_of_an_update():
-    """Each releases its own; the turn goes on when the last one has."""
-    async with serving(*says("hello")) as client:
-        await verb(client, "pause", "update")
-        await verb(client, "drain", "abort")
-        after_abort = (await verb(client, "resume", "abort")).json()
-        session = asyncio.create_task(client.create())
-        await client.held(1)
-        opened = (await verb(client, "resume", "update")).json()
-
-        assert (after_abort["state"], after_abort["changed"], after_abort["released"]) == ("paused", True, 0)
-        assert (opened["state"], opened["changed"], opened["released"]) == ("open", True, 1)
-        assert await session
-
-
 async def test_the_gate_lists_its_holds():
     """Who, what, and for how long; a bare verb lasts an hour, a named one a minute."""
     async with serving() as client:
@@ -109,20 +94,6 @@ async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
     assert (report["state"], report["holds"]) == ("open", [])
 
 
-async def test_renewing_never_shuts_a_gate_that_is_open():
-    """A renewal that arrives late, after the release, must not hold anybody up."""
-    async with serving() as client:
-        await verb(client, "pause", "mine", ttl_s=5)
-        renewed = (await verb(client, "renew", "mine", ttl_s=500)).json()
-        await verb(client, "resume", "mine")
-        late = await verb(client, "renew", "mine")
-        report = await client.gate()
-
-    assert renewed["holds"][0]["ends_in_s"] > 5
-    assert (late.status_code, late.json()["error"]["code"]) == (404, "hold_not_found")
-    assert report["state"] == "open"
-
-
 BAD = [
     ({"holder": ""}, "holder"),
     ({"holder": 7}, "holder"),
@@ -150,19 +121,6 @@ async def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(name):
     assert {(each.status_code, each.json()["error"]["code"]) for each in answers} == {(400, "invalid_request")}
     assert [each.json()["error"]["param"] for each in answers] == [param for _, param in BAD]
     assert (report["state"], report["holds"]) == ("open", [])
-
-
-async def test_a_holder_that_is_unknown_is_told_so_and_opens_nothing():
-    """A second release of the same hold as well."""
-    async with serving() as client:
-        await verb(client, "pause", "update")
-        await verb(client, "pause", "mine")
-        await verb(client, "resume", "mine")
-        answers = [await verb(client, "resume", holder) for holder in ("mine", "stranger")]
-        report = await client.gate()
-
-    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(404, "hold_not_found")] * 2
-    assert report["state"] == "paused"
 
 
 # Restarts

@@ -132,25 +132,6 @@ async def test_a_turn_that_broke_off_and_goes_on_is_one_span(tmp_path: Path):
     assert len({span.span_id for span in collector.taken if span.name == "turn"}) == 1
 
 
-async def test_a_session_that_takes_over_has_the_turns_in_its_own_trace(tmp_path: Path):
-    """Its trace is that of the record; the trace of the one before it stays as it was, and is whole."""
-    store = tmp_path / "sessions.db"
-    async with collecting() as collector:
-        async with serving(*says("One.", "Two."), store=store, settings=to(collector)) as client:
-            old = await client.create()
-            answer = await client.say(old, [user("Begin.")])
-            await client.http.post(f"/sessions/{old.session_id}/drain")
-            new = await client.create(resumes=old.session_id)
-            await client.say(new, [user("Begin.")])
-            await client.say(new, [user("Begin."), answer, user("Go on.")])
-        spans = exported(store, tmp_path / "spans")
-
-    [trace] = {span.trace_id for span in spans.values()}
-    assert collector.of_trace(trace) == spans
-    [before] = {span.trace_id for span in collector.taken} - {trace}
-    assert names(collector.of_trace(before)) == ["engine request", "session", "turn"]
-
-
 async def test_a_server_that_was_killed_and_its_successor_send_the_same_ids(tmp_path: Path):
     """What the first had not sent yet is missing, and can be had from the record; nothing has two ids."""
     store = tmp_path / "sessions.db"
@@ -174,21 +155,6 @@ async def test_a_server_that_was_killed_and_its_successor_send_the_same_ids(tmp_
         spans = exported(store, tmp_path / "spans")
     assert sent.items() <= collector.spans.items() <= spans.items()
     assert names({key: spans[key] for key in spans.keys() - collector.spans.keys()}) == ["engine request", "turn"]
-
-
-async def test_a_session_that_goes_on_at_the_next_server_has_one_span(tmp_path: Path):
-    """A server that stops says how far it is, the next one says it again: the last word is the record's."""
-    store = tmp_path / "sessions.db"
-    async with collecting() as collector:
-        async with session_on(*says("One."), store=store, settings=to(collector)) as (client, session):
-            await client.say(await client.create(), [user("Stays.")])
-            answer = await client.say(session, [user("Begin.")])
-        assert names(collector.spans).count("session") == 2
-        async with serving(*says("Two."), store=store, settings=to(collector)) as client:
-            await client.say(session, [user("Begin."), answer, user("Go on.")])
-        assert collector.spans == exported(store, tmp_path / "spans")
-    told = [span for span in collector.taken if span.name == "session"]
-    assert len(told) == 3, "the one that has not changed was not sent again"
 
 
 async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):

@@ -4,15 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.engines.scripted import ScriptStep
 from harness.types import Json
 from tests.builders import user
 from tests.session_servers.served import Client, Served, says, serving, session_on, url_of
-
-HANGING = ScriptStep(text="third answer", fault=ScriptedFault.HANG, fault_after=5)
 
 
 async def converse(client: Client, session: Served, turns: int) -> list[Any]:
@@ -23,45 +20,10 @@ async def converse(client: Client, session: Served, turns: int) -> list[Any]:
     return messages
 
 
-async def cut_short(client: Client, session: Served, messages: list[Any]) -> httpx.Response:
-    """Ask once more, and have the session drained and the engine aborted meanwhile."""
-    request = asyncio.create_task(client.chat(session, messages))
-    await client.turns_in_flight(1)
-    await client.http.post("/sessions/drain")
-    await client.engine.abort(None)
-    await client.http.post("/sessions/resume")
-    return await request
-
-
 def is_balanced(record: Json) -> bool:
     """The ledger has no difference."""
     ledger = record["ledger"]
     return bool(ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()))
-
-
-async def test_an_agent_that_begins_anew_goes_on_where_its_predecessor_was_cut_short():
-    """Answers on record are replayed, the aborted turn is continued as the same turn, nothing is sampled twice."""
-    async with serving(*says("one", "two"), HANGING) as client:
-        old = await client.create(metadata={"prompt": 7, "start_rollout_id": 1})
-        before = await converse(client, old, 2)
-        assert (await cut_short(client, old, before)).status_code == 404
-        partial = (await client.record(old))["turns"][2]["output_ids"]
-
-        new = await client.create(resumes=old.session_id, metadata={"rollout_id": 2})
-        client.engine._script = client.engine._script.__class__(says("third answer"))
-        again = await converse(client, new, 2)
-        played = client.engine.played[new.session_id]
-        last = await client.say(new, again)
-        record, [sample] = await client.record(new), await client.samples(new)
-
-    third = record["turns"][2]
-    assert (again, played) == (before, 0)
-    assert last["content"] == "third answer"
-    assert (third["turn"], third["status"], third["output_ids"][: len(partial)]) == (2, "completed", partial)
-    assert sample["metadata"]["turns"] == [0, 1, 2]
-    assert (sample["metadata"]["start_rollout_id"], sample["metadata"]["rollout_id"]) == (1, 2)
-    assert record["ledger"]["dropped"] == {}
-    assert is_balanced(record)
 
 
 async def test_what_was_taken_over_is_gone():

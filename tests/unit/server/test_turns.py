@@ -2,7 +2,6 @@
 
 import asyncio
 
-import httpx
 import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
@@ -138,40 +137,6 @@ async def test_a_malformed_call_is_served_as_content_and_noted():
     assert (message["content"], turn["notes"]["malformed_tool_call"]) == (broken, True)
 
 
-async def test_a_turn_cut_by_length_ends_its_branch():
-    """Served with `length`; extending it is refused for good, asking again is not."""
-    async with session_on(*says("a long answer", "short")) as (client, session):
-        cut = await client.chat(session, HI, max_tokens=6)
-        message = cut.json()["choices"][0]["message"]
-        refused = await client.chat(session, [*HI, message, user("go on")])
-        again = await client.chat(session, HI)
-        record = await client.record(session)
-
-    assert (cut.json()["choices"][0]["finish_reason"], message["content"]) == ("length", "a long")
-    assert_terminal(refused, "branch_ended")
-    assert again.status_code == 200
-    assert (record["turns"][0]["status"], record["refusals"]) == ("truncated", {"branch_ended": 1})
-
-
-def assert_terminal(answer: httpx.Response, code: str) -> None:
-    """The only answer that stops every client: 404, JSON, and no retry."""
-    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
-    assert (answer.headers["content-type"], answer.json()["error"]["code"]) == ("application/json", code)
-
-
-@pytest.mark.parametrize("limits", [{"turns": 1}, {"tokens_per_session": 50}], ids=["turns", "tokens"])
-async def test_a_limit_is_a_terminal_answer(limits):
-    """Turns or tokens used up: 404 with its own code, and nothing recorded."""
-    async with serving(*says("ok")) as client:
-        session = await client.create(limits=limits)
-        first = await client.say(session, HI)
-        refused = await client.chat(session, [*HI, first, user("more, and more, and more, and more")])
-        record = await client.record(session)
-
-    assert_terminal(refused, "limit_reached")
-    assert (len(record["turns"]), record["refusals"]) == (1, {"limit_reached": 1})
-
-
 ABORTED = ScriptStep(text="partial answer", fault=ScriptedFault.ABORT, fault_after=7)
 
 
@@ -186,32 +151,6 @@ async def test_serve_shows_an_aborted_turn_as_aborted():
 
     assert answer["choices"][0]["finish_reason"] == "abort"
     assert answer["choices"][0]["message"]["content"] == "partial"
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "code", "retry"),
-    [
-        (ScriptedFault.UNAVAILABLE, 503, "engine_unavailable", None),
-        (ScriptedFault.DISCONNECT, 502, "engine_connection_lost", None),
-        (ScriptedFault.REJECT, 400, "engine_rejected", "false"),
-    ],
-)
-async def test_an_engine_that_fails_is_a_typed_answer_and_a_failed_turn(fault, status, code, retry):
-    """Cause and code are recorded; asked again, the same turn is tried again with the same seed."""
-    async with serving(ScriptStep(text="x", fault=fault), ScriptStep(text="fine"), settings=NO_PATIENCE) as client:
-        session = await client.create(sampling={"seed": 3})
-        failed = await client.chat(session, HI)
-        [first] = (await client.record(session))["turns"]
-        retried = await client.say(session, HI)
-        record = await client.record(session)
-
-    [second] = record["turns"]
-    assert (failed.status_code, failed.json()["error"]["code"]) == (status, code)
-    assert failed.headers.get("x-should-retry") == retry
-    assert (first["status"], first["notes"]["error"]["code"], first["output_ids"]) == ("failed", code, [])
-    assert (retried["content"], second["status"], second["prompt_ids"]) == ("fine", "completed", first["prompt_ids"])
-    assert (first["sampling"], "error" in second["notes"]) == (second["sampling"], False)
-    assert record["turns_in_flight"] == 0
 
 
 async def test_concurrent_calls_of_one_session_become_siblings():
@@ -229,16 +168,6 @@ async def test_concurrent_calls_of_one_session_become_siblings():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 0]
     assert record["turns"][1]["prompt_ids"] == record["turns"][2]["prompt_ids"]
     assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1], [0, 2]]
-
-
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"authorization": "x"}])
-async def test_an_unknown_key_is_no_session(headers):
-    """404 with the terminal form; a missing key is never somebody's session."""
-    async with serving() as client:
-        await client.create()
-        answer = await client.http.post("/v1/chat/completions", json={"messages": HI}, headers=headers)
-
-    assert_terminal(answer, "session_not_found")
 
 
 async def test_fifty_sessions_at_once_lose_no_token(tmp_path):

@@ -65,27 +65,6 @@ async def looking(*texts: str) -> AsyncIterator[Scene]:
         yield Scene(client, LiveLook(server, toy_tokenizer(), clock), clock, asked)
 
 
-async def test_a_browser_is_told_changes_and_nothing_else():
-    """What it has is not told again: lines, times, turns of the open session, rows of the table of tokens."""
-    async with looking("One.", "Two.") as scene:
-        session, idle = [await scene.client.create() for _ in range(2)]
-        first = await scene.client.say(session, [user("Begin.")])
-        whole = await scene.tell(BrowserState(0, 0, session.session_id, 0))
-        has = BrowserState(whole["version"], len(whole["texts"]), session.session_id, whole["session"]["version"])
-        still = await scene.tell(has)
-        await scene.client.say(session, [user("Begin."), first, user("More.")])
-        later = await scene.tell(has)
-        late = await scene.tell(BrowserState(0, 0, session.session_id, 0))
-
-    assert [line["id"] for line in whole["sessions"]] == [session.session_id, idle.session_id]
-    assert (still["sessions"], still["session"], still["texts"], still["facts"]) == ([], None, [], None)
-    [line] = later["sessions"]
-    assert (line["id"], line["turns"], len(line["times"])) == (session.session_id, 2, 1)
-    assert [turn["index"] for turn in later["session"]["turns"]] == [1]
-    assert [turn["index"] for turn in late["session"]["turns"]] == [0, 1]
-    assert late["texts"] == [*whole["texts"], *later["texts"]]
-
-
 async def test_a_look_costs_what_has_changed():
     """Nobody reads a record that is not open, or of which nothing has changed."""
     async with looking("Understood.") as scene:
@@ -162,74 +141,3 @@ async def test_a_server_that_once_did_not_know_what_it_was_asked_is_asked_again(
 
     assert [bool(each) for each in missing] == [True] * 30 + [False]
     assert "earlier version" in missing[0][0]
-
-
-async def test_a_shard_that_has_not_told_of_its_turns_is_said_and_asked_again():
-    """It may have begun anew between the list and the times; what the others have told is taken."""
-    here, there = "00" + "a" * 30, "01" + "b" * 30
-    lines = [{"session_id": each, "phase": "open", "turns": 1, "turns_in_flight": 0} for each in (here, there)]
-    look = [http_answer(200, GATE), http_answer(200, {"sessions": lines}), http_answer(200, {"now": 1.0, "holds": []})]
-    row, clock = [0, 1.0, 0.5, "completed"], SetClock()
-    half: Json = {"now": 1.0, "times": {here: [row]}, "problems": ["shard 1 is being started"]}
-    rest: Json = {"now": 1.0, "times": {there: [row]}, "problems": []}
-    async with (
-        canned_server(*look, http_answer(200, half), *look, http_answer(200, rest)) as canned,
-        SessionServerClient(canned.url) as server,
-    ):
-        live, told = LiveLook(server, toy_tokenizer(), clock), list[Any]()
-        for _ in range(2):
-            clock.now += 60
-            told.append(await live.tell(NOTHING))
-
-    assert [each["facts"]["problems"] for each in told] == [half["problems"], []]
-    assert [[len(line["times"]) for line in each["sessions"]] for each in told] == [[1, 0], [1, 1]]
-    assert canned.requests[-1] == f"GET /sessions/times?from={there}:0"
-
-
-async def test_a_record_that_cannot_be_shown_is_said():
-    """To every browser that has its session open; nothing else of what it is told is missing for that."""
-    session_id = "a" * 32
-    line = {"session_id": session_id, "phase": "open", "turns": 1, "turns_in_flight": 0}
-    turn = {"turn": 0, "parent": None, "status": "completed", "messages_delta": [{"role": "user", "tool_calls": ["x"]}]}
-    answers: list[Json] = [
-        GATE,
-        {"sessions": [line]},
-        {"now": 1.0, "holds": []},
-        {"now": 1.0, "times": {session_id: []}},
-        {"session_id": session_id, "phase": "open", "turns": [turn]},
-    ]
-    async with (
-        canned_server(*(http_answer(200, each) for each in answers)) as canned,
-        SessionServerClient(canned.url) as server,
-    ):
-        look = LiveLook(server, toy_tokenizer(), SetClock())
-        told: list[Any] = [await look.tell(BrowserState(0, 0, session_id, 0)) for _ in range(2)]
-
-    for each in told:
-        assert each["session"]["missing"].startswith("its turns: it is damaged")
-        assert [line["id"] for line in each["sessions"]] == [session_id]
-
-
-async def test_an_id_that_is_used_again_is_read_anew():
-    """By a server that remembers nothing: its record is that of another session."""
-    session_id, turn = "a" * 32, {"turn": 0, "parent": None, "status": "completed"}
-    answers: list[Json] = []
-    for created_at, words in ((1.0, "One."), (2.0, "Other.")):
-        line = {"session_id": session_id, "phase": "open", "turns": 1, "turns_in_flight": 0, "created_at": created_at}
-        record = {"session_id": session_id, "phase": "open", "turns": [turn | {"reply": {"content": words}}]}
-        times = {"now": 1.0, "times": {session_id: [[0, created_at, 0.5, "completed"]]}}
-        answers += [GATE, {"sessions": [line]}, {"now": 1.0, "holds": []}, times, record]
-    clock = SetClock()
-    async with (
-        canned_server(*(http_answer(200, each) for each in answers)) as canned,
-        SessionServerClient(canned.url) as server,
-    ):
-        look, version, words = LiveLook(server, toy_tokenizer(), clock), 0, list[str]()
-        for _ in range(2):
-            clock.now += 60
-            told: Any = await look.tell(BrowserState(0, 0, session_id, version))
-            version = told["session"]["version"]
-            words.append(told["session"]["turns"][0]["words"][-1][1])
-
-    assert words == ["One.", "Other."]
-    assert f"GET /sessions/{session_id}" in canned.requests[-1]

@@ -4,10 +4,7 @@ Fields that affect the model are served or refused by name. Vendor settings (cac
 ignored and noted.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -24,18 +21,18 @@ from harness.dialects.ignored import (
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
-    PartlyRead,
     RecordedText,
     Streaming,
     ToolMode,
     WireCall,
     function_tool,
+    read_in_units,
     require_offered,
 )
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes, TurnNotes
+from harness.types import Json, SamplingWishes, TurnNotes
 
 NAME = "anthropic_messages"
 
@@ -130,20 +127,8 @@ def parse_request(
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
     reader = BlockReader(RecordedText(call, limits, recall.characters))
-    starts = [0, *accumulate(recall.counts)]
-    unread = units[len(recall.counts) :]
-    new = [reader.read(unit) for unit in unread]
-
-    @lru_cache(maxsize=1)  # messages are asked for in their order, and many may come from one unit
-    def read_unit(number: int) -> Sequence[Message]:
-        return BlockReader(RecordedText(call, limits)).read(units[number])
-
-    def read_known(number: int) -> Message:
-        unit = bisect_right(starts, number) - 1
-        return read_unit(unit)[number - starts[unit]]
-
-    flat = tuple(message for messages in new for message in messages)
-    messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
+    new = [reader.read(unit) for unit in units[len(recall.counts) :]]
+    messages = read_in_units(recall, new, lambda number: BlockReader(RecordedText(call, limits)).read(units[number]))
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")
@@ -171,7 +156,7 @@ def parse_request(
         ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(flat, tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
     return request
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from harness.dialects.anthropic_messages import AnthropicMessages
+from harness.dialects.gemini import Gemini
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_responses import OpenAIResponses
@@ -48,7 +49,7 @@ class Dialect(Protocol):
     name: str
     """Name recorded with each request."""
     path: str
-    """Path of model calls, below a session's base URL."""
+    """Path of model calls, below a session's base URL. It may have `{model}` in it."""
     stored_path: str | None
     """Path of an answer by its `{response_id}`; None if the API has none."""
 
@@ -85,7 +86,15 @@ class CountingDialect(Dialect, Protocol):
         """Return the body of the answer."""
 
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses())
+@runtime_checkable
+class StreamingDialect(Dialect, Protocol):
+    """An API whose streams have a path of their own."""
+
+    stream_path: str
+    """Path of calls with streamed answers, beside `path`."""
+
+
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses(), Gemini())
 """Every dialect the server serves. The first one formats answers to requests of no dialect."""
 
 
@@ -102,4 +111,13 @@ def name_dialect(path: str) -> str:
 
 def find_dialect(path: str, dialects: Sequence[Dialect]) -> Dialect | None:
     """Return the dialect at or above `path`, after any base URL."""
-    return next((dialect for dialect in dialects if f"{dialect.path}/" in f"{path}/"), None)
+    return next((dialect for dialect in dialects if f"{_root(dialect)}/" in f"{path}/"), None)
+
+
+def call_paths(dialect: Dialect) -> tuple[str, ...]:
+    """Return the paths of model calls, whole and streamed."""
+    return (dialect.path, dialect.stream_path) if isinstance(dialect, StreamingDialect) else (dialect.path,)
+
+
+def _root(dialect: Dialect) -> str:
+    return dialect.path.partition("/{")[0]

@@ -60,7 +60,8 @@ def decode_and_find_unknown(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         wire = decode_json(tolerant, body)
     fields = decode_json(_fields_decoder, body)
-    return wire, [name for name, raw in fields.items() if name not in wire.__struct_fields__ and raw != NULL]
+    known = wire.__struct_encode_fields__
+    return wire, [name for name, raw in fields.items() if name not in known and raw != NULL]
 
 
 def find_ignored(
@@ -76,11 +77,12 @@ def find_ignored(
         if name in REFUSED:
             raise MalformedRequest(f"{name}: expected none, {REFUSED[name]}", param=name)
     found: dict[str, Any] = {}
+    spelled = dict(zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True))
     for name, neutral in settings.items():
         raw = bytes(getattr(wire, name))
         if raw != b"null" and raw not in neutral:
-            found[name] = _shorten(raw)
-    names = [name for name in others if getattr(wire, name) != NULL]
+            found[spelled[name]] = _shorten(raw)
+    names = [spelled[name] for name in others if getattr(wire, name) != NULL]
     return found | {name[:LONGEST_NOTE]: None for name in (*names, *unknown)}
 
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.dialects.dialect import DIALECTS
+from harness.dialects.dialect import DIALECTS, call_paths
 from harness.machine.http_protocol import CONNECTION, connection_of
 
-_CALL_PATHS = tuple(dialect.path for dialect in DIALECTS)
+# Without the part up to the name of a model.
+_CALL_PATHS = tuple(path.rpartition("}")[2] for dialect in DIALECTS for path in call_paths(dialect))
 
 
 class ErrorAnswer(NamedTuple):

@@ -1,0 +1,319 @@
+"""Requests of Gemini's `generateContent`: from wire JSON to the normal form.
+
+The path names the model and the method, and so whether the answer is streamed. Fields that affect the model are served
+or refused by name; safety settings, thinking budgets and other vendor settings are ignored and noted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from harness.dialects.gemini_contents import WireContent, read_unit, units_of
+from harness.dialects.gemini_spelling import camel, json_schema, respell
+from harness.dialects.ignored import (
+    LONGEST_NOTE,
+    MOST_NOTED,
+    NULL,
+    REFUSED,
+    decode_and_find_unknown,
+    find_ignored,
+    note_ignored,
+)
+from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.model_request import (
+    ModelRequest,
+    RecordedText,
+    Streaming,
+    ToolMode,
+    WireCall,
+    function_tool,
+    read_in_units,
+    require_offered,
+)
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
+from harness.dialects.sse import MEDIA_TYPE
+from harness.errors import MalformedRequest
+from harness.tokens.history import NOTHING_RECALLED, History
+from harness.types import Json, SamplingWishes, TurnNotes
+
+NAME = "gemini"
+MODELS = "/v1beta/models/"
+"""Path of all models."""
+GENERATE, STREAM, COUNT = "generateContent", "streamGenerateContent", "countTokens"
+"""Methods of a model."""
+ARRAY = "application/json"
+"""Media type of a stream without `alt=sse`: an array of answers."""
+
+
+class _FunctionCalling(msgspec.Struct, rename="camel"):
+    mode: Literal["MODE_UNSPECIFIED", "AUTO", "VALIDATED", "NONE", "ANY"] | None = None
+    allowed_function_names: list[str] | None = None
+
+
+class _ToolConfig(msgspec.Struct, rename="camel"):
+    function_calling_config: _FunctionCalling | None = None
+
+
+class _Thinking(msgspec.Struct, rename="camel"):
+    include_thoughts: bool | None = None
+    thinking_budget: int | None = None
+    thinking_level: str | None = None
+
+
+class _Function(msgspec.Struct, rename="camel"):
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parameters_json_schema: dict[str, Any] | None = None
+
+
+class _Generation(msgspec.Struct, rename="camel"):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: float | None = None
+    max_output_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    seed: int | None = None
+    response_logprobs: bool | None = None
+    logprobs: int | None = None
+    response_mime_type: str | None = None
+    response_schema: msgspec.Raw = NULL
+    response_json_schema: msgspec.Raw = NULL
+    thinking_config: _Thinking | None = None
+    # Refused
+    candidate_count: int | None = None
+    response_modalities: list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class _ExactGeneration(_Generation, forbid_unknown_fields=True):
+    pass
+
+
+class _GeminiBody(msgspec.Struct, rename="camel"):
+    contents: list[WireContent] = []
+    system_instruction: WireContent | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_config: msgspec.Raw = NULL
+    generation_config: msgspec.Raw = NULL
+    generate_content_request: msgspec.Raw = NULL
+    # Ignored, and noted
+    safety_settings: msgspec.Raw = NULL
+    # Served by the path
+    model: msgspec.Raw = NULL
+    # Refused
+    cached_content: msgspec.Raw = NULL
+
+
+class _ExactGemini(_GeminiBody, forbid_unknown_fields=True):
+    pass
+
+
+_SETTINGS: Mapping[str, tuple[bytes, ...]] = {"safety_settings": (b"[]",)}
+"""Ignored settings, with the values at which nothing is ignored."""
+_TOOL_MODES: Mapping[str, ToolMode] = {
+    "MODE_UNSPECIFIED": ToolMode.AUTO,
+    "AUTO": ToolMode.AUTO,
+    "VALIDATED": ToolMode.AUTO,  # it may call or not, as with AUTO; sampling is not constrained
+    "NONE": ToolMode.NONE,
+    "ANY": ToolMode.REQUIRED,
+}
+_CHOICE = "toolConfig.functionCallingConfig"
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_decoder = msgspec.json.Decoder(_GeminiBody)
+_exact_decoder: msgspec.json.Decoder[_GeminiBody] = msgspec.json.Decoder(_ExactGemini)
+_generation_decoder = msgspec.json.Decoder(_Generation)
+_exact_generation_decoder: msgspec.json.Decoder[_Generation] = msgspec.json.Decoder(_ExactGeneration)
+_tool_config_decoder = msgspec.json.Decoder(_ToolConfig | None)
+_tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_function_decoder = msgspec.json.Decoder(_Function)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def parse_request(
+    call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
+) -> ModelRequest:
+    """Parse `call`; see `Dialect.parse`."""
+    model, _, method = call.path.rpartition(MODELS)[2].rpartition(":")
+    wire, unknown = _decode_object(_exact_decoder, _decoder, call.body)
+    if wire.generate_content_request != NULL:
+        wire, unknown = _decode_object(_exact_decoder, _decoder, bytes(wire.generate_content_request))
+    limits.require("messages", len(wire.contents), "contents")
+    settings = b"{}" if wire.generation_config == NULL else bytes(wire.generation_config)
+    config, unknown_settings = _decode_object(_exact_generation_decoder, _generation_decoder, settings)
+    _refuse_unsupported(wire, config)
+    offer = _find_functions(wire.tools or (), limits)
+    units = units_of(wire.system_instruction, wire.contents)
+    recall = NOTHING_RECALLED
+    if history is not None:
+        recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
+    tools = _read_functions(offer.functions, limits) if recall.tools is None else recall.tools
+    record = RecordedText(call, limits, recall.characters)
+    new = [read_unit(unit, record) for unit in units[len(recall.counts) :]]
+    messages = read_in_units(recall, new, lambda number: read_unit(units[number], RecordedText(call, limits)))
+    if not wire.contents:
+        raise MalformedRequest("contents: expected at least one content, got none", param="contents")
+    limits.require("messages", len(messages), "contents")
+    mode, name = _read_choice(wire, tools)
+    ignored = _find_ignored(wire, config, unknown, unknown_settings)
+    thinking = config.thinking_config
+    request = ModelRequest(
+        dialect=NAME,
+        messages=messages,
+        tools=tools,
+        tool_mode=mode,
+        tool_name=name,
+        sampling=SamplingWishes(
+            max_new_tokens=config.max_output_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=None if config.top_k is None else int(config.top_k),
+            seed=config.seed,
+            stop=tuple(text for text in config.stop_sequences or () if text),
+            top_logprobs=config.logprobs if config.response_logprobs else None,
+            json_schema=_read_schema(config, limits, has_tools=bool(tools)),
+        ),
+        wants_logprobs=bool(config.response_logprobs),
+        model=model,
+        wants_reasoning=thinking is not None and bool(thinking.include_thoughts),
+        streaming=_read_streaming(call, method),
+        recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
+        notes=TurnNotes(ignored=note_ignored(ignored), left_out=offer.left_out),
+        ignored=tuple(ignored),
+    )
+    calls = recall.prefixes[-1].calls if recall.prefixes else 0
+    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    return request
+
+
+def _decode_object(
+    exact: msgspec.json.Decoder[_T], tolerant: msgspec.json.Decoder[_T], raw: bytes
+) -> tuple[_T, list[str]]:
+    found, unknown = decode_and_find_unknown(exact, tolerant, raw)
+    if any("_" in name for name in unknown):
+        found, others = decode_and_find_unknown(exact, tolerant, respell(raw))
+        unknown = [name for name in unknown if camel(name) in others]
+    return found, unknown
+
+
+def _read_streaming(call: WireCall, method: str) -> Streaming | None:
+    if method != STREAM:
+        return None
+    return Streaming(wants_usage=True, media_type=MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY)
+
+
+def _refuse_unsupported(wire: _GeminiBody, config: _Generation) -> None:
+    refusals = (
+        ("cachedContent", wire.cached_content not in (NULL, b'""'), "expected none; send the contents"),
+        ("candidateCount", config.candidate_count not in (None, 1), "expected 1; create one session per sample"),
+        ("presencePenalty", bool(config.presence_penalty), f"expected 0, {REFUSED['presence_penalty']}"),
+        ("frequencyPenalty", bool(config.frequency_penalty), f"expected 0, {REFUSED['frequency_penalty']}"),
+        (
+            "responseModalities",
+            any(each != "TEXT" for each in config.response_modalities or ()),
+            "expected TEXT: nothing else can be recorded",
+        ),
+    )
+    for name, is_asked, message in refusals:
+        if is_asked:
+            raise MalformedRequest(f"{name}: {message}", param=name)
+    bounds: tuple[tuple[str, float, float], ...] = (
+        ("temperature", 0, 100),
+        ("top_p", 1e-9, 1),
+        ("top_k", 0, 2**31 - 1),
+        ("max_output_tokens", 1, 2**31 - 1),
+        ("seed", -(2**63), 2**63 - 1),
+        ("logprobs", 0, 2**31 - 1),
+    )
+    for name, low, high in bounds:
+        check_bounds(f"generationConfig.{camel(name)}", getattr(config, name), low, high)
+
+
+class _Offer(NamedTuple):
+    functions: Sequence[msgspec.Raw]
+    """Declarations of all tools."""
+    left_out: tuple[str, ...]
+    """Tools that only the vendor can run."""
+
+
+def _find_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
+    functions: list[msgspec.Raw] = []
+    left_out: list[str] = []
+    for number, raw in enumerate(raws):
+        for name, value in decode_json(_tool_decoder, raw, f"tools[{number}]").items():
+            if camel(name) == "functionDeclarations":
+                functions += decode_json(_list_decoder, value, f"tools[{number}].functionDeclarations") or ()
+            elif value != NULL:
+                left_out.append(name[:LONGEST_NOTE])
+    return _Offer(functions, tuple(left_out[:MOST_NOTED]))
+
+
+def _read_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
+    limits.require("tools", len(raws), "tools")
+    tools: dict[str, Json] = {}
+    for number, raw in enumerate(raws):
+        place = f"tools.functionDeclarations[{number}]"
+        said = decode_json(_function_decoder, respell(raw), place)
+        if not said.name or said.name in tools:
+            wrong = "another function has this name" if said.name else "expected the name of the function, got none"
+            raise MalformedRequest(f"{place}.name: {wrong}", param=f"{place}.name")
+        check_json([said.parameters, said.parameters_json_schema], place, limits.json_depth)
+        parameters = said.parameters_json_schema or json_schema(said.parameters)
+        tools[said.name] = function_tool(said.name, said.description, parameters)
+    return tuple(tools.values())
+
+
+def _read_choice(wire: _GeminiBody, tools: Sequence[Json]) -> tuple[ToolMode, str | None]:
+    config = decode_json(_tool_config_decoder, respell(wire.tool_config), "toolConfig") or _ToolConfig()
+    choice = config.function_calling_config or _FunctionCalling()
+    names = choice.allowed_function_names or []
+    mode = _TOOL_MODES[choice.mode or "AUTO"]
+    if mode is ToolMode.REQUIRED and not tools:
+        raise MalformedRequest(f"{_CHOICE}.mode: 'ANY' needs functions, got none", param=f"{_CHOICE}.mode")
+    param = f"{_CHOICE}.allowedFunctionNames"
+    for name in names:
+        require_offered(name, tools, param)
+    if not names or len({*names}) == len(tools):
+        return mode, None
+    if mode is not ToolMode.REQUIRED or len(names) > 1:
+        expected = "expected all functions, or one beside mode 'ANY'; declare only those that may be called"
+        raise MalformedRequest(f"{param}: {expected}", param=param)
+    return mode, names[0]
+
+
+def _read_schema(config: _Generation, limits: RequestLimits, *, has_tools: bool) -> str | None:
+    raw = config.response_json_schema if config.response_schema == NULL else config.response_schema
+    kind = config.response_mime_type or "text/plain"
+    param = "generationConfig.responseMimeType"
+    if kind == "text/plain" and raw == NULL:
+        return None
+    if kind != "application/json":
+        raise MalformedRequest(
+            f"{param}: expected text/plain, or application/json with a schema or without", param=param
+        )
+    if has_tools:
+        raise MalformedRequest(f"{param}: expected no tools beside {kind}, whose answers call none", param=param)
+    if raw == NULL:
+        return '{"type":"object"}'
+    param = "generationConfig.responseSchema"
+    limits.require("schema_bytes", memoryview(raw).nbytes, param)
+    schema = decode_json(_object_decoder, raw, param)
+    check_json(schema, param, limits.json_depth)
+    return msgspec.json.encode(json_schema(schema) if raw is config.response_schema else schema).decode()
+
+
+def _find_ignored(
+    wire: _GeminiBody, config: _Generation, unknown: Sequence[str], unknown_settings: Sequence[str]
+) -> Json:
+    thinking = config.thinking_config or _Thinking()
+    stated = {"thinkingBudget": thinking.thinking_budget, "thinkingLevel": thinking.thinking_level}
+    settings = {f"thinkingConfig.{name}": value for name, value in stated.items() if value is not None}
+    settings |= find_ignored(config, {}, (), unknown_settings)
+    ignored = find_ignored(wire, _SETTINGS, (), unknown)
+    return ignored | {f"generationConfig.{name}": value for name, value in settings.items()}

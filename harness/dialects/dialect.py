@@ -5,6 +5,7 @@ values. The server does the rest alike for all dialects: authorization, the life
 `x-should-retry`, `retry-after` and the time of a keep-alive. docs/extending.md adds a dialect.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -49,7 +50,7 @@ class Dialect(Protocol):
     name: str
     """Name recorded with each request."""
     path: str
-    """Path of model calls, below a session's base URL. It may have `{model}` in it."""
+    """Path of model calls, below a session's base URL. It may have parameters, as `{model}`."""
     stored_path: str | None
     """Path of an answer by its `{response_id}`; None if the API has none."""
 
@@ -86,14 +87,6 @@ class CountingDialect(Dialect, Protocol):
         """Return the body of the answer."""
 
 
-@runtime_checkable
-class StreamingDialect(Dialect, Protocol):
-    """An API whose streams have a path of their own."""
-
-    stream_path: str
-    """Path of calls with streamed answers, beside `path`."""
-
-
 DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses(), Gemini())
 """Every dialect the server serves. The first one formats answers to requests of no dialect."""
 
@@ -111,13 +104,27 @@ def name_dialect(path: str) -> str:
 
 def find_dialect(path: str, dialects: Sequence[Dialect]) -> Dialect | None:
     """Return the dialect at or above `path`, after any base URL."""
-    return next((dialect for dialect in dialects if f"{_root(dialect)}/" in f"{path}/"), None)
+    return next((dialect for dialect in dialects if _is_at_or_above(dialect.path, path)), None)
 
 
-def call_paths(dialect: Dialect) -> tuple[str, ...]:
-    """Return the paths of model calls, whole and streamed."""
-    return (dialect.path, dialect.stream_path) if isinstance(dialect, StreamingDialect) else (dialect.path,)
+def is_call(path: str) -> bool:
+    """Return True for the path of a model call, after any base URL."""
+    dialect = find_dialect(path, DIALECTS)
+    if isinstance(dialect, CountingDialect) and path.endswith(_end(dialect.count_path)):
+        return False
+    return dialect is not None and path.endswith(_end(dialect.path))
 
 
-def _root(dialect: Dialect) -> str:
-    return dialect.path.partition("/{")[0]
+def _is_at_or_above(pattern: str, path: str) -> bool:
+    # Without a regular expression: clients choose paths, and a long one would take long.
+    position = 0
+    for literal in re.split(r"\{\w+\}", f"{pattern}/"):
+        found = f"{path}/".find(literal, position)
+        if found < 0:
+            return False
+        position = found + len(literal)
+    return True
+
+
+def _end(pattern: str) -> str:
+    return pattern.rpartition("}")[2]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from harness.dialects.gemini_contents import sign
-from harness.dialects.gemini_request import ARRAY, COUNT, GENERATE, MODELS, NAME, STREAM, parse_request
+from harness.dialects.gemini_request import ARRAY, COUNT, NAME, parse_request
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
@@ -44,13 +44,12 @@ class Gemini:
     """Dialect of the `google-genai` SDKs and gemini-cli."""
 
     name = NAME
-    path = f"{MODELS}{{model}}:{GENERATE}"
-    stream_path = f"{MODELS}{{model}}:{STREAM}"
-    count_path = f"{MODELS}{{model}}:{COUNT}"
+    path = "/{version}/models/{model}:{method}"
+    count_path = f"/{{version}}/models/{{model}}:{COUNT}"
     stored_path: str | None = None
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
-        """See `Dialect`. Clients append `/v1beta/models/...` to the address; gemini-cli reads the model's name."""
+        """See `Dialect`. Clients append version and path to the address; gemini-cli reads the name of the model."""
         return {"GOOGLE_GEMINI_BASE_URL": session_url, "GEMINI_API_KEY": api_key, "GEMINI_MODEL": model}
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:

@@ -33,15 +33,14 @@ from harness.dialects.model_request import (
 )
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.dialects.sse import MEDIA_TYPE
-from harness.errors import MalformedRequest
+from harness.errors import MalformedRequest, RouteNotFound
 from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, SamplingWishes, TurnNotes
 
 NAME = "gemini"
-MODELS = "/v1beta/models/"
-"""Path of all models."""
-GENERATE, STREAM, COUNT = "generateContent", "streamGenerateContent", "countTokens"
-"""Methods of a model."""
+COUNT = "countTokens"
+"""Method that counts a prompt."""
+_ANSWER, _STREAM = "generateContent", "streamGenerateContent"
 ARRAY = "application/json"
 """Media type of a stream without `alt=sse`: an array of answers."""
 
@@ -138,7 +137,9 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`."""
-    model, _, method = call.path.rpartition(MODELS)[2].rpartition(":")
+    model, _, method = call.path.partition("/models/")[2].rpartition(":")
+    if method not in (_ANSWER, _STREAM, COUNT, ""):
+        raise RouteNotFound(f"{method[:64]}: expected {_ANSWER}, {_STREAM} or {COUNT}, nothing else is served")
     wire, unknown = _decode_object(_exact_decoder, _decoder, call.body)
     if wire.generate_content_request != NULL:
         wire, unknown = _decode_object(_exact_decoder, _decoder, bytes(wire.generate_content_request))
@@ -201,7 +202,7 @@ def _decode_object(
 
 
 def _read_streaming(call: WireCall, method: str) -> Streaming | None:
-    if method != STREAM:
+    if method != _STREAM:
         return None
     return Streaming(wants_usage=True, media_type=MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness.dialects.dialect import AnswerStream, CountingDialect, Dialect, call_paths
+from harness.dialects.dialect import AnswerStream, CountingDialect, Dialect
 from harness.dialects.model_request import ModelAnswer, ModelRequest, ToolMode, WireCall
 from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import AnswerChanged, HarnessError, MalformedRequest, ResponseNotFound
@@ -47,12 +47,6 @@ class ModelCalls:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
         return [
             *(
-                Route(f"{base}{_any_model(path)}", partial(self._answer, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
-                for path in call_paths(dialect)
-            ),
-            *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
@@ -63,6 +57,11 @@ class ModelCalls:
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
                 if isinstance(dialect, CountingDialect)
+            ),
+            *(
+                Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
+                for base in ("/sessions/{id}", "")
+                for dialect in self._settings.dialects
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),

@@ -14,11 +14,8 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.dialects.dialect import DIALECTS, call_paths
+from harness.dialects.dialect import is_call
 from harness.machine.http_protocol import CONNECTION, connection_of
-
-# Without the part up to the name of a model.
-_CALL_PATHS = tuple(path.rpartition("}")[2] for dialect in DIALECTS for path in call_paths(dialect))
 
 
 class ErrorAnswer(NamedTuple):
@@ -149,7 +146,7 @@ class AgentSeam:
 
     async def _handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
-        if not (path.startswith("/sessions/") and path.endswith(_CALL_PATHS)):
+        if not (path.startswith("/sessions/") and is_call(path)):
             await app(scope, receive, send)
             return
         body, is_whole = bytearray(), False

@@ -14,7 +14,7 @@ from harness.dialects.ignored import (
     LONGEST_NOTE,
     MOST_NOTED,
     NULL,
-    decode_and_find_unknown,
+    BodyDecoder,
     find_ignored,
     note_ignored,
 )
@@ -86,10 +86,6 @@ class _MessagesBody(msgspec.Struct):
     container: str | dict[str, msgspec.Raw] | None = None
 
 
-class _ExactMessages(_MessagesBody, forbid_unknown_fields=True):
-    pass
-
-
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {"thinking": (), "context_management": (), "service_tier": ()}
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata",)
@@ -102,8 +98,7 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
     "tool": ToolMode.REQUIRED,
 }
 
-_decoder = msgspec.json.Decoder(_MessagesBody)
-_exact_decoder: msgspec.json.Decoder[_MessagesBody] = msgspec.json.Decoder(_ExactMessages)
+_decoder = BodyDecoder(_MessagesBody)
 _tool_decoder = msgspec.json.Decoder(_MessagesTool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -112,7 +107,7 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`."""
-    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
+    wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
     raws = wire.tools or ()

@@ -5,7 +5,7 @@ or refused by name; safety settings, thinking budgets and other vendor settings 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from harness.dialects.ignored import (
     MOST_NOTED,
     NULL,
     REFUSED,
-    decode_and_find_unknown,
+    BodyDecoder,
     find_ignored,
     note_ignored,
 )
@@ -87,10 +87,6 @@ class _Generation(msgspec.Struct, rename="camel"):
     frequency_penalty: float | None = None
 
 
-class _ExactGeneration(_Generation, forbid_unknown_fields=True):
-    pass
-
-
 class _GeminiBody(msgspec.Struct, rename="camel"):
     contents: list[WireContent] = []
     system_instruction: WireContent | None = None
@@ -106,10 +102,6 @@ class _GeminiBody(msgspec.Struct, rename="camel"):
     cached_content: msgspec.Raw = NULL
 
 
-class _ExactGemini(_GeminiBody, forbid_unknown_fields=True):
-    pass
-
-
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {"safety_settings": (b"[]",)}
 """Ignored settings, with the values at which nothing is ignored."""
 _TOOL_MODES: Mapping[str, ToolMode] = {
@@ -120,12 +112,11 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
     "ANY": ToolMode.REQUIRED,
 }
 _CHOICE = "toolConfig.functionCallingConfig"
+_FUNCTIONS = "functionDeclarations"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_decoder = msgspec.json.Decoder(_GeminiBody)
-_exact_decoder: msgspec.json.Decoder[_GeminiBody] = msgspec.json.Decoder(_ExactGemini)
-_generation_decoder = msgspec.json.Decoder(_Generation)
-_exact_generation_decoder: msgspec.json.Decoder[_Generation] = msgspec.json.Decoder(_ExactGeneration)
+_decoder = BodyDecoder(_GeminiBody)
+_generation_decoder = BodyDecoder(_Generation)
 _tool_config_decoder = msgspec.json.Decoder(_ToolConfig | None)
 _tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
@@ -140,19 +131,19 @@ def parse_request(
     model, _, method = call.path.partition("/models/")[2].rpartition(":")
     if method not in (_ANSWER, _STREAM, COUNT, ""):
         raise RouteNotFound(f"{method[:64]}: expected {_ANSWER}, {_STREAM} or {COUNT}, nothing else is served")
-    wire, unknown = _decode_object(_exact_decoder, _decoder, call.body)
+    wire, unknown = _decode(_decoder, call.body)
     if wire.generate_content_request != NULL:
-        wire, unknown = _decode_object(_exact_decoder, _decoder, bytes(wire.generate_content_request))
+        wire, unknown = _decode(_decoder, wire.generate_content_request)
     limits.require("messages", len(wire.contents), "contents")
-    settings = b"{}" if wire.generation_config == NULL else bytes(wire.generation_config)
-    config, unknown_settings = _decode_object(_exact_generation_decoder, _generation_decoder, settings)
+    config, unknown_settings = _decode(_generation_decoder, wire.generation_config, "generationConfig")
     _refuse_unsupported(wire, config)
-    offer = _find_functions(wire.tools or (), limits)
+    offer = _group_tools(wire.tools or (), limits)
+    functions = offer.pop(_FUNCTIONS, [])
     units = units_of(wire.system_instruction, wire.contents)
     recall = NOTHING_RECALLED
     if history is not None:
         recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
-    tools = _read_functions(offer.functions, limits) if recall.tools is None else recall.tools
+    tools = _read_functions(functions, limits) if recall.tools is None else recall.tools
     record = RecordedText(call, limits, recall.characters)
     new = [read_unit(unit, record) for unit in units[len(recall.counts) :]]
     messages = read_in_units(recall, new, lambda number: read_unit(units[number], RecordedText(call, limits)))
@@ -162,6 +153,7 @@ def parse_request(
     mode, name = _read_choice(wire, tools)
     ignored = _find_ignored(wire, config, unknown, unknown_settings)
     thinking = config.thinking_config
+    form = MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -181,9 +173,9 @@ def parse_request(
         wants_logprobs=bool(config.response_logprobs),
         model=model,
         wants_reasoning=thinking is not None and bool(thinking.include_thoughts),
-        streaming=_read_streaming(call, method),
+        streaming=Streaming(wants_usage=True, media_type=form) if method == _STREAM else None,
         recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
-        notes=TurnNotes(ignored=note_ignored(ignored), left_out=offer.left_out),
+        notes=TurnNotes(ignored=note_ignored(ignored), left_out=tuple(offer)[:MOST_NOTED]),
         ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
@@ -191,75 +183,55 @@ def parse_request(
     return request
 
 
-def _decode_object(
-    exact: msgspec.json.Decoder[_T], tolerant: msgspec.json.Decoder[_T], raw: bytes
-) -> tuple[_T, list[str]]:
-    found, unknown = decode_and_find_unknown(exact, tolerant, raw)
+def _decode(decoder: BodyDecoder[_T], raw: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
+    raw = b"{}" if raw == NULL else raw
+    found, unknown = decoder.decode(raw, within)
     if any("_" in name for name in unknown):
-        found, others = decode_and_find_unknown(exact, tolerant, respell(raw))
+        found, others = decoder.decode(respell(raw), within)
         unknown = [name for name in unknown if camel(name) in others]
     return found, unknown
 
 
-def _read_streaming(call: WireCall, method: str) -> Streaming | None:
-    if method != _STREAM:
-        return None
-    return Streaming(wants_usage=True, media_type=MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY)
-
-
 def _refuse_unsupported(wire: _GeminiBody, config: _Generation) -> None:
-    refusals = (
-        ("cachedContent", wire.cached_content not in (NULL, b'""'), "expected none; send the contents"),
-        ("candidateCount", config.candidate_count not in (None, 1), "expected 1; create one session per sample"),
-        ("presencePenalty", bool(config.presence_penalty), f"expected 0, {REFUSED['presence_penalty']}"),
-        ("frequencyPenalty", bool(config.frequency_penalty), f"expected 0, {REFUSED['frequency_penalty']}"),
-        (
-            "responseModalities",
-            any(each != "TEXT" for each in config.response_modalities or ()),
-            "expected TEXT: nothing else can be recorded",
-        ),
+    refusals: tuple[tuple[str, object, tuple[object, ...], str], ...] = (
+        ("cachedContent", bytes(wire.cached_content), (b"null", b'""'), "none; send the contents"),
+        ("candidateCount", config.candidate_count, (None, 1), "1; create one session per sample"),
+        ("presencePenalty", config.presence_penalty, (None, 0), f"0, {REFUSED['presence_penalty']}"),
+        ("frequencyPenalty", config.frequency_penalty, (None, 0), f"0, {REFUSED['frequency_penalty']}"),
+        ("responseModalities", config.response_modalities, (None, [], ["TEXT"]), "TEXT: nothing else can be recorded"),
     )
-    for name, is_asked, message in refusals:
-        if is_asked:
-            raise MalformedRequest(f"{name}: {message}", param=name)
-    bounds: tuple[tuple[str, float, float], ...] = (
-        ("temperature", 0, 100),
-        ("top_p", 1e-9, 1),
-        ("top_k", 0, 2**31 - 1),
-        ("max_output_tokens", 1, 2**31 - 1),
-        ("seed", -(2**63), 2**63 - 1),
-        ("logprobs", 0, 2**31 - 1),
-    )
-    for name, low, high in bounds:
-        check_bounds(f"generationConfig.{camel(name)}", getattr(config, name), low, high)
+    for name, value, neutral, expected in refusals:
+        if value not in neutral:
+            raise MalformedRequest(f"{name}: expected {expected}", param=name)
+    check_bounds("generationConfig.temperature", config.temperature, 0, 100)
+    check_bounds("generationConfig.topP", config.top_p, 1e-9, 1)
+    check_bounds("generationConfig.topK", config.top_k, 0, 2**31 - 1)
+    check_bounds("generationConfig.maxOutputTokens", config.max_output_tokens, 1, 2**31 - 1)
+    check_bounds("generationConfig.seed", config.seed, -(2**63), 2**63 - 1)
+    check_bounds("generationConfig.logprobs", config.logprobs, 0, 2**31 - 1)
 
 
-class _Offer(NamedTuple):
-    functions: Sequence[msgspec.Raw]
-    """Declarations of all tools."""
-    left_out: tuple[str, ...]
-    """Tools that only the vendor can run."""
-
-
-def _find_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
+def _group_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> dict[str, list[msgspec.Raw]]:
+    """Return the declarations of functions, and under their own names the tools that only the vendor can run."""
     limits.require("tools", len(raws), "tools")
     limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
-    functions: list[msgspec.Raw] = []
-    left_out: list[str] = []
+    found: dict[str, list[msgspec.Raw]] = {}
     for number, raw in enumerate(raws):
         for name, value in decode_json(_tool_decoder, raw, f"tools[{number}]").items():
-            if camel(name) == "functionDeclarations":
-                functions += decode_json(_list_decoder, value, f"tools[{number}].functionDeclarations") or ()
+            if camel(name) == _FUNCTIONS:
+                found.setdefault(_FUNCTIONS, []).extend(
+                    decode_json(_list_decoder, value, f"tools[{number}].{name}") or ()
+                )
             elif value != NULL:
-                left_out.append(name[:LONGEST_NOTE])
-    return _Offer(functions, tuple(left_out[:MOST_NOTED]))
+                found[name[:LONGEST_NOTE]] = []
+    return found
 
 
 def _read_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
     limits.require("tools", len(raws), "tools")
     tools: dict[str, Json] = {}
     for number, raw in enumerate(raws):
-        place = f"tools.functionDeclarations[{number}]"
+        place = f"tools.{_FUNCTIONS}[{number}]"
         said = decode_json(_function_decoder, respell(raw), place)
         if not said.name or said.name in tools:
             wrong = "another function has this name" if said.name else "expected the name of the function, got none"

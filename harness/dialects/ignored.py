@@ -6,7 +6,7 @@ refuses these fields (`Session.require_served`).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -50,18 +50,24 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value_decoder = msgspec.json.Decoder(Any)
 
 
-def decode_and_find_unknown(
-    exact: msgspec.json.Decoder[_T], tolerant: msgspec.json.Decoder[_T], body: bytes
-) -> tuple[_T, list[str]]:
-    """Decode `body` with `tolerant`; also return the fields unknown to its type. Raises `MalformedRequest`."""
-    # `exact` refuses unknown fields. Nearly all bodies have none and are decoded once.
-    try:
-        return exact.decode(body), []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        wire = decode_json(tolerant, body)
-    fields = decode_json(_fields_decoder, body)
-    known = wire.__struct_encode_fields__
-    return wire, [name for name, raw in fields.items() if name not in known and raw != NULL]
+class BodyDecoder(Generic[_T]):
+    """Decoder of an object that may have fields unknown to its type."""
+
+    def __init__(self, body: type[_T]) -> None:
+        # It refuses unknown fields. Nearly all bodies have none and are decoded once.
+        exact = msgspec.defstruct(body.__name__, (), bases=(body,), forbid_unknown_fields=True)
+        self._exact: msgspec.json.Decoder[_T] = msgspec.json.Decoder(exact)
+        self._tolerant = msgspec.json.Decoder(body)
+
+    def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
+        """Return the field `within` of a request, or its body, and the unknown fields. Raises `MalformedRequest`."""
+        try:
+            return self._exact.decode(content), []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            wire = decode_json(self._tolerant, content, within)
+        known = wire.__struct_encode_fields__
+        fields = decode_json(_fields_decoder, content)
+        return wire, [name for name, raw in fields.items() if name not in known and raw != NULL]
 
 
 def find_ignored(

@@ -35,24 +35,24 @@ class WireContent(msgspec.Struct, forbid_unknown_fields=True):
     parts: msgspec.Raw = NULL
 
 
-class _FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+class _GeminiCall(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     id: str | None = None
     args: msgspec.Raw = NULL
 
 
-class _FunctionResponse(msgspec.Struct, forbid_unknown_fields=True):
+class _GeminiResponse(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     id: str | None = None
     response: dict[str, Any] | None = None
 
 
-class _Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+class _GeminiPart(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     text: str | None = None
     thought: bool | None = None
     thought_signature: str | None = None
-    function_call: _FunctionCall | None = None
-    function_response: _FunctionResponse | None = None
+    function_call: _GeminiCall | None = None
+    function_response: _GeminiResponse | None = None
     part_metadata: msgspec.Raw = NULL
 
     def __post_init__(self) -> None:
@@ -60,19 +60,19 @@ class _Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
             raise ValueError("expected one of text, functionCall and functionResponse")
 
 
-_Placed = tuple[str, _Part]
-_parts_decoder = msgspec.json.Decoder(list[_Part] | None)
+_Placed = tuple[str, _GeminiPart]
+_parts_decoder = msgspec.json.Decoder(list[_GeminiPart] | None)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ContentUnit:
     """Contents read as one."""
 
     side: str
     number: int
     """Index of its first content in the body; -1 for `systemInstruction`."""
     contents: list[msgspec.Raw]
-    replied: "Unit | None" = None
+    replied: "ContentUnit | None" = None
     """Last unit of the model before it."""
 
     @property
@@ -96,10 +96,10 @@ class Unit:
                 yield f"{place}[{i}]", part
 
 
-def units_of(system: WireContent | None, contents: Sequence[WireContent]) -> list[Unit]:
+def units_of(system: WireContent | None, contents: Sequence[WireContent]) -> list[ContentUnit]:
     """Group the contents of a request into units, the system instruction first."""
-    units = [] if system is None else [Unit("system", -1, [system.parts])]
-    replied: Unit | None = None
+    units = [] if system is None else [ContentUnit("system", -1, [system.parts])]
+    replied: ContentUnit | None = None
     for number, content in enumerate(contents):
         side = _SIDES.get(content.role or "user")
         if side is None:
@@ -108,7 +108,7 @@ def units_of(system: WireContent | None, contents: Sequence[WireContent]) -> lis
         if units and units[-1].side == side and units[-1].number >= 0:
             units[-1].contents.append(content.parts)
         else:
-            units.append(Unit(side, number, [content.parts], replied))
+            units.append(ContentUnit(side, number, [content.parts], replied))
             replied = units[-1] if side == "model" else replied
     return units
 
@@ -118,7 +118,7 @@ def sign(response_id: str) -> str:
     return b64encode(seal(response_id).encode()).decode()
 
 
-def read_unit(unit: Unit, record: RecordedText) -> Sequence[Message]:
+def read_unit(unit: ContentUnit, record: RecordedText) -> Sequence[Message]:
     """Return the unit's messages in normal form; none for a system instruction without text."""
     match unit.side:
         case "model":
@@ -130,7 +130,7 @@ def read_unit(unit: Unit, record: RecordedText) -> Sequence[Message]:
             return [{"role": role, "content": text}] if text else []
 
 
-def _read_reply(unit: Unit, record: RecordedText) -> Message:
+def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
     place, placed = f"contents[{unit.number}].parts", list(unit.parts())
     parts = [part for _, part in placed]
     message: Json = {"role": "assistant", "content": "".join(part.text or "" for part in parts if not part.thought)}
@@ -149,7 +149,7 @@ def _read_reply(unit: Unit, record: RecordedText) -> Message:
     return message | {"reasoning_content": "".join(thoughts)} if any(thoughts) else message
 
 
-def _read_user(unit: Unit, json_depth: int) -> Sequence[Message]:
+def _read_user(unit: ContentUnit, json_depth: int) -> Sequence[Message]:
     messages: list[Message] = []
     text = ""
     unanswered = [] if unit.replied is None else _find_calls(unit.replied.parts(), unit.replied.number)
@@ -170,7 +170,7 @@ def _read_user(unit: Unit, json_depth: int) -> Sequence[Message]:
     return [*messages, {"role": "user", "content": text}] if text or not messages else messages
 
 
-def _find_calls(placed: Iterable[_Placed], number: int) -> list[tuple[str, _FunctionCall, str]]:
+def _find_calls(placed: Iterable[_Placed], number: int) -> list[tuple[str, _GeminiCall, str]]:
     calls = [(place, part.function_call) for place, part in placed if part.function_call is not None]
     ids = (_our_id(call.id, call.name) or f"call_{number}_{i}" for i, (_, call) in enumerate(calls))
     return [(place, call, call_id) for (place, call), call_id in zip(calls, ids, strict=True)]
@@ -190,7 +190,7 @@ def _text_of(response: Json | None) -> str:
             return json.dumps(response, ensure_ascii=False)
 
 
-def _decode_parts(raw: msgspec.Raw, place: str) -> list[_Part]:
+def _decode_parts(raw: msgspec.Raw, place: str) -> list[_GeminiPart]:
     try:
         return _parts_decoder.decode(raw) or []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

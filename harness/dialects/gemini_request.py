@@ -54,20 +54,20 @@ class _ToolConfig(msgspec.Struct, rename="camel"):
     function_calling_config: _FunctionCalling | None = None
 
 
-class _Thinking(msgspec.Struct, rename="camel"):
+class _ThinkingConfig(msgspec.Struct, rename="camel"):
     include_thoughts: bool | None = None
     thinking_budget: int | None = None
     thinking_level: str | None = None
 
 
-class _Function(msgspec.Struct, rename="camel"):
+class _Declaration(msgspec.Struct, rename="camel"):
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     parameters_json_schema: dict[str, Any] | None = None
 
 
-class _Generation(msgspec.Struct, rename="camel"):
+class _GenerationConfig(msgspec.Struct, rename="camel"):
     temperature: float | None = None
     top_p: float | None = None
     top_k: float | None = None
@@ -79,7 +79,7 @@ class _Generation(msgspec.Struct, rename="camel"):
     response_mime_type: str | None = None
     response_schema: msgspec.Raw = NULL
     response_json_schema: msgspec.Raw = NULL
-    thinking_config: _Thinking | None = None
+    thinking_config: _ThinkingConfig | None = None
     # Refused
     candidate_count: int | None = None
     response_modalities: list[str] | None = None
@@ -116,11 +116,11 @@ _FUNCTIONS = "functionDeclarations"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _decoder = BodyDecoder(_GeminiBody)
-_generation_decoder = BodyDecoder(_Generation)
+_generation_decoder = BodyDecoder(_GenerationConfig)
 _tool_config_decoder = msgspec.json.Decoder(_ToolConfig | None)
 _tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
-_function_decoder = msgspec.json.Decoder(_Function)
+_function_decoder = msgspec.json.Decoder(_Declaration)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -192,7 +192,7 @@ def _decode(decoder: BodyDecoder[_T], raw: bytes | msgspec.Raw, within: str = ""
     return found, unknown
 
 
-def _refuse_unsupported(wire: _GeminiBody, config: _Generation) -> None:
+def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:
     refusals: tuple[tuple[str, object, tuple[object, ...], str], ...] = (
         ("cachedContent", bytes(wire.cached_content), (b"null", b'""'), "none; send the contents"),
         ("candidateCount", config.candidate_count, (None, 1), "1; create one session per sample"),
@@ -260,7 +260,7 @@ def _read_choice(wire: _GeminiBody, tools: Sequence[Json]) -> tuple[ToolMode, st
     return mode, names[0]
 
 
-def _read_schema(config: _Generation, limits: RequestLimits, *, has_tools: bool) -> str | None:
+def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools: bool) -> str | None:
     raw = config.response_json_schema if config.response_schema == NULL else config.response_schema
     kind = config.response_mime_type or "text/plain"
     param = "generationConfig.responseMimeType"
@@ -282,9 +282,9 @@ def _read_schema(config: _Generation, limits: RequestLimits, *, has_tools: bool)
 
 
 def _find_ignored(
-    wire: _GeminiBody, config: _Generation, unknown: Sequence[str], unknown_settings: Sequence[str]
+    wire: _GeminiBody, config: _GenerationConfig, unknown: Sequence[str], unknown_settings: Sequence[str]
 ) -> Json:
-    thinking = config.thinking_config or _Thinking()
+    thinking = config.thinking_config or _ThinkingConfig()
     stated = {"thinkingBudget": thinking.thinking_budget, "thinkingLevel": thinking.thinking_level}
     settings = {f"thinkingConfig.{name}": value for name, value in stated.items() if value is not None}
     settings |= find_ignored(config, {}, (), unknown_settings)

@@ -95,7 +95,7 @@ LIBRARIES = (
         is_rare=True,
         rewrites="a task begins anew, without the calls of the one before",
     ),
-    Library("google_adk", "google-adk", (CHAT,), is_rare=True),
+    Library("google_adk", "google-adk", (CHAT, GEMINI), is_rare=True),
     Library("google_genai", "google-genai", (GEMINI,)),
     Library("haystack", "haystack-ai", (CHAT,)),
     Library("inspect", "inspect-ai", (RESPONSES,), streams=(False,), is_rare=True),

@@ -192,11 +192,7 @@ def _text_of(response: Json | None) -> str:
 
 def _decode_parts(raw: msgspec.Raw, place: str) -> list[_GeminiPart]:
     try:
-        return _parts_decoder.decode(raw) or []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        spelled = respell(raw)
-    try:
-        return decode_json(_parts_decoder, spelled, place) or []
+        return decode_json(_parts_decoder, respell(raw), place) or []
     except MalformedRequest as error:
         if "unknown field" not in error.message:
             raise

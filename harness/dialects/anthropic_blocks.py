@@ -5,17 +5,15 @@ replies become one. The record undoes a client's changes to a reply: arguments s
 spelling back by call id, dropped reasoning comes back by its signature.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.json_values import decode_json
 from harness.dialects.model_request import RecordedText
 from harness.errors import MalformedRequest
-from harness.tokens.matching import same_arguments
 from harness.types import Json, Message
 
 _T = TypeVar("_T")
@@ -23,7 +21,6 @@ _T = TypeVar("_T")
 _BETWEEN_BLOCKS = "\n"
 _MOST_ALIASES = 16
 _LONGEST_ALIAS = 64  # characters
-_NO_ARGUMENTS = (b"{}", b"null", b'""', b'" "')
 
 
 class WireMessage(msgspec.Struct):
@@ -66,7 +63,6 @@ _Block = _TextBlock | _Thinking | _RedactedThinking | _ToolUse | _ToolResult
 
 _content_decoder = msgspec.json.Decoder(str | list[_Block] | None)
 _system_decoder = msgspec.json.Decoder(str | list[_TextBlock] | None)
-_input_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class Unit(NamedTuple):
@@ -144,7 +140,8 @@ class BlockReader:
                     if block.id and block.id in ids:
                         raise MalformedRequest(f"{place}: expected a different id for each call", param=place)
                     ids.add(block.id)
-                    function = {"name": block.name, "arguments": self._read_arguments(block, place)}
+                    arguments = self.record.spell_arguments(block.id, block.input, f"{place}.input")
+                    function = {"name": block.name, "arguments": arguments}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case _:
                     raise _misplaced(place, "tool_result", "user")
@@ -181,21 +178,6 @@ class BlockReader:
             self.references.update(part.tool_name for part in content if isinstance(part, _ToolReference))
         message: Json = {"role": "tool", "content": _join(content), "tool_call_id": result.tool_use_id}
         return message | {"is_error": True} if result.is_error else message
-
-    def _read_arguments(self, call: _ToolUse, place: str) -> str:
-        """Return the sampled arguments of an equal recorded call, else the usual spelling."""
-        if bytes(call.input) in _NO_ARGUMENTS:
-            return "{}"
-        value = decode_json(_input_decoder, call.input, f"{place}.input")
-        sent = bytes(call.input).decode()
-        turn = self.record.call.caller(call.id)
-        for made in () if turn is None else turn.reply["tool_calls"]:
-            if made["id"] == call.id:
-                arguments = self.record.take(made["function"]["arguments"], place)
-                if same_arguments(arguments, sent):
-                    return arguments
-        check_json(value, f"{place}.input", self.record.limits.json_depth)
-        return json.dumps(value, ensure_ascii=False)
 
 
 def _read_blocks(content: msgspec.Raw, place: str) -> Sequence[_Block]:

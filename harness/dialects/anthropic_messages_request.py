@@ -4,10 +4,7 @@ Fields that affect the model are served or refused by name. Vendor settings (cac
 ignored and noted.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -17,25 +14,25 @@ from harness.dialects.ignored import (
     LONGEST_NOTE,
     MOST_NOTED,
     NULL,
-    decode_and_find_unknown,
+    BodyDecoder,
     find_ignored,
     note_ignored,
 )
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
-    PartlyRead,
     RecordedText,
     Streaming,
     ToolMode,
     WireCall,
     function_tool,
+    read_in_units,
     require_offered,
 )
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes, TurnNotes
+from harness.types import Json, SamplingWishes, TurnNotes
 
 NAME = "anthropic_messages"
 
@@ -89,10 +86,6 @@ class _MessagesBody(msgspec.Struct):
     container: str | dict[str, msgspec.Raw] | None = None
 
 
-class _ExactMessages(_MessagesBody, forbid_unknown_fields=True):
-    pass
-
-
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {"thinking": (), "context_management": (), "service_tier": ()}
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata",)
@@ -105,8 +98,7 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
     "tool": ToolMode.REQUIRED,
 }
 
-_decoder = msgspec.json.Decoder(_MessagesBody)
-_exact_decoder: msgspec.json.Decoder[_MessagesBody] = msgspec.json.Decoder(_ExactMessages)
+_decoder = BodyDecoder(_MessagesBody)
 _tool_decoder = msgspec.json.Decoder(_MessagesTool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -115,7 +107,7 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`."""
-    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
+    wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
     raws = wire.tools or ()
@@ -130,20 +122,8 @@ def parse_request(
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
     reader = BlockReader(RecordedText(call, limits, recall.characters))
-    starts = [0, *accumulate(recall.counts)]
-    unread = units[len(recall.counts) :]
-    new = [reader.read(unit) for unit in unread]
-
-    @lru_cache(maxsize=1)  # messages are asked for in their order, and many may come from one unit
-    def read_unit(number: int) -> Sequence[Message]:
-        return BlockReader(RecordedText(call, limits)).read(units[number])
-
-    def read_known(number: int) -> Message:
-        unit = bisect_right(starts, number) - 1
-        return read_unit(unit)[number - starts[unit]]
-
-    flat = tuple(message for messages in new for message in messages)
-    messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
+    new = [reader.read(unit) for unit in units[len(recall.counts) :]]
+    messages = read_in_units(recall, new, lambda number: BlockReader(RecordedText(call, limits)).read(units[number]))
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")
@@ -171,7 +151,7 @@ def parse_request(
         ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(flat, tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
     return request
 
 

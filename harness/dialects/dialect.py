@@ -5,10 +5,12 @@ values. The server does the rest alike for all dialects: authorization, the life
 `x-should-retry`, `retry-after` and the time of a keep-alive. docs/extending.md adds a dialect.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from harness.dialects.anthropic_messages import AnthropicMessages
+from harness.dialects.gemini import Gemini
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_responses import OpenAIResponses
@@ -48,7 +50,7 @@ class Dialect(Protocol):
     name: str
     """Name recorded with each request."""
     path: str
-    """Path of model calls, below a session's base URL."""
+    """Path of model calls, below a session's base URL. It may have parameters, as `{model}`."""
     stored_path: str | None
     """Path of an answer by its `{response_id}`; None if the API has none."""
 
@@ -85,7 +87,7 @@ class CountingDialect(Dialect, Protocol):
         """Return the body of the answer."""
 
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses())
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses(), Gemini())
 """Every dialect the server serves. The first one formats answers to requests of no dialect."""
 
 
@@ -102,4 +104,27 @@ def name_dialect(path: str) -> str:
 
 def find_dialect(path: str, dialects: Sequence[Dialect]) -> Dialect | None:
     """Return the dialect at or above `path`, after any base URL."""
-    return next((dialect for dialect in dialects if f"{dialect.path}/" in f"{path}/"), None)
+    return next((dialect for dialect in dialects if _is_at_or_above(dialect.path, path)), None)
+
+
+def is_call(path: str) -> bool:
+    """Return True for the path of a model call, after any base URL."""
+    dialect = find_dialect(path, DIALECTS)
+    if isinstance(dialect, CountingDialect) and path.endswith(_end(dialect.count_path)):
+        return False
+    return dialect is not None and path.endswith(_end(dialect.path))
+
+
+def _is_at_or_above(pattern: str, path: str) -> bool:
+    # Without a regular expression: clients choose paths, and a long one would take long.
+    position = 0
+    for literal in re.split(r"\{\w+\}", f"{pattern}/"):
+        found = f"{path}/".find(literal, position)
+        if found < 0:
+            return False
+        position = found + len(literal)
+    return True
+
+
+def _end(pattern: str) -> str:
+    return pattern.rpartition("}")[2]

@@ -6,7 +6,7 @@ refuses these fields (`Session.require_served`).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -70,20 +70,26 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value_decoder = msgspec.json.Decoder(Any)
 
 
-def decode_and_find_unknown(
-    exact: msgspec.json.Decoder[_T], tolerant: msgspec.json.Decoder[_T], body: bytes
-) -> tuple[_T, list[str]]:
-    """Decode `body` with `tolerant`; also return the fields unknown to its type. Raises `MalformedRequest`."""
-    # `exact` refuses unknown fields. Nearly all bodies have none and are decoded once.
-    try:
-        return exact.decode(body), []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        wire = decode_json(tolerant, body)
-    fields = decode_json(_fields_decoder, body)
-    known, unsaid = wire.__struct_fields__, bytes(NULL)
-    return wire, [
-        name for name, raw in fields.items() if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(name))
-    ]
+class BodyDecoder(Generic[_T]):
+    """Decoder of an object that may have fields unknown to its type."""
+
+    def __init__(self, body: type[_T]) -> None:
+        # It refuses unknown fields. Nearly all bodies have none and are decoded once.
+        exact = msgspec.defstruct(body.__name__, (), bases=(body,), forbid_unknown_fields=True)
+        self._exact: msgspec.json.Decoder[_T] = msgspec.json.Decoder(exact)
+        self._tolerant = msgspec.json.Decoder(body)
+
+    def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
+        """Return the field `within` of a request, or its body, and the unknown fields. Raises `MalformedRequest`."""
+        try:
+            return self._exact.decode(content), []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            wire = decode_json(self._tolerant, content, within)
+        known, unsaid = wire.__struct_encode_fields__, bytes(NULL)
+        fields = decode_json(_fields_decoder, content).items()
+        return wire, [
+            name for name, raw in fields if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(name))
+        ]
 
 
 def find_ignored(
@@ -99,11 +105,12 @@ def find_ignored(
         if name in REFUSED:
             raise MalformedRequest(f"{name}: expected none, {REFUSED[name]}", param=name)
     found: dict[str, Any] = {}
+    spelled = dict(zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True))
     for name, neutral in settings.items():
         raw = bytes(getattr(wire, name))
         if raw != b"null" and raw not in neutral:
-            found[name] = _shorten(raw)
-    names = [name for name in others if getattr(wire, name) != NULL]
+            found[spelled[name]] = _shorten(raw)
+    names = [spelled[name] for name in others if getattr(wire, name) != NULL]
     return found | {name[:LONGEST_NOTE]: None for name in (*names, *unknown)}
 
 

@@ -5,17 +5,24 @@ Messages and tools have the form of OpenAI chat completions, in one spelling, so
 dialect can be compared with the record.
 """
 
+import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple, Self, overload
 
 import msgspec
 
+from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import RequestLimits
+from harness.dialects.sse import MEDIA_TYPE
 from harness.errors import MalformedRequest, OverLimit
 from harness.tokens.history import NOTHING_RECALLED, Recall
+from harness.tokens.matching import same_arguments
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn, TurnNotes
@@ -23,6 +30,9 @@ from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn, Turn
 _SEAL = "harness."
 _NAMES_SHOWN = 8
 _NAME_SHOWN = 64  # characters
+_NO_ARGUMENTS = (b"{}", b"null", b'""', b'" "')
+
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ToolMode(StrEnum):
@@ -52,6 +62,8 @@ class WireCall(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers by lower-case name."""
     query: Mapping[str, str] = msgspec.field(default_factory=dict)
+    path: str = ""
+    """Path of the request, the base URL included."""
     turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
     """Turns of the session from the root to the answer with a response id; empty if there is none."""
     caller: Callable[[str], Turn | None] = _knows_no_turn
@@ -88,12 +100,30 @@ class RecordedText:
 
     def unseal(self, sealed: str, taken: set[str], param: str) -> str:
         """Return the reasoning of the reply that `seal` gave this key, or an empty text. Raises `OverLimit`."""
-        turn = self.call.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
+        turn = self.sealed_turn(sealed)
         # One message holds the reasoning once.
         if turn is None or sealed in taken:
             return ""
         taken.add(sealed)
         return self.take(turn.reply.get("reasoning_content") or "", param)
+
+    def sealed_turn(self, sealed: str) -> Turn | None:
+        """Return the turn whose reply has this key (`seal`)."""
+        return self.call.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
+
+    def spell_arguments(self, call_id: str, sent: msgspec.Raw, param: str) -> str:
+        """Return the arguments of a call sent as an object: as sampled if an equal call is recorded, else as usual."""
+        if bytes(sent) in _NO_ARGUMENTS:
+            return "{}"
+        value = decode_json(_object_decoder, sent, param)
+        turn = self.call.caller(call_id)
+        for made in () if turn is None else turn.reply["tool_calls"]:
+            if made["id"] == call_id:
+                arguments = self.take(made["function"]["arguments"], param)
+                if same_arguments(arguments, bytes(sent).decode()):
+                    return arguments
+        check_json(value, param, self.limits.json_depth)
+        return json.dumps(value, ensure_ascii=False)
 
 
 def seal(response_id: str) -> str:
@@ -108,6 +138,7 @@ class Streaming(msgspec.Struct, frozen=True):
     """Options of a streamed answer."""
 
     wants_usage: bool
+    media_type: str = MEDIA_TYPE
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -123,6 +154,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     sampling: SamplingWishes
     wants_logprobs: bool
     model: str
+    wants_reasoning: bool = True
+    """False if the answer leaves the reasoning out; its key (`seal`) is there."""
     streaming: Streaming | None = None
     """None for a whole answer."""
     recall: Recall = NOTHING_RECALLED
@@ -158,6 +191,23 @@ class PartlyRead(Sequence[Message]):
                 return self._new[numbers.start - self._known : max(0, numbers.stop - self._known)]
             return tuple(self[number] for number in numbers)
         return self._new[numbers - self._known] if numbers >= self._known else self._read(numbers)
+
+
+def read_in_units(
+    recall: Recall, new: Sequence[Sequence[Message]], read_unit: Callable[[int], Sequence[Message]]
+) -> Sequence[Message]:
+    """Return the messages of a request whose raw messages are read as one or several: those known, then the `new`."""
+    flat = tuple(message for messages in new for message in messages)
+    if not recall.known:
+        return flat
+    starts = [0, *accumulate(recall.counts)]
+    read_again = lru_cache(maxsize=1)(read_unit)  # messages are asked for in order, and many may come from one unit
+
+    def read_known(number: int) -> Message:
+        unit = bisect_right(starts, number) - 1
+        return read_again(unit)[number - starts[unit]]
+
+    return PartlyRead(recall.known, flat, read_known)
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -213,13 +263,13 @@ def function_tool(
     return {"type": "function", "function": {field: value for field, value in stated.items() if value is not None}}
 
 
-def require_offered(name: str, tools: Sequence[Json]) -> None:
-    """Raise `MalformedRequest` if `name` is not among `tools`."""
+def require_offered(name: str, tools: Sequence[Json], param: str = "tool_choice") -> None:
+    """Raise `MalformedRequest` for the field `param` if `name` is not among `tools`."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         offered = ", ".join(map(_quote, names[:_NAMES_SHOWN])) + more or "no tools"
-        raise MalformedRequest(f"tool_choice: expected one of {offered}, got {_quote(name)}", param="tool_choice")
+        raise MalformedRequest(f"{param}: expected one of {offered}, got {_quote(name)}", param=param)
 
 
 def _quote(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.ignored import NULL, REFUSED, decode_and_find_unknown, find_ignored, note_ignored
+from harness.dialects.ignored import NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -142,10 +142,6 @@ class _ChatBody(msgspec.Struct):
     prompt_cache_key: msgspec.Raw = NULL
 
 
-class _ExactChat(_ChatBody, forbid_unknown_fields=True):
-    pass
-
-
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "parallel_tool_calls": (b"true",),
     "verbosity": (),
@@ -155,8 +151,7 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
-_decoder = msgspec.json.Decoder(_ChatBody)
-_exact_decoder: msgspec.json.Decoder[_ChatBody] = msgspec.json.Decoder(_ExactChat)
+_decoder = BodyDecoder(_ChatBody)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -168,7 +163,7 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`."""
-    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
+    wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     variables = _read_variables(wire, limits)
     recall = NOTHING_RECALLED

@@ -12,7 +12,7 @@ from harness.dialects.ignored import (
     LONGEST_NOTE,
     MOST_NOTED,
     NULL,
-    decode_and_find_unknown,
+    BodyDecoder,
     find_ignored,
     note_ignored,
 )
@@ -91,10 +91,6 @@ class _ResponsesBody(msgspec.Struct):
     modalities: list[str] | None = None
 
 
-class _ExactResponses(_ResponsesBody, forbid_unknown_fields=True):
-    pass
-
-
 _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "parallel_tool_calls": (b"true",),
     "max_tool_calls": (),
@@ -106,8 +102,7 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
-_decoder = msgspec.json.Decoder(_ResponsesBody)
-_exact_decoder: msgspec.json.Decoder[_ResponsesBody] = msgspec.json.Decoder(_ExactResponses)
+_decoder = BodyDecoder(_ResponsesBody)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -115,7 +110,7 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`. Also raises `PreviousResponseNotFound`."""
-    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
+    wire, unknown = _decoder.decode(call.body)
     _refuse_unsupported(wire)
     before = _read_before(wire, call)
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []

@@ -47,21 +47,21 @@ class ModelCalls:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
         return [
             *(
-                Route(f"{base}{dialect.path}", partial(self._answer, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
-            ),
-            *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
                 if dialect.stored_path is not None
             ),
             *(
-                Route(f"{base}{dialect.count_path}", partial(self._count, dialect), methods=["POST"])
+                Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
                 if isinstance(dialect, CountingDialect)
+            ),
+            *(
+                Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
+                for base in ("/sessions/{id}", "")
+                for dialect in self._settings.dialects
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
@@ -91,7 +91,8 @@ class ModelCalls:
                 failure=partial(self._errors.end_stream, request, stream, call.head.response_id),
                 delivery=partial(self._delivery, request, call),
             )
-            return StreamedAnswer(turn, client, place.pop_all(), comment_every_s=self._settings.comment_every_s)
+            kind, silence_s = call.request.streaming.media_type, self._settings.comment_every_s
+            return StreamedAnswer(turn, client, place.pop_all(), media_type=kind, comment_every_s=silence_s)
         with client.watch():
             served = await self._serve(call)
             content = await self._write(call, served, lambda answer: msgspec.json.encode(dialect.answer(answer)))
@@ -186,7 +187,13 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
         turn = session.answered_as(response_id)
         return turn if turn is not None and session.serves(turn) else None
 
-    return WireCall(body, request.headers, request.query_params, session.turns_until, session.caller, answered_as)
+    path, query = request.url.path, request.query_params
+    return WireCall(body, request.headers, query, path, session.turns_until, session.caller, answered_as)
+
+
+def _any_model(path: str) -> str:
+    # Names from the Hub have a slash.
+    return path.replace("{model}", "{model:path}")
 
 
 @contextmanager

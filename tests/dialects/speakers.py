@@ -23,9 +23,17 @@ class Speaker:
     """The reply in a whole answer."""
     gather: Callable[[Sequence[Json]], Json]
     """The whole answer that the events of a stream add up to."""
+    stream_path: str = ""
+    """Another path, if the body does not ask for a stream."""
 
     def __str__(self) -> str:
         return self.name
+
+    def call(self, messages: Sequence[Message], tools: Sequence[Json], *, stream: bool) -> tuple[str, Json]:
+        """Path and body of a call."""
+        if not self.stream_path:
+            return self.path, asks(self, messages, tools, stream=stream)
+        return self.stream_path if stream else self.path, asks(self, messages, tools)
 
     def read(self, text: str, *, stream: bool) -> Json:
         """The reply in an answer that came as `text`."""
@@ -175,6 +183,69 @@ def _responses_reply(answer: Json) -> Json:
     )
 
 
+# Gemini
+
+
+def _gemini_body(messages: Sequence[Message], tools: Sequence[Json]) -> Json:
+    has_system = messages[0]["role"] == "system"
+    contents: list[Json] = []
+    for message in messages[has_system:]:
+        role = {"assistant": "model", "tool": "user"}.get(message["role"], message["role"])
+        if contents and contents[-1]["role"] == role:
+            contents[-1]["parts"] += _gemini_parts(message)
+        else:
+            contents.append({"role": role, "parts": _gemini_parts(message)})
+    declared = [tool["function"] for tool in tools]
+    return {
+        "contents": contents,
+        "generationConfig": {"maxOutputTokens": MAX_TOKENS, "thinkingConfig": {"includeThoughts": True}},
+        "tools": [{"functionDeclarations": [_gemini_function(**each) for each in declared]}],
+        **({"systemInstruction": {"parts": [{"text": messages[0]["content"]}]}} if has_system else {}),
+    }
+
+
+def _gemini_function(name: str, description: str, parameters: Json) -> Json:
+    return {"name": name, "description": description, "parametersJsonSchema": parameters}
+
+
+def _gemini_parts(message: Message) -> list[Json]:
+    if message["role"] == "tool":
+        response = {"id": message["tool_call_id"], "response": {"output": message["content"]}}
+        return [{"functionResponse": response}]
+    parts: list[Json] = []
+    if message.get("reasoning_content"):
+        parts.append({"text": message["reasoning_content"], "thought": True})
+    if message["content"]:
+        parts.append({"text": message["content"]})
+    for call in message.get("tool_calls") or ():
+        args = json.loads(call["function"]["arguments"])
+        parts.append({"functionCall": {"id": call["id"], "name": call["function"]["name"], "args": args}})
+    return parts
+
+
+def _gemini_reply(answer: Json) -> Json:
+    parts = answer["candidates"][0]["content"]["parts"]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    return _reply_of(
+        [part["text"] for part in parts if part.get("thought")],
+        [part["text"] for part in parts if "text" in part and not part.get("thought")],
+        [(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False)) for call in calls],
+    )
+
+
+def gather_parts(answers: Sequence[Json]) -> Json:
+    """The whole answer that the pieces of a Gemini stream add up to; texts of one kind are one part."""
+    parts: list[Json] = []
+    for part in (part for answer in answers for part in answer["candidates"][0]["content"]["parts"]):
+        if parts and "text" in part and "text" in parts[-1] and parts[-1].get("thought") == part.get("thought"):
+            parts[-1] |= part | {"text": parts[-1]["text"] + part["text"]}
+        else:
+            parts.append(dict(part))
+    candidate = answers[-1]["candidates"][0]
+    content = candidate["content"] | {"parts": [part for part in parts if part.get("text") != "" or part is parts[-1]]}
+    return answers[-1] | {"candidates": [candidate | {"content": content}]}
+
+
 def _reply_of(reasoning: Sequence[str], texts: Sequence[str], calls: Sequence[tuple[str, str, str]]) -> Json:
     reply: Json = {"role": "assistant", "content": "".join(texts)}
     if reasoning:
@@ -198,6 +269,14 @@ SPEAKERS: tuple[Speaker, ...] = (
     Speaker("anthropic_messages", "/v1/messages", _messages_body, _messages_reply, gather_blocks),
     Speaker(
         "openai_responses", "/v1/responses", _responses_body, _responses_reply, lambda events: events[-1]["response"]
+    ),
+    Speaker(
+        "gemini",
+        "/v1beta/models/m:generateContent",
+        _gemini_body,
+        _gemini_reply,
+        gather_parts,
+        "/v1beta/models/m:streamGenerateContent?alt=sse",
     ),
 )
 """One for each dialect that a server speaks; a test compares."""

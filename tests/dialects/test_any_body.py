@@ -25,7 +25,7 @@ from harness.tokens.history import History
 from harness.tokens.matching import chain_keys
 from harness.types import Json, Message
 from tests.builders import toy_template
-from tests.dialects.speakers import SPEAKERS, Speaker, asks
+from tests.dialects.speakers import SPEAKERS, Speaker
 from tests.thoroughness import examples
 
 BODIES = 25
@@ -89,14 +89,15 @@ def changed(body: Json, path: tuple[Any, ...], how: Any) -> Json:
 
 
 @st.composite
-def bodies(draw: st.DrawFn, speaker: Speaker) -> bytes:
-    """A body that is right but for a few places."""
+def bodies(draw: st.DrawFn, speaker: Speaker) -> tuple[str, bytes]:
+    """A path, and a body that is right but for a few places."""
     fields = draw(st.fixed_dictionaries({}, optional={name: st.sampled_from(JUNK) for name in ("n", "metadata", "x")}))
-    body = asks(speaker, HISTORY[: draw(st.integers(2, 5))], TOOLS, stream=draw(st.booleans()), **fields)
+    path, body = speaker.call(HISTORY[: draw(st.integers(2, 5))], TOOLS, stream=draw(st.booleans()))
+    body |= fields
     for _ in range(draw(st.integers(0, 2))):
         body = changed(body, draw(st.sampled_from(list(places_in(body)))), draw(st.sampled_from([..., *JUNK])))
     text = json.dumps(body)
-    return text[: draw(st.sampled_from([len(text), len(text), len(text) // 2]))].encode()
+    return path, text[: draw(st.sampled_from([len(text), len(text), len(text) // 2]))].encode()
 
 
 @pytest.mark.timeout(3600)
@@ -106,13 +107,13 @@ def test_any_body_is_served_or_refused(speaker):
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(sent=st.lists(bodies(speaker), min_size=BODIES, max_size=BODIES))
-    def check(sent: list[bytes]) -> None:
-        asyncio.run(send_all(speaker, sent))
+    def check(sent: list[tuple[str, bytes]]) -> None:
+        asyncio.run(send_all(sent))
 
     check()
 
 
-async def send_all(speaker: Speaker, sent: list[bytes]) -> None:
+async def send_all(sent: list[tuple[str, bytes]]) -> None:
     """Send bodies one after the other, and look at the record after each."""
     engine = ScriptedEngine(toy_template().tokenizer, Script(steps=(ScriptStep(text="ok"),)))
     settings = ServerSettings(comment_every_s=60)
@@ -122,8 +123,8 @@ async def send_all(speaker: Speaker, sent: list[bytes]) -> None:
     ):
         session_id = (await http.post("/sessions", json={})).json()["session_id"]
         before: Json = {"turns": [], "ledger": {}}
-        for body in sent:
-            answer = await http.post(f"/sessions/{session_id}{speaker.path}", content=body)
+        for path, body in sent:
+            answer = await http.post(f"/sessions/{session_id}{path}", content=body)
             record = (await http.get(f"/sessions/{session_id}")).json()
             assert answer.status_code < 500, (body, answer.text)
             if answer.status_code == 200:
@@ -150,6 +151,10 @@ FIELDS += (
 FIELDS += (
     " top_p top_k min_p max_tokens min_tokens logprobs top_logprobs response_format output_config metadata unknown"
 )
+WORDS += " model OBJECT STRING ANY NONE application/json"
+FIELDS += " contents parts systemInstruction functionCall function_call functionResponse response args thought"
+FIELDS += " thoughtSignature generationConfig toolConfig functionDeclarations parametersJsonSchema properties required"
+FIELDS += " responseSchema responseMimeType thinkingConfig functionCallingConfig allowedFunctionNames mode nullable"
 FIELD = st.sampled_from([*FIELDS.split(), "\ud800"])
 WORD = st.sampled_from([*WORDS.split(), "\ud800", "\x00", ""])
 VALUE = st.recursive(
@@ -158,14 +163,16 @@ VALUE = st.recursive(
     max_leaves=12,
 )
 ITEM = st.builds(
-    lambda kind, content, more: {**kind, "content": content, **more},
+    lambda kind, content, more: {**kind, "content": content, "parts": content, **more},
     st.fixed_dictionaries({}, optional={"role": WORD, "type": WORD}),
     VALUE | st.text(max_size=5),
     st.dictionaries(FIELD, VALUE, max_size=3),
 )
 SAID = VALUE | st.lists(ITEM, max_size=3)
 BODY = st.builds(
-    lambda said, more: {"messages": said, "input": said, **more}, SAID, st.dictionaries(FIELD, VALUE, max_size=3)
+    lambda said, more: {"messages": said, "input": said, "contents": said, **more},
+    SAID,
+    st.dictionaries(FIELD, VALUE, max_size=3),
 )
 
 
@@ -173,6 +180,8 @@ BODY = st.builds(
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(raw=(BODY | VALUE).map(json.dumps).map(str.encode) | st.binary(max_size=40))
 @example(raw=b'{"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}')
+@example(raw=b'{"contents":[{"parts":[{"function_call":{"name":"a","args":{"b":18446744073709551616}}}]}]}')
+@example(raw=b'{"contents":[],"tools":[{"function_declarations":[{"name":"a","parameters":{"any_of":[[]]}}]}]}')
 @example(raw=b'{"input":[{"type":"reasoning"},{"type":"local_shell_call","call_id":"c","action":{}}]}')
 def test_any_json_is_a_request_or_a_request_error(dialect: Dialect, raw: bytes):
     """Wrong types anywhere, huge numbers, lone surrogates: never another exception; what is accepted can be kept."""

@@ -12,7 +12,7 @@ from harness.server.store.memory import MemoryStore
 from harness.tokens.conversations import TOOLS
 from harness.types import Json
 from tests.builders import toy_template, user
-from tests.dialects.speakers import SPEAKERS, Speaker, asks
+from tests.dialects.speakers import SPEAKERS, Speaker
 
 ANSWER = 'Sure.<tool_call>\n{"name": "find_city", "arguments": {"country": "日本"}}\n</tool_call>'
 RETRIES = {"x-stainless-retry-count": "1"}
@@ -27,8 +27,9 @@ def has_ended(stream: bytes) -> bool:
         if data == b"[DONE]":
             return True
         event = json.loads(data)
-        choices = event.get("choices") or [{}]
-        if event.get("type") in ("message_stop", "response.completed") or choices[0].get("finish_reason"):
+        choice = (event.get("choices") or event.get("candidates") or [{}])[0]
+        is_end = choice.get("finish_reason") or choice.get("finishReason")
+        if event.get("type") in ("message_stop", "response.completed") or is_end:
             return True
     return False
 
@@ -42,7 +43,7 @@ def test_a_stream_that_is_cut_is_no_answer_and_its_retry_is(speaker):
 async def cut_everywhere(speaker: Speaker) -> None:
     """One session for each place at which its client leaves."""
     engine = ScriptedEngine(toy_template().tokenizer, Script(steps=(ScriptStep(text=ANSWER),)))
-    body = asks(speaker, [user("Where?")], TOOLS, stream=True)
+    path, body = speaker.call([user("Where?")], TOOLS, stream=True)
     async with (
         serve(engine, toy_template(), MemoryStore()) as server,
         httpx.AsyncClient(base_url=server.url) as http,
@@ -50,7 +51,7 @@ async def cut_everywhere(speaker: Speaker) -> None:
 
         async def create() -> tuple[str, str]:
             session_id = (await http.post("/sessions", json={})).json()["session_id"]
-            return session_id, f"/sessions/{session_id}{speaker.path}"
+            return session_id, f"/sessions/{session_id}{path}"
 
         _, url = await create()
         whole = (await http.post(url, json=body)).content

@@ -73,8 +73,8 @@ async def play(family: Family, speakers: Iterator[Speaker], *, stream: bool, liv
         session = (await http.post("/sessions", json={"selection": "leaves", "streaming": mode})).json()
         for _ in range(4):
             speaker = next(speakers)
-            body = asks(speaker, messages, TOOLS, stream=stream)
-            answer = await http.post(f"/sessions/{session['session_id']}{speaker.path}", json=body, timeout=60)
+            path, body = speaker.call(messages, TOOLS, stream=stream)
+            answer = await http.post(f"/sessions/{session['session_id']}{path}", json=body, timeout=60)
             assert answer.status_code == 200, answer.text
             reply = speaker.read(answer.text, stream=stream)
             messages.append(reply)

@@ -18,7 +18,7 @@ from tests.conformance.families.family import load
 from tests.dialects.speakers import SPEAKERS, Speaker, asks
 from tests.unit.server.test_reasoning import reasoning_tokenizer
 
-CHAT, _, RESPONSES = SPEAKERS
+CHAT, _, RESPONSES, GEMINI = SPEAKERS
 THOUGHT = ScriptStep(text="<think>\nhm\n</think>\n\nyes")
 CALL_TEXT = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 NOW: Json = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}
@@ -154,8 +154,10 @@ async def test_a_call_without_arguments_is_known_however_they_are_spelled(speake
         for holder, field in holders_of_arguments(body):
             if arguments is ...:
                 del holder[field]
-            else:  # Messages has the value, the others its text
-                holder[field] = {"{}": {}, "null": None}.get(arguments, arguments) if field == "input" else arguments
+            else:  # Messages and Gemini have the value, the others its text
+                holder[field] = (
+                    {"{}": {}, "null": None}.get(arguments, arguments) if field in ("input", "args") else arguments
+                )
         await client.answer(speaker, **body)
 
         assert await client.parents() == [None, 0]
@@ -169,6 +171,7 @@ def holders_of_arguments(value: Any) -> list[tuple[Json, str]]:
         return []
     own = [(value, "arguments")] if "arguments" in value else []
     own += [(value, "input")] if value.get("type") == "tool_use" else []
+    own += [(value, "args")] if "args" in value else []
     return own + [found for each in value.values() for found in holders_of_arguments(each)]
 
 

@@ -32,7 +32,7 @@ class HowTo(NamedTuple):
 DIALECT: Edits = {
     "harness/dialects/dialect.py": {
         "DIALECTS: tuple": "from harness.dialects.toy import ToyDialect\n\n",
-        "OpenAIResponses())": "ToyDialect(), ",
+        "Gemini())": "ToyDialect(), ",
     },
 }
 ENGINE: Edits = {

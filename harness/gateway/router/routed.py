@@ -1,7 +1,7 @@
 """The session server and the router at one URL.
 
     /sessions, /sessions/...             sessions
-    /v1/... with a session's key         sessions
+    /v1/..., /v1beta/... with a key      sessions, if it is the key of one
     /router/health, /router/metrics      `/health` and `/metrics` of the session server
     /router                              gateway and workers
     anything else                        the router: control verbs to every worker, the rest to the gateway
@@ -49,7 +49,7 @@ from server_patch.router.app import open_http
 from server_patch.router.verbs import VerbError, VerbOrder
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
 _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
@@ -291,4 +291,4 @@ def _is_of_sessions(scope: Scope) -> bool:
     path: str = scope["path"]
     if path == "/sessions" or path.startswith("/sessions/"):
         return True
-    return path.startswith("/v1/") and credential(Headers(scope=scope)).startswith(API_KEY_PREFIX)
+    return path.startswith(("/v1/", "/v1beta/")) and credential(Headers(scope=scope)).startswith(API_KEY_PREFIX)

@@ -61,8 +61,9 @@ class FrontSessions(SessionsApi):
     def redirects(self) -> list[Route]:
         """Return the routes of model calls, which only the session's shard serves."""
         return [
-            Route("/sessions/{id}/v1/{rest:path}", self._redirect, methods=_METHODS),
-            Route("/v1/{rest:path}", self._redirect, methods=_METHODS),
+            Route(f"{base}/{version}/{{rest:path}}", self._redirect, methods=_METHODS)
+            for base in ("/sessions/{id}", "")
+            for version in ("v1", "v1beta")
         ]
 
     async def _create(self, request: Request) -> Response:

@@ -4,9 +4,9 @@
     session    the session's own key: its model calls, and the model's name
     operator   the admin token: everything else
 
-A credential is a bearer token (OpenAI clients) or an `x-api-key` (Anthropic clients). Without an admin token every
-client may do everything. With one, a missing key gets 401, and a wrong one 404 even if the session exists. Every client
-measured stops on 404.
+A credential is a bearer token (OpenAI clients), an `x-api-key` (Anthropic clients) or an `x-goog-api-key` (Gemini
+clients). Without an admin token every client may do everything. With one, a missing key gets 401, and a wrong one 404
+even if the session exists. Every client measured stops on 404.
 """
 
 import secrets
@@ -32,7 +32,7 @@ def new_admin_token() -> str:
 def credential(headers: Mapping[str, str]) -> str:
     """Return the bearer token or API key in `headers` (lower-case names), or ""."""
     kind, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
 
 
 def is_operator(headers: Mapping[str, str], admin_token: str | None) -> bool:
@@ -61,7 +61,7 @@ def require_key(headers: Mapping[str, str]) -> str:
     key = credential(headers)
     if not key:
         raise Unauthorized(
-            "expected the session's own key as `Authorization: Bearer ...` or `x-api-key`:"
+            "expected the session's own key as `Authorization: Bearer ...`, `x-api-key` or `x-goog-api-key`:"
             " the api_key of POST /sessions, which agents find in OPENAI_API_KEY"
         )
     return key

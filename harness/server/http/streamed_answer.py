@@ -45,17 +45,22 @@ class StreamedTurn(Generic[_T]):
 
 
 class StreamedAnswer(Response, Generic[_T]):
-    """Response that serves a turn while its client listens, as server-sent events.
+    """Response that serves a turn while its client listens, part by part.
 
     An error before the first event has its own status code. A later one is an event in the dialect's form and ends the
     stream; the earlier parts are then no answer. Keep-alive events prevent client timeouts.
     """
 
-    media_type = MEDIA_TYPE
-
     def __init__(
-        self, turn: StreamedTurn[_T], client: ClientConnection, place: ExitStack, *, comment_every_s: float
+        self,
+        turn: StreamedTurn[_T],
+        client: ClientConnection,
+        place: ExitStack,
+        *,
+        media_type: str = MEDIA_TYPE,
+        comment_every_s: float,
     ) -> None:
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS_OF_STREAMS)

@@ -14,10 +14,8 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.dialects.dialect import DIALECTS
+from harness.dialects.dialect import is_call
 from harness.machine.http_protocol import CONNECTION, connection_of
-
-_CALL_PATHS = tuple(dialect.path for dialect in DIALECTS)
 
 
 class ErrorAnswer(NamedTuple):
@@ -148,7 +146,7 @@ class AgentSeam:
 
     async def _handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
-        if not (path.startswith("/sessions/") and path.endswith(_CALL_PATHS)):
+        if not (path.startswith("/sessions/") and is_call(path)):
             await app(scope, receive, send)
             return
         body, is_whole = bytearray(), False

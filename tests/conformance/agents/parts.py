@@ -54,6 +54,7 @@ def tool_call(name: str, arguments: Mapping[str, object], *, forced: bool = Fals
 TOOLS = {
     "claude_code": Tool("Bash", further={"description": "Keeps notes"}),
     "codex": Tool("exec_command", "cmd"),
+    "gemini_cli": Tool("run_shell_command", further={"description": "Keeps notes"}),
     "langgraph": Tool("run_shell"),
     "mini_swe_agent": Tool("bash", last=tool_call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})),
     "openai_agents": Tool("run_shell"),

@@ -45,6 +45,7 @@ PACKAGES = {
     "openai_2": "openai",
     "openai_3": "openai",
     "anthropic_2": "anthropic",
+    "google_genai_3": "google-genai",
 }
 LIBRARIES = tuple(
     ClientLibrary(program, package, streams) for program, package in PACKAGES.items() for streams in (False, True)
@@ -131,6 +132,8 @@ async def playing(
             "OPENAI_API_KEY": session.api_key,
             "ANTHROPIC_BASE_URL": f"{witness_url}/sessions/{session.session_id}",
             "ANTHROPIC_API_KEY": session.api_key,
+            "GOOGLE_GEMINI_BASE_URL": f"{witness_url}/sessions/{session.session_id}",
+            "GEMINI_API_KEY": session.api_key,
             "OPENAI_MODEL": "scripted",
             "CLIENT_STREAMS": str(int(library.streams)),
             "NO_PROXY": "127.0.0.1",

@@ -9,7 +9,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 _REQUEST = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE) /sessions/(\w+)\S* HTTP/1\.1\r\n")
-_MODEL_CALL = re.compile(rb"POST /sessions/(\w+)/v1/\S+ HTTP/1\.1\r\n")
+_MODEL_CALL = re.compile(rb"POST /sessions/(\w+)/v1(?:beta)?/\S+ HTTP/1\.1\r\n")
 _STREAMED = re.compile(rb"HTTP/1\.1 200 .*\r\n(?:.+\r\n)*content-type: text/event-stream")
 _CHUNK = 1 << 16
 

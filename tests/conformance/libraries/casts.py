@@ -81,7 +81,7 @@ def script(*, thinks: bool) -> Sequence[ScriptStep]:
     return tuple(step(*turn, thinks=thinks) for turn in turns)
 
 
-CHAT, MESSAGES, RESPONSES = "openai_chat", "anthropic_messages", "openai_responses"
+CHAT, MESSAGES, RESPONSES, GEMINI = "openai_chat", "anthropic_messages", "openai_responses", "gemini"
 LIBRARIES = (
     Library("agent_framework", "agent-framework-openai", (RESPONSES, CHAT), is_rare=True),
     Library("ag2", "ag2", (CHAT, RESPONSES), is_rare=True),
@@ -95,7 +95,8 @@ LIBRARIES = (
         is_rare=True,
         rewrites="a task begins anew, without the calls of the one before",
     ),
-    Library("google_adk", "google-adk", (CHAT,), is_rare=True),
+    Library("google_adk", "google-adk", (CHAT, GEMINI), is_rare=True),
+    Library("google_genai", "google-genai", (GEMINI,)),
     Library("haystack", "haystack-ai", (CHAT,)),
     Library("inspect", "inspect-ai", (RESPONSES,), streams=(False,), is_rare=True),
     Library("langgraph", "langgraph", (CHAT, RESPONSES, MESSAGES)),

@@ -123,6 +123,8 @@ class Server(NamedTuple):
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_BASE": url,
             "ANTHROPIC_API_KEY": session.api_key,
+            "GOOGLE_GEMINI_BASE_URL": url,
+            "GEMINI_API_KEY": session.api_key,
         }
         return session.session_id, env
 

@@ -52,6 +52,8 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
         for_miles = [(await http.post(f"/sessions/{each}/samples", json={})).status_code for each in ids]
         misdirected = await http.post(f"/sessions/{sessions[0]['session_id']}/v1/chat/completions", json={})
         by_key = await http.post("/v1/messages", headers={"x-api-key": sessions[1]["api_key"], "authorization": ""})
+        of_google = {"x-goog-api-key": sessions[1]["api_key"], "authorization": ""}
+        by_google_key = await http.post("/v1beta/models/m:generateContent", headers=of_google)
         never_seen = (await http.get("/sessions/never-seen")).json()
         metrics = (await http.get("/metrics")).text
         deleted = [(await http.delete(f"/sessions/{each}")).status_code for each in [*ids, *ids]]
@@ -66,7 +68,7 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
     assert (len(busiest["sessions"]), busiest["totals"]["turns"], busiest["totals"]["states"]) == (1, 4, {"tool": 4})
     assert [len(each) for each in samples] == [1] * 4
     assert for_miles == [200] * 4
-    assert (misdirected.status_code, by_key.status_code) == (421, 421)
+    assert (misdirected.status_code, by_key.status_code, by_google_key.status_code) == (421, 421, 421)
     assert misdirected.headers["x-should-retry"] == "false"
     assert sessions[0]["base_url"] in misdirected.json()["error"]["message"]
     assert sessions[1]["base_url"].partition("/sessions")[0] in by_key.json()["error"]["message"]

@@ -93,7 +93,8 @@ def test_many_items_of_one_reply_are_grouped_in_one_go():
 def test_the_same_bytes_in_another_dialect_are_no_acquaintances(before: str, now: str):
     """A body that means something in each, and something else."""
     two_in_one = {"type": "function", "name": "add", "function": {"name": "subtract"}}
-    fields: Json = {"messages": [user("hi")], "input": [user("hi")], "tools": [two_in_one]}
+    said = {"messages": [user("hi")], "input": [user("hi")], "contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+    fields: Json = {**said, "tools": [two_in_one]}
     history = History()
     read(BY_NAME[before], history, **fields)
 

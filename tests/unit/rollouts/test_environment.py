@@ -182,7 +182,7 @@ def test_the_session_is_taken_out_under_every_name() -> None:
     assert (env["MY_URL"], env["MY_KEY"]) == ("http://gpu-host:8000/sessions/a1b2/v1", "sk-session")
     assert env.keys() - left.keys() == {
         *("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"),
-        *("HARNESS_SESSION_ID", "MY_URL", "MY_KEY"),
+        *("GEMINI_API_KEY", "GOOGLE_GEMINI_BASE_URL", "HARNESS_SESSION_ID", "MY_URL", "MY_KEY"),
     }
 
 

@@ -20,6 +20,7 @@ from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
 
+CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key")
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi."}]}
 TOKEN = {"authorization": "Bearer secret"}
@@ -49,6 +50,7 @@ def client(admin_token: str | None = None) -> httpx.AsyncClient:
         ("/sessions/ab/v1/chat/completions", {}, "sessions /sessions/ab/v1/chat/completions"),
         ("/v1/chat/completions", KEY, "sessions /v1/chat/completions"),
         ("/v1/messages", {"x-api-key": f"{API_KEY_PREFIX}abc"}, "sessions /v1/messages"),
+        ("/v1beta/models/m:x", {"x-goog-api-key": f"{API_KEY_PREFIX}abc"}, "sessions /v1beta/models/m:x"),
         ("/v1/chat/completions", {}, "router /v1/chat/completions"),
         ("/v1/chat/completions", {"authorization": "Bearer sk-somebody-else"}, "router /v1/chat/completions"),
         ("/router/health", {}, "sessions /health"),
@@ -83,6 +85,7 @@ async def test_with_an_admin_token_the_router_needs_it() -> None:
         ("secret", {"authorization": "Bearer secret", "x-api-key": "of-the-gateway"}, []),
         (None, KEY, []),
         (None, {"x-api-key": f"{API_KEY_PREFIX}abc"}, []),
+        (None, {"x-goog-api-key": f"{API_KEY_PREFIX}abc"}, []),
         (None, {"authorization": "Bearer of-the-gateway"}, ["authorization"]),
     ],
 )
@@ -93,7 +96,7 @@ async def test_credentials_of_ours_end_at_the_router(
     seen: list[str] = []
 
     async def router(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.extend(name.decode() for name, _ in scope["headers"] if name in (b"authorization", b"x-api-key"))
+        seen.extend(name.decode() for name, _ in scope["headers"] if name in CREDENTIALS)
         await saying("router")(scope, receive, send)
 
     app = RoutedApp(saying("sessions"), router, admin_token=admin_token)

@@ -28,10 +28,10 @@ def stranger(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url)
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
 @pytest.mark.parametrize("path", ["/sessions/{id}/v1", "/v1"])
 async def test_a_model_call_needs_the_key_of_its_session(header: str, path: str) -> None:
-    """By path or by key alone, in either header."""
+    """By path or by key alone, in any of the headers."""
     async with serving(*says("hello"), settings=LOCKED) as client, stranger(client.url) as agent:
         session = await client.create()
         key = f"Bearer {session.api_key}" if header == "authorization" else session.api_key

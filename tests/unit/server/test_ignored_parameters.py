@@ -12,6 +12,7 @@ from tests.session_servers.scripted import scripted_server
 SETTING: dict[str, tuple[Json, Json]] = {
     "openai_chat": ({"verbosity": "low"}, {"frequency_penalty": 0, "parallel_tool_calls": True, "user": None}),
     "anthropic_messages": ({"thinking": {"type": "adaptive"}}, {"thinking": None}),
+    "gemini": ({"safetySettings": [{"category": "HARM"}]}, {"safetySettings": [], "cachedContent": None}),
     "openai_responses": ({"truncation": "auto"}, {"truncation": "disabled", "store": False, "stream_options": {}}),
 }
 """By dialect: a setting that is not served, and fields by which nothing is ignored."""

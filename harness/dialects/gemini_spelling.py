@@ -1,0 +1,66 @@
+"""Spellings of Gemini requests: field names in camelCase or snake_case, schemas in a subset of OpenAPI.
+
+Names that clients make up, in arguments, results and schemas, stay as they are.
+"""
+
+from typing import Any
+
+import msgspec
+
+from harness.dialects.json_values import decode_json
+
+_MADE_UP = frozenset(
+    ("args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels")
+)
+_LEVELS = 8
+_COUNTS = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
+
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def camel(name: str) -> str:
+    """Return a field name in camelCase."""
+    first, *others = name.split("_")
+    return "".join((first, *(each[:1].upper() + each[1:] for each in others))) if first else name
+
+
+def respell(raw: bytes | msgspec.Raw, levels: int = _LEVELS) -> msgspec.Raw:
+    """Return the JSON of a request, or of a part of it, with its field names in camelCase."""
+    text = bytes(raw).lstrip()
+    formed: Any = msgspec.Raw(text)
+    if text[:1] == b"{" and levels:
+        fields = ((camel(name), value) for name, value in decode_json(_object_decoder, text).items())
+        formed = {name: value if name in _MADE_UP else respell(value, levels - 1) for name, value in fields}
+    elif text[:1] == b"[" and levels:
+        formed = [respell(each, levels - 1) for each in decode_json(_list_decoder, text)]
+    return msgspec.Raw(msgspec.json.encode(formed))
+
+
+def json_schema(schema: Any) -> Any:
+    """Return a schema as JSON Schema: lower-case types, null as a type, numbers as counts, properties in order."""
+    if isinstance(schema, list):
+        return [json_schema(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    formed: dict[str, Any] = {}
+    for name, value in ((camel(name), value) for name, value in schema.items()):
+        match value:
+            case str() if name == "type":
+                formed |= {} if value == "TYPE_UNSPECIFIED" else {"type": value.lower()}
+            case str() if name in _COUNTS and value.isdecimal():
+                formed[name] = int(value)
+            case dict() if name in ("properties", "defs", "$defs"):
+                formed[name] = {key: json_schema(each) for key, each in value.items()}
+            case _ if name in ("items", "anyOf", "prefixItems", "additionalProperties"):
+                formed[name] = json_schema(value)
+            case _:
+                formed[name] = value
+    order, properties = formed.pop("propertyOrdering", None), formed.get("properties")
+    if isinstance(order, list) and isinstance(properties, dict):
+        first = {name: properties[name] for name in order if isinstance(name, str) and name in properties}
+        formed["properties"] = first | properties
+    if formed.pop("nullable", None) is True and isinstance(formed.get("type"), str):
+        formed["type"] = [formed["type"], "null"]
+        formed |= {"enum": [*formed["enum"], None]} if isinstance(formed.get("enum"), list) else {}
+    return formed

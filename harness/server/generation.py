@@ -274,9 +274,10 @@ class Generation:
 
     async def _generate(self, request: GenerationRequest) -> GenerationResult:
         stops: list[asyncio.Task[int]] = []
-        abort = self.engine.abort
         try:
-            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(abort(request.request_id)))):
+            with self.client.on_dismissal(
+                lambda: stops.append(asyncio.create_task(self.engine.abort(request.request_id)))
+            ):
                 return await self.engine.generate(request)
         finally:
             for task in stops:

@@ -216,7 +216,7 @@ class Link:
         frames += [_frame(GONE, number) for number in self._gone]
         self._gone.clear()
         self._is_ping_due = False
-        if not frames and self._marked:
+        while not frames and self._marked:
             stream = next(iter(self._marked))
             del self._marked[stream]
             frames += stream.frames()

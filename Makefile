@@ -48,6 +48,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
+	HARNESS_SOAK_CUTS=200 $(PY) -m pytest tests/system/relay/test_cuts.py
 	$(PY) -W error soak/steady_load.py --minutes 20
 	$(PY) -W error soak/abort_cycles.py --cycles 1000
 	$(PY) -W error soak/abort_cycles.py --engine sglang --turns 6 --cycles 300 --sessions 32 --dtype bfloat16

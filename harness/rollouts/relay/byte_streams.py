@@ -105,8 +105,9 @@ async def join(client: ByteStream, server: ByteStream) -> None:
         elif not asking.done() and not answering.exception():
             await asyncio.wait([asking], timeout=LINGER_S)  # the client closes when it has read the end
     finally:
+        is_whole = answering.done() and not answering.cancelled() and answering.exception() is None
+        for stream in (client, server):
+            stream.close() if is_whole else stream.reset()
         asking.cancel()
         answering.cancel()
-        _, ending = await asyncio.gather(asking, answering, return_exceptions=True)
-        for stream in (client, server):
-            stream.close() if ending is None else stream.reset()
+        await asyncio.gather(asking, answering, return_exceptions=True)

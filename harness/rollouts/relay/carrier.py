@@ -36,7 +36,6 @@ class Carrier:
 
     @property
     def is_carried(self) -> bool:
-        """True if a connection carries the link."""
         return self._writer is not None
 
     def open(self) -> CarriedStream:
@@ -70,7 +69,6 @@ class Carrier:
             await asyncio.gather(*beside, return_exceptions=True)
 
     def close(self) -> None:
-        """Break every stream off."""
         self.link.break_all()
         self.flush()
 

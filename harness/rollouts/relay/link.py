@@ -52,7 +52,6 @@ class LinkStream:
 
     @property
     def room_bytes(self) -> int:
-        """Size of what `write` accepts now."""
         return WINDOW_BYTES - len(self._kept)
 
     @property
@@ -143,7 +142,6 @@ class LinkStream:
 
     @property
     def has_more(self) -> bool:
-        """True if data is left to send."""
         return not self.is_broken and self._sent < self._acknowledged + len(self._kept)
 
     def receive(self, kind: int, offset: int, data: bytes) -> None:
@@ -198,11 +196,9 @@ class Link:
             self._marked[stream] = None
 
     def ping(self) -> None:
-        """Send a sign of life with the next output."""
         self._is_ping_due = True
 
     def restart(self) -> None:
-        """Begin a new connection."""
         self._buffer.clear()
         self._gone.clear()
         self._marked = {stream: None for _, stream in sorted(self._streams.items())}
@@ -210,7 +206,6 @@ class Link:
             stream.repeat()
 
     def break_all(self) -> None:
-        """Break every stream off."""
         for stream in list(self._streams.values()):
             stream.reset()
             stream.on_change()
@@ -221,7 +216,7 @@ class Link:
         frames += [_frame(GONE, number) for number in self._gone]
         self._gone.clear()
         self._is_ping_due = False
-        if not frames and self._marked:
+        while not frames and self._marked:
             stream = next(iter(self._marked))
             del self._marked[stream]
             frames += stream.frames()

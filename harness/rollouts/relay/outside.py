@@ -169,7 +169,11 @@ class Relay:
             if first:
                 async with self._calls:
                     server = await self._connect()
-                    await server.write(first)
+                    try:
+                        await server.write(first)
+                    except (OSError, asyncio.CancelledError):
+                        server.reset()
+                        raise
                     await join(calls, server)
             else:
                 client.close()

@@ -43,13 +43,19 @@ def main() -> None:
 async def relay(path: str, port: int, command: list[str]) -> int:
     """Run `command` beside the listener. Return the exit code."""
     connector, places = Connector(path), asyncio.Semaphore(STREAMS)
+    tasks: set[asyncio.Future[None]] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(client: SocketStream) -> None:
         async with places:
-            await join(SocketStream(reader, writer), connector.carrier.open())
+            await join(client, connector.carrier.open())
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(serve(SocketStream(reader, writer)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     try:
-        listener = await asyncio.start_server(serve, "127.0.0.1", port)
+        listener = await asyncio.start_server(accept, "127.0.0.1", port)
     except OSError as error:
         return _complain(f"expected to listen on 127.0.0.1:{port}, got {error}; name a free port", CANNOT_LISTEN)
     connecting = asyncio.ensure_future(connector.keep_connected())
@@ -57,8 +63,11 @@ async def relay(path: str, port: int, command: list[str]) -> int:
         return await run_command(command)
     finally:
         listener.close()
-        connector.carrier.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # the relay learns that they have left
         connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
 
 
 class Connector:

@@ -1,4 +1,4 @@
-"""The sandbox that an agent asks for: `[agent.sandbox]` of a scenario, or `ProgramAgent.sandbox`."""
+"""Sandbox of an agent: `[agent.sandbox]` of a scenario."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _KINDS = (NONE, BWRAP, *CONTAINERS)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of this machine that the box shows."""
+    """Path of this machine in a box."""
 
     source: Path
     target: str

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from harness.rollouts.control.weights_report import UpdateBudget as UpdateBudget
     from harness.rollouts.control.weights_report import UpdateReport as UpdateReport
     from harness.rollouts.manager import SessionManager as SessionManager
+    from harness.rollouts.sandboxes.spec import SandboxSpec as SandboxSpec
     from harness.samples.codec import read_samples as read_samples
     from harness.samples.codec import write_samples as write_samples
     from harness.samples.delivery import Selection as Selection
@@ -81,6 +82,7 @@ _HOMES: Mapping[str, str] = {
     "AgentTask": "harness.rollouts.agents.task",
     "ProgramAgent": "harness.rollouts.agents.task",
     "FunctionAgent": "harness.rollouts.agents.task",
+    "SandboxSpec": "harness.rollouts.sandboxes.spec",
     "bundled_agent": "harness.rollouts.agents.programs",
     "prepare_agent": "harness.rollouts.agents.programs",
     "Rollout": "harness.samples.rollout",

@@ -26,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -46,6 +46,7 @@ from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortReport
 from harness.rollouts.control.engines import EngineInProcess, EngineWorker
 from harness.rollouts.manager import SessionManager
+from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
@@ -187,6 +188,7 @@ class Cycles:
         loops = self.served.loops
         for number in range(self.options.sessions):
             program = _program() if loops is None else loops.program()
+            program = replace(program, sandbox=SandboxSpec.model_validate_json(self.options.sandbox))
             agent = program if number < self.options.programs else chance.choice(self.agents)
             limits = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
             session = limits if loops is None else loops.session(chance)
@@ -383,6 +385,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--programs", type=int, default=1, help="how many of the agents are processes")
+    parser.add_argument("--sandbox", default="{}", help='of the processes, as JSON: {"kind": "bwrap"}')
     parser.add_argument("--engine", default="scripted", help="scripted, sglang, vllm, sglang=URL or vllm=URL")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or is to serve")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")

@@ -16,11 +16,31 @@ from pathlib import Path
 
 import pytest
 
-_COMMANDS = ("sh", "env", "sleep", "cat", "kill", "ls", "id", "mount", "dd", "rm", "mkdir", "true", "touch", "setsid")
+_COMMANDS = (
+    *("sh", "bash", "env", "printenv", "sleep", "kill", "true", "setsid", "id", "uname", "mount", "dd"),
+    *(
+        "cat",
+        "head",
+        "tail",
+        "grep",
+        "sed",
+        "tr",
+        "cut",
+        "ls",
+        "rm",
+        "mkdir",
+        "touch",
+        "readlink",
+        "dirname",
+        "basename",
+    ),
+)
+# What is loaded by name, or by the programs of agents.
+_LOADED = ("libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6")
 _LEFT_OUT = re.compile(
     r"/(test|site-packages|__pycache__|config-[^/]*|idlelib|ensurepip|tkinter|lib2to3|pydoc_data)(/|$)"
 )
-_FORMAT = "2"
+_FORMAT = "3"
 _MAKE_S = 300
 # runc and limits of its own, because the defaults of an engine need privileges that a small machine does not give.
 _CONFIGURATION = """
@@ -53,7 +73,7 @@ def configure_podman(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def podman_image() -> str:
     """Return the name of the image, made if podman has none. Needs `configure_podman`."""
     files = sorted({file for name in _COMMANDS if (file := shutil.which(name)) is not None})
-    told = f"{_FORMAT} {sys.version} {files} {_LEFT_OUT.pattern}"
+    told = f"{_FORMAT} {_LOADED} {sys.version} {files} {_LEFT_OUT.pattern}"
     name = f"localhost/harness-test:{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     if subprocess.run(("podman", "image", "exists", name), check=False, timeout=_MAKE_S).returncode == 0:
         return name
@@ -79,14 +99,16 @@ def _add_system(tar: tarfile.TarFile, files: list[str]) -> None:
     modules = [str(path) for path in (Path(sys.base_prefix) / "lib").glob("python3*/lib-dynload/*.so")]
     for file in files:
         tar.add(Path(file).resolve(), f"usr/bin/{Path(file).name}")
-    # The C library loads libgcc by its name when a thread is cancelled.
-    loaded = [str(path) for path in Path("/usr/lib").glob("*/libgcc_s.so.1")]
+    loaded = [str(path) for name in _LOADED for path in Path("/usr/lib").glob(f"*-linux-gnu/{name}")]
     linked = {library for file in (*files, str(python), *modules) for library in _libraries(file)}
-    for library in sorted({*linked, *loaded}):
-        # A library of this Python's own lies where the image's loader would not look.
-        is_systems = library.startswith(("/lib", "/usr"))
-        target = re.sub("^/(lib|lib64)/", r"usr/\1/", library) if is_systems else f"usr/lib/{Path(library).name}"
-        tar.add(Path(library).resolve(), target.lstrip("/"))
+    for target, library in {_place_of(library): library for library in sorted({*linked, *loaded})}.items():
+        tar.add(Path(library).resolve(), target)
+
+
+def _place_of(library: str) -> str:
+    # A library of this Python's own lies where the image's loader would not look.
+    is_systems = library.startswith(("/lib", "/usr"))
+    return re.sub("^/(lib|lib64)/", r"usr/\1/", library).lstrip("/") if is_systems else f"usr/lib/{Path(library).name}"
 
 
 def _add_python(tar: tarfile.TarFile) -> None:

@@ -17,6 +17,7 @@ PUBLIC = [
     "AgentTask",
     "ProgramAgent",
     "FunctionAgent",
+    "SandboxSpec",
     "bundled_agent",
     "prepare_agent",
     "Rollout",

@@ -40,7 +40,7 @@ class Box(NamedTuple):
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
     ) -> RunningCommand:
-        """Start a command that reaches the session. Raises `OSError`, `ValueError` or `SandboxFailed`."""
+        """See `Sandbox.exec`."""
         return await self.sandbox.exec((*self.entry, *command), env=env, cwd=cwd, on_host=on_host)
 
 
@@ -48,9 +48,9 @@ class Box(NamedTuple):
 async def open_box(
     spec: SandboxSpec, workdir: Path, programs: Sequence[Path], session: SessionHandle, interpreter: Path
 ) -> AsyncIterator[Box]:
-    """Start a sandbox for the block, and remove it whatever happens. Raises `SandboxFailed` or `ScenarioError`.
+    """Start a sandbox for the block. Raises `SandboxFailed`.
 
-    `workdir` is absolute. `interpreter`: a Python in `programs` for the relay's client, where the image has none.
+    `interpreter`: Python for the relay's client, if the image has none.
     """
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.gettempdir()) / new_name()

@@ -119,7 +119,7 @@ def _show_system() -> Iterator[str]:
             yield from ("--tmpfs", str(path), "--remount-ro", str(path))
         elif path.exists():
             yield from ("--ro-bind", "/dev/null", str(path))
-    for folder in ("/tmp", "/var/tmp", "/run", str(Path.home())):  # noqa: S108  # of the box
+    for folder in ("/tmp", "/var/tmp", "/run"):  # noqa: S108  # of the box
         yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
 
 

@@ -23,7 +23,7 @@ class Cgroup:
 
     @classmethod
     def create(cls, name: str, spec: SandboxSpec) -> "Cgroup":
-        """Create the group with the limits of `spec`. Raises `SandboxFailed`."""
+        """Create the group. Raises `SandboxFailed`."""
         is_v2 = (ROOT / "cgroup.controllers").exists()
         limits = _limits_v2(spec) if is_v2 else _limits_v1(spec)
         group = cls(name, sorted({ROOT / controller / name for controller, _, _ in limits}))
@@ -40,7 +40,7 @@ class Cgroup:
         return group
 
     def count_killed(self) -> int:
-        """Return how many processes the memory limit killed."""
+        """Count processes that the memory limit killed."""
         for folder in self.folders:
             for file in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
@@ -62,7 +62,7 @@ class Cgroup:
 
 
 def groups_named(prefix: str) -> list[Cgroup]:
-    """Return the existing groups whose names begin with `prefix`."""
+    """Return groups whose names begin with `prefix`."""
     folders: dict[str, list[Path]] = {}
     for folder in (*ROOT.glob(f"{prefix}*/"), *ROOT.glob(f"*/{prefix}*/")):
         folders.setdefault(folder.name, []).append(folder)

@@ -96,7 +96,7 @@ class ContainerSandbox:
         await self.ask("exec", self._place.name, "sh", "-c", f"kill -{number} -1")
 
     async def ask(self, *arguments: str, deadline_s: float = _CALL_S) -> Ended:
-        """Run the engine's program. Raises `SandboxFailed` if it is missing or late."""
+        """Run the engine's program. Raises `SandboxFailed`."""
         # podman's monitor writes a file into its working directory when memory runs out.
         cwd = self._place.folder.parent
         return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ, cwd=cwd)

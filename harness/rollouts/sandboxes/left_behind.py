@@ -45,7 +45,7 @@ def new_name() -> str:
 
 
 def is_left(name: str) -> bool:
-    """Return whether `name` is of a box of this system whose manager has ended."""
+    """Return whether the manager of box `name` has ended, here."""
     parts = _NAME.fullmatch(name)
     boot = ProcessName.of(os.getpid()).boot
     if parts is None or parts[1] != _system(boot):
@@ -54,7 +54,7 @@ def is_left(name: str) -> bool:
 
 
 async def remove_left(kinds: Collection[str] = CONTAINERS) -> LeftBehind:
-    """Remove every box that is left behind; of containers, those of `kinds`."""
+    """Remove boxes left behind; of containers, those of `kinds`."""
     found = LeftBehind()
     for engine in CONTAINERS:
         if engine in kinds and shutil.which(engine) is not None:
@@ -92,5 +92,5 @@ def _remove_local(found: LeftBehind) -> None:
 
 
 def _system(boot: str) -> str:
-    """Return a short name of this boot and process namespace."""
+    """Name this boot and process namespace."""
     return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:8]

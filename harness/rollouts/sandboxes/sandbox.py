@@ -83,7 +83,7 @@ class Sandbox(Protocol):
 
 
 async def call(*command: str, deadline_s: float, env: Mapping[str, str], cwd: Path | None = None) -> Ended:
-    """Run a program of this machine to its end. Raises `SandboxFailed` if it is missing or late."""
+    """Run a program. Raises `SandboxFailed` if it is missing or late."""
     program = shutil.which(command[0], path=env.get("PATH"))
     if program is None:
         raise SandboxFailed(f"no program {command[0]} on PATH; install it, or choose another kind of sandbox")
@@ -96,7 +96,7 @@ async def call(*command: str, deadline_s: float, env: Mapping[str, str], cwd: Pa
 
 
 def describe_full_disk(folder: Path) -> str | None:
-    """Return a sentence if the disk of `folder` is full, else None."""
+    """Return a sentence if the disk is full, else None."""
     if shutil.disk_usage(folder).free >= _FREE_BYTES:
         return None
     return f"the disk of {folder} is full; free space"

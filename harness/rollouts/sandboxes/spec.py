@@ -1,4 +1,4 @@
-"""The sandbox that an agent asks for: `[agent.sandbox]` of a scenario, or `ProgramAgent.sandbox`."""
+"""Sandbox of an agent: `[agent.sandbox]` of a scenario."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _KINDS = (NONE, BWRAP, *CONTAINERS)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of this machine that the box shows."""
+    """Path of this machine in a box."""
 
     source: Path
     target: str
@@ -71,8 +71,7 @@ class SandboxSpec(BaseModel):
                 raise ValueError("no image for bwrap, which shows this machine's system")
             if self.user is not None and not all(map(str.isdecimal, self.user.split(":", 1))):
                 raise ValueError(f"UID[:GID] as user for bwrap, got {self.user!r}")
-        fields = type(self).model_fields.items()
-        if self.kind == NONE and any(getattr(self, name) != field.default for name, field in fields if name != "kind"):
+        if self.kind == NONE and self.model_dump(exclude_defaults=True):
             raise ValueError("a kind beside the other keys: bwrap, podman, docker")
         return self
 

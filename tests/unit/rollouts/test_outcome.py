@@ -27,6 +27,7 @@ SEGFAULT = AgentEnd(Ending.KILLED, 11)
 LATE = AgentEnd(Ending.TIMED_OUT)
 STOPPED = AgentEnd(Ending.STOPPED)
 UNSTARTED = AgentEnd(Ending.NOT_STARTED, detail="no program 'codex'")
+UNBOXED = AgentEnd(Ending.BOX_FAILED, detail="no program bwrap on PATH")
 UNPREPARED = AgentEnd(Ending.NOT_PREPARED, detail="No space left on device")
 GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
 
@@ -56,6 +57,8 @@ GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
         (RolloutFacts(SEGFAULT, answered=2), Kind.CRASHED, Cause.AGENT),
         (RolloutFacts(SEGFAULT, answered=2, failed=1, refusals={"limit_reached": 1}), Kind.CRASHED, Cause.AGENT),
         (RolloutFacts(AgentEnd(Ending.EXITED, 127)), Kind.NOT_STARTED, Cause.AGENT),
+        (RolloutFacts(UNBOXED), Kind.SANDBOX_FAILED, Cause.HARNESS),
+        (RolloutFacts(UNBOXED, answered=2, result=GARBAGE, is_drained=True), Kind.SANDBOX_FAILED, Cause.HARNESS),
         (RolloutFacts(AgentEnd(Ending.EXITED, 127), answered=1), Kind.CRASHED, Cause.AGENT),
         (RolloutFacts(LATE, answered=2, failed=1, refusals={"session_closed": 1}), Kind.TIMED_OUT, Cause.LIMIT),
         (RolloutFacts(STOPPED, answered=2), Kind.DRAINED, Cause.LIMIT),

@@ -1,5 +1,6 @@
 """The table `[agent.sandbox]`: what it accepts, and what it says otherwise."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_mounts_are_read_only_unless_said():
     spec = SandboxSpec(kind="bwrap", mounts=["/a", "/a:/b", "/a:rw", "/a:/b:rw"])
     a = Path("/a")
     assert spec.shown == (Mount(a, "/a"), Mount(a, "/b"), Mount(a, "/a", True), Mount(a, "/b", True))
+
+
+@pytest.mark.parametrize("table", [{}, {"kind": "podman", "image": "x", "mounts": ["/a:rw"], "cpus": 1, "pids": 9}])
+def test_a_spec_comes_back_from_a_file(table):
+    """A run writes its configuration with every default, and reads it when it goes on."""
+    spec = SandboxSpec(**table)
+    written = json.loads(spec.model_dump_json(exclude_none=True))
+    assert SandboxSpec(**written) == spec
 
 
 def test_a_rollouts_sandbox_overrides_its_agents():

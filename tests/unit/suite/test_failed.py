@@ -14,15 +14,16 @@ ENDS = (
     (OutcomeKind.CRASHED, Cause.AGENT),
     (OutcomeKind.TIMED_OUT, Cause.LIMIT),
     (OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    (OutcomeKind.SANDBOX_FAILED, Cause.HARNESS),
 )
 RECORDS = {number: rollout_record(outcome=outcome, cause=cause) for number, (outcome, cause) in enumerate(ENDS)}
-RECORDS[6] = rollout_record(outcome=OutcomeKind.CRASHED, cause=Cause.AGENT, met_fault=True)
+RECORDS[len(ENDS)] = rollout_record(outcome=OutcomeKind.CRASHED, cause=Cause.AGENT, met_fault=True)
 
 
 @pytest.mark.parametrize(
     ("only", "numbers"),
     [
-        ("failed", {3, 4, 5}),
+        ("failed", {3, 4, 5, 6}),
         ("failed:crashed", {3}),
         ("failed:timed_out, engine", {4, 5}),
         ("failed:limit", {4}),

@@ -92,6 +92,7 @@ def test_the_last_attempt_counts(tmp_path: Path):
         (OutcomeKind.DRAINED, Cause.LIMIT, False),
         (OutcomeKind.ENGINE_FAILED, Cause.ENGINE, False),
         (OutcomeKind.HARNESS_FAILED, Cause.HARNESS, False),
+        (OutcomeKind.SANDBOX_FAILED, Cause.HARNESS, False),
     ],
 )
 def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | None, is_final: bool):

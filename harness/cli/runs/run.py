@@ -74,9 +74,24 @@ _Set = Annotated[
         show_default=False,
     ),
 ]
+_Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="COLUMN=VALUE",
+        help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
+        show_default=False,
+    ),
+]
 _Limit = Annotated[
     int | None,
     typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.", show_default=False),
+]
+_Shuffle = Annotated[
+    int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.", show_default=False)
+]
+_Epochs = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.", show_default=False)
 ]
 _Out = Annotated[
     Path | None,
@@ -110,7 +125,10 @@ def run(
     template: options.Template = None,
     seed: _Seed = None,
     set_keys: _Set = None,
+    filters: _Filter = None,
     limit: _Limit = None,
+    shuffle: _Shuffle = None,
+    epochs: _Epochs = None,
     out: _Out = None,
     resume: _Resume = False,
     only: _Only = None,
@@ -130,6 +148,7 @@ def run(
     from harness.engines.connect import EngineName
     from harness.errors import RunError, ScenarioError
     from harness.lab.models.chat_templates import TEMPLATES, find_template
+    from harness.suite.data.filters import Filter
     from harness.suite.record.config import Overrides
     from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import begin_run, resume_run
@@ -137,6 +156,8 @@ def run(
 
     if engine is not None:
         EngineName.parse(engine)
+    for each in filters or ():
+        Filter.parse(each)
     for each in worker or ():
         require_running_servers(each)
     if worker and engine is not None:
@@ -161,7 +182,10 @@ def run(
         template=template,
         seed=seed,
         settings=set_keys or None,
+        filter=filters or None,
         limit=limit,
+        shuffle=shuffle,
+        epochs=epochs,
     )
     otlp = options.require_collector(otlp)
     if server is not None:

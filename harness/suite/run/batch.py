@@ -4,7 +4,7 @@ Order and concurrency never change a rollout's result (I10).
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
-from harness.suite.scenarios.plan import PlannedRollout
+from harness.suite.scenarios.plan import PlannedRollout, ScenarioPlan
 
 
 class Progress(Protocol):
@@ -63,7 +63,7 @@ class RolloutBatch:
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
 
-    async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
+    async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
 
         Raises `StoreError` when a record cannot be stored, and cancels the other rollouts.
@@ -83,17 +83,18 @@ class RolloutBatch:
 
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
+        prompt = await asyncio.to_thread(planned.read_prompt)
         await asyncio.to_thread(self.directory.clear_workdir, planned.number)
         spec = planned.folder.scenario.agent
         task = AgentTask(
             agent=self.agent,
-            prompt=planned.folder.text_of(planned.prompt),
+            prompt=planned.folder.text_of(prompt),
             workdir=self.directory.workdir(planned.number),
             model=self.services.model,
             deadline_s=spec.deadline_s,
             session=planned.session,
             request_kwargs=spec.request_kwargs,
-            metadata=planned.prompt.metadata,
+            metadata=prompt.metadata,
         )
         start = await self.services.start_of_server()
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
@@ -104,7 +105,7 @@ class RolloutBatch:
         rollout, problem = await self._doubt(rollout, start)
         score, check = Score(), planned.folder.check
         if check is not None:
-            metadata = planned.prompt.metadata | planned.prompt.check_metadata
+            metadata = prompt.metadata | prompt.check_metadata
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
         if self.finished is not None:  # an update may have scored more tokens during the check

@@ -1,16 +1,13 @@
 """Scenarios as folders. Loading checks all files, before any session needs them."""
 
 import hashlib
-import json
 import os
 import shlex
 import shutil
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import tomli_w
 
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
@@ -20,6 +17,7 @@ from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents
 from harness.suite.exits import NothingSelected
+from harness.suite.scenarios.prompts import Prompts
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
 from harness.types import Json
@@ -37,6 +35,15 @@ class ScenarioFolder:
     scenario: Scenario
     instruction: str
     """Content of `instruction.md`, if any."""
+    prompts: Prompts = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        prompts = Prompts(self.directory / SCENARIO_FILE, self.scenario, self.instruction)
+        object.__setattr__(self, "prompts", prompts)
+
+    @property
+    def session_count(self) -> int:
+        return len(self.prompts) * self.scenario.samples_per_prompt
 
     @property
     def name(self) -> str:
@@ -112,9 +119,10 @@ class ScenarioFolder:
         """Return the SHA-256 of files, besides `scenario.toml`, that affect sessions."""
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
-        files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
+        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, engine.script, engine.template]
         files += [] if train is None else [train.model_program, (train.encoder or "").partition(":")[0]]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
+        present |= {os.path.relpath(path, self.directory): path for path in self.prompts.files}
         if self.agent_function is None:
             command = self.agent_command
             script = Path(command[0]) if command else self.agent_script
@@ -126,7 +134,7 @@ class ScenarioFolder:
             # It may import its neighbors.
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
-        return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(present.items())}
+        return {name: _digest(path) for name, path in sorted(present.items())}
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
@@ -136,10 +144,8 @@ def load_scenario(directory: Path) -> ScenarioFolder:
         data = tomllib.loads(_read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not TOML: {error}") from error
-    if isinstance(name := data.get("prompts_file"), str):
-        if "prompts" in data:
-            raise ScenarioError(f"{path}: prompts_file: expected prompts or prompts_file, got both")
-        data["prompts"] = _read_prompts(directory / name)
+    if "prompts_file" in data and "prompts" in data:
+        raise ScenarioError(f"{path}: prompts_file: expected prompts or prompts_file, got both")
     scenario = validate(Scenario, data, source=path)
     instruction = directory / INSTRUCTION_FILE
     folder = ScenarioFolder(
@@ -206,29 +212,21 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
             raise ScenarioError(f"{source}: agent.function: {error.message}") from None
     else:
         _check_agent(folder, source)
-    for number, prompt in enumerate(scenario.prompts):
-        if not folder.text_of(prompt).strip():
-            raise ScenarioError(
-                f"{source}: prompts[{number}].text: expected a text, got nothing; give one or write {INSTRUCTION_FILE}"
-            )
+    if scenario.prompts_file is None:
+        folder.prompts.check()
+    beyond = sorted(
+        {each for fault in scenario.faults for each in fault.sessions or () if each >= folder.session_count}
+    )
+    if beyond:
+        last = folder.session_count - 1
+        raise ScenarioError(
+            f"{source}: faults: expected sessions from 0 to {last} and not {', '.join(map(str, beyond))}"
+        )
 
 
-def _read_prompts(path: Path) -> list[Json]:
-    prompts = []
-    # Not `splitlines()`: JSON strings may contain other line separators, such as U+2028.
-    for number, line in enumerate(_read_text(path).removesuffix("\n").split("\n"), start=1):
-        where = Path(f"{path}:{number}")
-        try:
-            data = json.loads(line)
-            # A run records prompts as TOML, which has no null, in UTF-8, which has no lone surrogates.
-            tomli_w.dumps({"prompt": data}).encode()
-        # RecursionError: deeply nested JSON.
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ScenarioError(
-                f"{where}: expected a prompt as JSON without null, got {line[:60]!r}: {error}"
-            ) from None
-        prompts.append(validate(Prompt, data, source=where).model_dump(exclude_unset=True))
-    return prompts
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_agent(folder: ScenarioFolder, source: Path) -> None:

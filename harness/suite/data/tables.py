@@ -1,0 +1,110 @@
+"""Parquet and Arrow in bounded memory: Arrow files are mapped, and row groups of Parquet become such files."""
+
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from harness.errors import ScenarioError
+from harness.types import Json
+
+_BATCH_ROWS = 1024
+_GROUPS_KEPT = 16
+"""Row groups that stay on disk as Arrow; a shuffled order comes back to them."""
+
+
+class ArrowFile:
+    """Arrow IPC, as a file or a stream."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _readable(str(path)):
+            table = _map_arrow(path)
+        self.columns: Sequence[str] = table.column_names
+        self._ends = [0, table.num_rows]
+        """Ends of the row groups, behind 0."""
+        self._group: Callable[[int], Any] = lambda _: table
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def scan(self, columns: Collection[str]) -> Iterator[Json]:
+        wanted = [name for name in self.columns if name in columns]
+        with _readable(str(self._path)):
+            for batch in self._batches(wanted):
+                # Dates and decimals become text, bytes base64.
+                yield from msgspec.to_builtins(batch.to_pylist())
+
+    def read(self, number: int) -> Json:
+        group = bisect_right(self._ends, number) - 1
+        with _readable(self.where(number)):
+            [row] = self._group(group).slice(number - self._ends[group], 1).to_pylist()
+        return cast("Json", msgspec.to_builtins(row))
+
+    def where(self, number: int) -> str:
+        return f"{self._path}: row {number + 1}"
+
+    def _batches(self, columns: list[str]) -> Iterator[Any]:
+        return iter(self._group(0).select(columns).to_batches(_BATCH_ROWS))
+
+
+class ParquetFile(ArrowFile):
+    """Parquet. Reading a row decodes its row group."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _readable(str(path)):
+            file = self._open()
+            self.columns = file.schema_arrow.names
+            groups = (file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
+            self._ends = [0, *accumulate(groups)]
+        self._group = lru_cache(maxsize=_GROUPS_KEPT)(self._decode)
+
+    def _batches(self, columns: list[str]) -> Iterator[Any]:
+        return cast("Iterator[Any]", self._open().iter_batches(_BATCH_ROWS, columns=columns))
+
+    def _open(self) -> Any:
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(self._path, memory_map=True, pre_buffer=False)
+
+    def _decode(self, group: int) -> Any:
+        """Map a row group, from a temporary file."""
+        import pyarrow as pa
+
+        file = self._open()
+        with tempfile.NamedTemporaryFile(prefix="harness-rows-", suffix=".arrow") as scratch:
+            with pa.ipc.new_file(scratch.name, file.schema_arrow) as writer:
+                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                    writer.write_batch(batch)
+            return _map_arrow(Path(scratch.name))
+
+
+def _map_arrow(path: Path) -> Any:
+    import pyarrow as pa
+
+    source = pa.memory_map(str(path))
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source).read_all()
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Raise `ScenarioError` for what pyarrow cannot read, and without pyarrow."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise ScenarioError(f"{where}: expected pyarrow to read it: pip install 'session-harness[parquet]'") from None
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise ScenarioError(f"{where}: expected Parquet or Arrow with text in UTF-8: {error}") from None

@@ -85,12 +85,14 @@ class Prompts:
 
     def _fitting(self) -> Iterator[int]:
         filters = [Filter.parse(text) for text in self._spec.filter]
-        unseen = {each.top for each in filters}
+        unseen, named = {each.top for each in filters}, set(self._named)
         mapped = [*self._named, self._prompt_column or ""] if self._is_mapped else Prompt.model_fields
         for number, row in enumerate(self._rows.scan({*mapped, *unseen})):
             unseen -= row.keys()
             if all(each.fits(row) for each in filters):
-                self._prompt(number, row)
+                # Building each prompt would take a second for 100,000 rows.
+                if not (self._is_mapped and row.keys() >= named and _is_said(row.get(self._prompt_column or ""))):
+                    self._prompt(number, row)
                 yield number
         if unseen:
             raise ScenarioError(f"{self._place}: filter: {_missing(min(unseen), self._rows.columns)}")
@@ -117,7 +119,7 @@ class Prompts:
         where = self._rows.where(number)
         data = self._map_columns(where, row) if self._is_mapped else row
         prompt = validate(Prompt, data, source=where)
-        if not (self._instruction if prompt.text is None else prompt.text).strip():
+        if not _is_said(self._instruction if prompt.text is None else prompt.text):
             raise ScenarioError(f"{where}.text: expected a text, got nothing; give one or write instruction.md")
         return prompt
 
@@ -154,6 +156,10 @@ class _InlineRows:
 
     def where(self, number: int) -> str:
         return f"{self._source}: prompts[{number}]"
+
+
+def _is_said(text: Any) -> bool:
+    return isinstance(text, str) and not text.isspace() and text != ""
 
 
 def _missing(column: str, columns: Sequence[str]) -> str:

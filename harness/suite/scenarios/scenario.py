@@ -212,6 +212,13 @@ class DataSpec(_Strict):
     epochs: int = Field(default=1, ge=1)
     """Passes over the rows that are kept."""
 
+    @model_validator(mode="after")
+    def _says_everything_once(self) -> Self:
+        twice = sorted({*self.metadata} & {*self.check_metadata})
+        if twice:
+            raise ValueError(f"metadata or check_metadata to have {', '.join(twice)}, and not both")
+        return self
+
     @property
     def columns(self) -> list[str]:
         """Columns that are mapped to prompts; without any, rows are prompts themselves."""

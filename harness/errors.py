@@ -57,6 +57,7 @@
     ├── CannotListen
     ├── LaneError
     ├── AgentError
+    ├── SandboxFailed
     ├── AdapterError
     ├── ScenarioError
     ├── RunError
@@ -570,6 +571,12 @@ class AgentError(HarnessError):
 
     cause = Cause.AGENT
     code = "agent_error"
+
+
+class SandboxFailed(HarnessError):
+    """A sandbox cannot be made, was killed by its limits, or cannot be removed; its agent is not to blame."""
+
+    code = "sandbox_failed"
 
 
 class AdapterError(HarnessError):

@@ -116,7 +116,7 @@ class SessionManager:
         signal = self._signal.branch()
         started = time.monotonic()
         try:
-            task.require_text()
+            task.require_valid()
             session = await self._create(task, signal)
         except ScenarioError as error:
             outcome = Outcome(OutcomeKind.NOT_STARTED, error.cause, error.message)

@@ -30,6 +30,8 @@ class Ending(StrEnum):
     """The working directory could not be filled."""
     NOT_STARTED = "not_started"
     """The program does not exist or cannot be executed."""
+    BOX_FAILED = "sandbox_failed"
+    """Its sandbox failed, not the agent."""
     EXITED = "exited"
     KILLED = "killed"
     """A signal that the manager did not send ended the program."""
@@ -121,6 +123,7 @@ class OutcomeRule(NamedTuple):
 RULES = (
     OutcomeRule(lambda facts: facts.session_lost is not None, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
     OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
+    OutcomeRule(lambda facts: facts.end.ending is Ending.BOX_FAILED, OutcomeKind.SANDBOX_FAILED, Cause.HARNESS),
     OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_STARTED, OutcomeKind.NOT_STARTED, Cause.AGENT),
     OutcomeRule(
         lambda facts: facts.end.ending is Ending.EXITED and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered,

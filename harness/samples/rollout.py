@@ -26,6 +26,8 @@ class OutcomeKind(StrEnum):
     """Agent could not start, or server refused its session."""
     ENGINE_FAILED = "engine_failed"
     """Agent failed after model calls that the engine failed to answer."""
+    SANDBOX_FAILED = "sandbox_failed"
+    """Sandbox could not be made, or its limits or a full disk ended the agent."""
     HARNESS_FAILED = "harness_failed"
     """Session server or store failed."""
 

@@ -6,14 +6,16 @@ It does not know how the session fared; see `manager.py`.
 import asyncio
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from harness.dialects.openai_chat import base_url
-from harness.errors import AgentError
-from harness.machine.deadlines import to_the_end
+from harness.errors import AgentError, SandboxFailed
+from harness.machine.deadlines import ended, to_the_end
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.agent_environment import (
@@ -25,6 +27,7 @@ from harness.rollouts.agents.agent_environment import (
     prepare_workdir,
     without_session,
 )
+from harness.rollouts.agents.boxed_program import boxed_environment, open_boxed_program
 from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
@@ -33,6 +36,9 @@ from harness.rollouts.agents.result import AgentResult, read_result, result_of_v
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import AgentEnd, Ending
+from harness.rollouts.sandboxes.boxed import Box
+from harness.rollouts.sandboxes.left_behind import LeftBehind, remove_left
+from harness.rollouts.sandboxes.sandbox import RunningCommand
 
 
 class AgentRun(NamedTuple):
@@ -55,10 +61,15 @@ class AgentRunner:
         self._functions = FunctionAgents(grace_s=grace_s)
         self._watchdog = Watchdog()
         self._running: dict[str, _Running] = {}
-        self._processes: dict[str, AgentProcess] = {}
+        self._processes: dict[str, RunningCommand] = {}
+        self._cleaning: dict[str, asyncio.Task[LeftBehind]] = {}
+        # Searches for what dead managers left, by kind of sandbox.
 
     async def close(self) -> None:
         """End every remaining agent, and the watchdog."""
+        for cleaning in self._cleaning.values():
+            cleaning.cancel()
+            await to_the_end(ended(cleaning))
         try:
             await self._functions.close()
         finally:
@@ -138,37 +149,84 @@ class AgentRunner:
         self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
         try:
-            try:
-                process = await self._start(agent, task, session, log)
-            except (OSError, ValueError) as error:
-                return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
-            self._processes[session.session_id] = process
-            end = await self._await_end(process, task.deadline_s, signal)
+            async with AsyncExitStack() as stack:
+                box = await self._open_box(agent, task, session, signal, stack)
+                if isinstance(box, AgentEnd):
+                    return AgentRun(box)
+                try:
+                    process = await self._start(agent, task, session, log, box)
+                except (OSError, ValueError) as error:
+                    return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
+                self._processes[session.session_id] = process
+                end = await self._await_end(process, task.deadline_s, signal, box)
+        except SandboxFailed as error:
+            end = AgentEnd(Ending.BOX_FAILED, detail=error.message)
         finally:
             self._processes.pop(session.session_id, None)
             # The directory holds the session's key and the agent's memory of it. Removed even under cancellation.
-            if agent.home is not None:
+            if agent.home is not None or task.box is not None:
                 await to_the_end(asyncio.to_thread(shutil.rmtree, home_of(task), ignore_errors=True))
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
-    async def _start(self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog) -> AgentProcess:
+    async def _open_box(
+        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, signal: AbortSignal, stack: AsyncExitStack
+    ) -> Box | AgentEnd | None:
+        """Return the started sandbox, the agent's end if the rollout ended before, or None without a sandbox."""
+        spec = task.box
+        if spec is None:
+            return None
+        if spec.kind not in self._cleaning:
+            self._cleaning[spec.kind] = asyncio.create_task(remove_left({spec.kind}), name="remove left sandboxes")
+
+        async def open_clean() -> Box:
+            await asyncio.shield(self._cleaning[spec.kind])
+            return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
+
+        # An image may have to be pulled first, and neither an abort nor the deadline waits for that.
+        opening = asyncio.create_task(open_clean(), name="open a sandbox")
+        try:
+            await ends_before(opening, signal.enforced, timeout_s=task.deadline_s)
+        finally:
+            opening.cancel()
+            await to_the_end(ended(opening))
+        if not opening.cancelled():
+            return opening.result()
+        ending = Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT
+        return AgentEnd(ending, detail="its sandbox was not ready")
+
+    async def _start(
+        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, box: Box | None
+    ) -> RunningCommand:
+        session = session if box is None else box.session
         env, command = agent_environment(agent, task, session, os.environ), agent.command
+        if agent.home is not None or box is not None:
+            prepare_home(agent.home or {}, task, env)
         if agent.home is not None:
-            prepare_home(agent.home, task, env)
             command = tuple(expand(word, env) for word in command)
         if not agent.key_in_environment:
             env = without_session(env, session)
-        command = resolve_command(command, env.get("PATH"))
-        return await AgentProcess.start(
-            command, env=env, workdir=task.cwd or task.workdir, log=log, watchdog=self._watchdog
-        )
+        start, cwd = partial(self._start_on_host, log), task.cwd or task.workdir
+        if box is None:
+            return await start(resolve_command(command, env.get("PATH")), env, cwd)
+        env = boxed_environment(env, agent, task)
+        return await box.exec(command, env=env, cwd=cwd.absolute(), on_host=start)
 
-    async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
+    async def _start_on_host(
+        self, log: AgentLog, command: Sequence[str], env: Mapping[str, str], workdir: Path
+    ) -> AgentProcess:
+        return await AgentProcess.start(command, env=env, workdir=workdir, log=log, watchdog=self._watchdog)
+
+    async def _await_end(
+        self, process: RunningCommand, deadline_s: float, signal: AbortSignal, box: Box | None
+    ) -> AgentEnd:
         exit_code = asyncio.create_task(process.wait())
         try:
             if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
                 code = exit_code.result()
                 end = AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)
+                failure = await box.sandbox.find_failure() if box is not None and code != 0 else None
+                if failure is not None:
+                    end = AgentEnd(Ending.BOX_FAILED, detail=failure)
             elif signal.enforced.done():
                 end = AgentEnd(Ending.STOPPED)
             else:

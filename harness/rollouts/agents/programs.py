@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.errors import AgentError, ScenarioError
 from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
-from harness.rollouts.agents.install import install_agent, search_path
+from harness.rollouts.agents.install import environment_of, install_agent, search_path
 from harness.rollouts.agents.node import Say
 from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent
@@ -57,7 +57,17 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         profile.spec.files,
         profile.spec.session.to_json(),
         profile.spec.key_in_environment,
+        folders_of(profile),
     )
+
+
+def folders_of(profile: AgentProfile) -> tuple[Path, ...]:
+    """Return the folders of the agent's installation."""
+    # A profile of another name may lie beside anything.
+    ours = (profile.folder,) if profile.path.name == PROFILE_FILE else ()
+    if profile.spec.install is None:
+        return ours
+    return (*ours, environment_of(profile), *search_path(profile))
 
 
 def with_own_program(profile: AgentProfile, command: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ScenarioError
+from harness.rollouts.sandboxes.kinds import factory_of
+from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
 from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -36,6 +38,10 @@ class ProgramAgent:
     """Session settings that `AgentTask.session` overrides."""
     key_in_environment: bool = True
     """False if only its files and command may hold the session's key and address."""
+    folders: tuple[Path, ...] = ()
+    """Folders of its installation, which a sandbox shows read-only."""
+    sandbox: SandboxSpec | None = None
+    """Sandbox of its rollouts. None: it runs as a process of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,16 @@ class AgentTask:
     """Session of a rollout aborted with `Keep.SESSIONS`, to continue from."""
     cwd: Path | None = None
     """Working directory of a program, if not `workdir`. The harness never writes there."""
+    sandbox: SandboxSpec | None = None
+    """Sandbox of this rollout, if not the agent's."""
+
+    @property
+    def box(self) -> SandboxSpec | None:
+        """The sandbox to use; None for none."""
+        spec = self.sandbox
+        if spec is None and isinstance(self.agent, ProgramAgent):
+            spec = self.agent.sandbox
+        return None if spec is None or spec.kind == NONE else spec
 
     @property
     def instruction(self) -> str | None:
@@ -85,8 +101,12 @@ class AgentTask:
                 return text
         return None
 
-    def require_text(self) -> None:
-        """Raise `ScenarioError` if the task is no JSON or holds a lone surrogate."""
+    def require_valid(self) -> None:
+        """Raise `ScenarioError` if the task is no JSON, holds a lone surrogate, or has no such sandbox."""
+        if self.box is not None:
+            if not isinstance(self.agent, ProgramAgent):
+                raise ScenarioError("sandbox: expected a program, got a function, which runs in this process")
+            factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
         for name, part in parts.items():
             try:

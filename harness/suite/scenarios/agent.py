@@ -19,7 +19,8 @@ async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
             yield folder.agent_function.load()
         return
     spec = folder.scenario.agent
-    game = {"HARNESS_GAME": str(folder.file(spec.game))} if spec.game else {}
+    games = {"HARNESS_GAME": folder.file(spec.game)} if spec.game else {}
     command = folder.agent_command
     program = ProgramAgent(folder.name, command) if command else await prepare_agent(folder.agent_script)
-    yield replace(program, env={**program.env, **game, **spec.env})
+    env = {**program.env, **{name: str(game) for name, game in games.items()}, **spec.env}
+    yield replace(program, env=env, folders=(*program.folders, *games.values()), sandbox=spec.sandbox)

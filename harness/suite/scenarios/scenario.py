@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
+from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
 from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
@@ -72,6 +73,8 @@ class AgentSpec(_Strict):
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of model calls, such as `tools`; in `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)
+    sandbox: SandboxSpec = SandboxSpec()
+    """Sandbox of a program."""
 
     @field_validator("function")
     @classmethod
@@ -86,6 +89,8 @@ class AgentSpec(_Strict):
         if (self.profile is None) == (self.function is None):
             raise ValueError("either profile or function")
         beside = [key for key in ("game", "env") if getattr(self, key)]
+        if self.function is not None and self.sandbox.kind != NONE:
+            raise ValueError("no sandbox beside function, which runs in the harness's process")
         if self.function is not None and beside:
             raise ValueError(f"no {' and no '.join(beside)} beside function, which has no environment of its own")
         return self

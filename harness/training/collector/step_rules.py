@@ -127,6 +127,7 @@ DISPOSITIONS: Mapping[OutcomeKind, Disposition | None] = {
     OutcomeKind.DRAINED: Disposition.REPLACED,  # by a client or operator: rollouts that a step ends never come here
     OutcomeKind.NOT_STARTED: Disposition.REPLACED,
     OutcomeKind.ENGINE_FAILED: Disposition.REPLACED,
+    OutcomeKind.SANDBOX_FAILED: Disposition.REPLACED,
     OutcomeKind.HARNESS_FAILED: Disposition.REPLACED,
 }
 """None if `OnFailure` decides."""

@@ -1,0 +1,136 @@
+"""bubblewrap: namespaces of its own over this machine's system, read-only.
+
+Each command gets a fresh box, so only the workdir lasts from one command to the next. A box dies with bwrap, and bwrap
+with its group; see `AgentProcess`.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import SandboxFailed
+from harness.rollouts.sandboxes.cgroup import Cgroup
+from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, StartOnHost, call, describe_full_disk
+from harness.rollouts.sandboxes.spec import SandboxSpec
+
+_START_S = 20.0
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+# The rest of /etc may hold secrets of this machine.
+_SETTINGS = (
+    *("passwd", "group", "nsswitch.conf", "hosts", "resolv.conf", "services", "protocols", "localtime", "mime.types"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "pki", "os-release"),
+)
+_TMP_BYTES = 1 << 30
+# Root of the box is this machine's root without capabilities, if the harness runs as root, and owns these files. The
+# lists are those of container runtimes.
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/mtrr", "/proc/scsi", "/proc/timer_list")
+
+# The first process of the group becomes bwrap. It joins the cgroup, and ignores the signals that ask an agent to end:
+# they reach the whole group, and bwrap's own end would kill the agent before it could obey.
+_ENTER = 'trap "" TERM INT HUP; for group in $1; do echo $$ >"$group/cgroup.procs" || exit 125; done; shift; exec "$@"'
+_OBEY = ("/usr/bin/env", "--default-signal=TERM,INT,HUP")
+
+
+class BwrapSandbox:
+    """Box of bwrap."""
+
+    def __init__(self, spec: SandboxSpec, place: Place) -> None:
+        self._spec = spec
+        self._place = place
+        self._group = Cgroup(place.name, ())
+        self.has_own_network = not spec.network
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        # A trial, because bwrap exits with 1 if the box cannot be made, as an agent may.
+        trial = await call(
+            *("bwrap", *self._options(), "--", *_OBEY, "/bin/true"), deadline_s=_START_S, env=_own_environment()
+        )
+        if trial.code:
+            raise SandboxFailed(f"bwrap cannot make the sandbox: {trial.messages.strip()[-500:]}")
+        self._group = await asyncio.to_thread(Cgroup.create, self._place.name, self._spec)
+
+    async def exec(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
+    ) -> RunningCommand:
+        """See `Sandbox`."""
+        folders = " ".join(map(str, self._group.folders))
+        entered = ("/bin/sh", "-c", _ENTER, "sh", folders, shutil.which("bwrap") or "bwrap")
+        boxed = (*entered, *self._options(), "--chdir", str(cwd), "--", *_OBEY, *command)
+        # bwrap is the parent of the agent's processes, so a command of another user's could read these variables only.
+        return await on_host(boxed, env, self._place.folder)
+
+    async def put(self, source: Path, target: Path) -> None:
+        """See `Sandbox`."""
+        await asyncio.to_thread(_copy, source, self._require_lasting(target))
+
+    async def get(self, source: Path, target: Path) -> None:
+        """See `Sandbox`."""
+        await asyncio.to_thread(_copy, self._require_lasting(source), target)
+
+    async def find_failure(self) -> str | None:
+        """See `Sandbox`."""
+        if await asyncio.to_thread(self._group.count_killed):
+            return f"the memory limit of {self._spec.memory_mb} MB killed it; set a larger memory_mb"
+        return await asyncio.to_thread(describe_full_disk, self._place.workdir)
+
+    async def stop(self) -> None:
+        """See `Sandbox`."""
+        await asyncio.to_thread(self._group.remove)
+
+    def _options(self) -> Iterator[str]:
+        spec, place = self._spec, self._place
+        yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+        yield from ("--die-with-parent", "--disable-userns", "--cap-drop", "ALL", "--hostname", "sandbox")
+        # No `--new-session`: the group has a session of its own without a terminal, and signals reach the agent by it.
+        if self.has_own_network:
+            yield "--unshare-net"
+        uid, _, gid = (spec.user or f"{os.getuid()}:{os.getgid()}").partition(":")
+        yield from ("--uid", uid, "--gid", gid or uid)
+        for path in map(Path, _SYSTEM):
+            if path.is_symlink():
+                yield from ("--symlink", str(path.readlink()), str(path))
+            elif path.is_dir():
+                yield from ("--ro-bind", str(path), str(path))
+        for name in _SETTINGS:
+            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        yield from ("--proc", "/proc", "--dev", "/dev")
+        for name in _READ_ONLY:
+            yield from ("--ro-bind-try", name, name)
+        for path in map(Path, _HIDDEN):
+            if path.is_dir():
+                yield from ("--tmpfs", str(path), "--remount-ro", str(path))
+            elif path.exists():
+                yield from ("--ro-bind", "/dev/null", str(path))
+        for folder in ("/tmp", "/var/tmp", "/run", str(Path.home())):  # noqa: S108  # of the box
+            yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
+        for program in place.programs:
+            yield from ("--ro-bind", str(program), str(program))
+        for mount in spec.shown:
+            yield from ("--bind" if mount.is_writable else "--ro-bind", str(mount.source), mount.target)
+        yield from ("--ro-bind", str(place.folder), str(place.folder))
+        yield from ("--bind", str(place.workdir), str(place.workdir), "--remount-ro", "/")
+
+    def _require_lasting(self, path: Path) -> Path:
+        roots = (self._place.workdir, *(Path(mount.target) for mount in self._spec.shown))
+        if not any(path.resolve().is_relative_to(root) for root in roots):
+            raise SandboxFailed(f"expected a path in the workdir or a mount, got {path}: nothing else of bwrap lasts")
+        return path
+
+
+def _own_environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    except (OSError, shutil.Error) as error:
+        raise SandboxFailed(f"{source} cannot be copied to {target}: {error}") from error

@@ -1,0 +1,186 @@
+"""Containers of podman or docker, by their command lines, which differ in nothing that is used here.
+
+A container outlives its commands, and a killed manager: it is found again by its labels (`left_behind.py`). Settings of
+the machine (runtime, storage, address of a daemon) are those of the program's own configuration.
+"""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from harness.errors import SandboxFailed
+from harness.machine.deadlines import to_the_end, within
+from harness.machine.uv import Ended
+from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, StartOnHost, call, describe_full_disk
+from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
+
+BOX_LABEL = "harness.sandbox"
+ROLLOUT_LABEL = "harness.rollout"
+
+ENGINE_FAILED = 125
+"""Exit code of podman and docker if they, not the command, failed."""
+
+_PULL_S = 600.0  # an image may be pulled first
+_CALL_S = 30.0
+_REMOVE_S = 60.0
+
+# Of the container itself. It ignores the SIGTERM that asks all of its processes to end; its `sleep` is started anew.
+_KEEPER = 'trap "" TERM INT HUP; while :; do sleep 3600; done'
+_VARIABLES = "variables.sh"
+_MOST_SIGNALS = 64
+_ENTER = '. "$1" && shift && cd "$1" && shift && exec "$@"'
+_OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+class ContainerSandbox:
+    """Box of podman or docker."""
+
+    has_own_network = True
+
+    def __init__(self, spec: SandboxSpec, place: Place) -> None:
+        self._spec = spec
+        self._place = place
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        assert self._spec.image is not None
+        await self._require(
+            "run", "--detach", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S
+        )
+
+    async def exec(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
+    ) -> RunningCommand:
+        """See `Sandbox`."""
+        # No command line shows the variables, which hold the session's key; `--env-file` knows no lines in a value.
+        variables = self._place.folder / _VARIABLES
+        await asyncio.to_thread(_write_variables, variables, env)
+        await asyncio.to_thread(self._give_workdir)
+        await self._require("start", self._place.name)  # a command before it may have needed `kill`
+        entered = ("exec", self._place.name, "sh", "-c", _ENTER, "sh", str(variables), str(cwd))
+        client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder)
+        return ContainerCommand(self, client)
+
+    async def put(self, source: Path, target: Path) -> None:
+        """See `Sandbox`."""
+        await self._require("cp", str(source), f"{self._place.name}:{target}", deadline_s=_PULL_S)
+
+    async def get(self, source: Path, target: Path) -> None:
+        """See `Sandbox`."""
+        await self._require("cp", f"{self._place.name}:{source}", str(target), deadline_s=_PULL_S)
+
+    async def find_failure(self) -> str | None:
+        """See `Sandbox`."""
+        if await self._has_hit_memory_limit():
+            return f"the memory limit of {self._spec.memory_mb} MB killed it; set a larger memory_mb"
+        state = await self.ask("inspect", "--format", "{{.State.Status}}", self._place.name)
+        if state.code or state.output.strip() != "running":
+            return f"the container is gone: {state.output.strip() or state.messages.strip()[-300:]}"
+        return await asyncio.to_thread(describe_full_disk, self._place.workdir)
+
+    async def stop(self) -> None:
+        """See `Sandbox`."""
+        ended = await self.ask("rm", "--force", "--volumes", self._place.name, deadline_s=_REMOVE_S)
+        if ended.code and "no such container" not in ended.messages.lower():
+            raise SandboxFailed(f"{self._place.name} could not be removed: {ended.messages.strip()[-300:]}")
+
+    async def kill(self) -> None:
+        """End every process of the container."""
+        await self.ask("kill", self._place.name)
+
+    async def signal(self, number: int) -> None:
+        """Signal every process of the container."""
+        await self.ask("exec", self._place.name, "sh", "-c", f"kill -{number} -1")
+
+    async def ask(self, *arguments: str, deadline_s: float = _CALL_S) -> Ended:
+        """Run the engine's program. Raises `SandboxFailed` if it is missing or late."""
+        return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ)
+
+    async def _require(self, *arguments: str, deadline_s: float = _CALL_S) -> None:
+        ended = await self.ask(*arguments, deadline_s=deadline_s)
+        if ended.code:
+            said = ended.messages.strip()[-500:]
+            raise SandboxFailed(f"`{self._spec.kind} {arguments[0]}` failed with exit code {ended.code}: {said}")
+
+    async def _has_hit_memory_limit(self) -> bool:
+        if self._spec.memory_mb is None:
+            return False
+        # Its state says so only once the container has ended; the command that was killed was not its first process.
+        counts = await self.ask("exec", self._place.name, "sh", "-c", f"cat {' '.join(_OOM_FILES)} 2>/dev/null")
+        words = counts.output.split()
+        if "oom_kill" in words:
+            return words[words.index("oom_kill") + 1] != "0"
+        state = await self.ask("inspect", "--format", "{{.State.OOMKilled}}", self._place.name)
+        return state.output.strip() == "true"
+
+    def _options(self) -> Iterator[str]:
+        spec, place = self._spec, self._place
+        yield from ("--name", place.name, "--label", f"{BOX_LABEL}={place.name}")
+        yield from ("--label", f"{ROLLOUT_LABEL}={place.workdir}", "--init", "--entrypoint", "")
+        yield from ("--cap-drop", "all", "--security-opt", "no-new-privileges")
+        if not spec.network:
+            yield from ("--network", "none")
+        if spec.user is not None:
+            yield from ("--user", spec.user)
+        if spec.cpus is not None:
+            yield from ("--cpus", f"{spec.cpus:g}")
+        if spec.memory_mb is not None:
+            yield from ("--memory", f"{spec.memory_mb}m", "--memory-swap", f"{spec.memory_mb}m")
+        if spec.pids is not None:
+            yield from ("--pids-limit", str(spec.pids))
+        yield from ("--workdir", str(place.workdir))
+        ours = (*(Mount(path, str(path)) for path in place.programs), Mount(place.folder, str(place.folder)))
+        for mount in (*ours, *spec.shown, Mount(place.workdir, str(place.workdir), is_writable=True)):
+            yield from ("--volume", f"{mount.source}:{mount.target}:{'rw' if mount.is_writable else 'ro'}")
+
+    def _give_workdir(self) -> None:
+        # Without capabilities, root of the container cannot write to what belongs to another user either.
+        uid, _, gid = (self._spec.user or "").partition(":")
+        if os.getuid() or not uid.isdecimal():
+            return
+        for path in (self._place.workdir, *self._place.workdir.rglob("*")):
+            os.chown(path, int(uid), int(gid or uid), follow_symlinks=False)
+
+
+class ContainerCommand:
+    """A command in a container, behind the engine's client, which passes its output on but no signals."""
+
+    def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
+        self._box = box
+        self._client = client
+
+    async def wait(self) -> int:
+        """See `RunningCommand`."""
+        code = await self._client.wait()
+        # As shells do, the client reports a signal as a code.
+        return 128 - code if 128 < code <= 128 + _MOST_SIGNALS else code
+
+    def signal(self, number: int) -> bool:
+        """End the client; the container's processes follow in `stop`. No other signal can be sent."""
+        return number in (SIGKILL, SIGTERM) and self._client.signal(number)
+
+    async def stop(self, *, grace_s: float) -> list[int]:
+        """See `RunningCommand`."""
+        try:
+            with suppress(SandboxFailed):
+                await self._box.signal(SIGTERM)
+                await within(grace_s, self._client.wait())
+        finally:
+            left = await to_the_end(self._end())
+        return left
+
+    async def _end(self) -> list[int]:
+        with suppress(SandboxFailed):  # `Sandbox.stop` removes the container, and reports a failure
+            await self._box.kill()
+        return await self._client.stop(grace_s=0.5)
+
+
+def _write_variables(path: Path, env: Mapping[str, str]) -> None:
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in env.items() if name.isidentifier())
+    path.unlink(missing_ok=True)
+    path.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+    path.chmod(0o444)

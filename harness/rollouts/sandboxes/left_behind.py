@@ -1,0 +1,97 @@
+"""What a killed manager left: containers, cgroups and folders of its boxes.
+
+A box is named for its manager's process, and is left behind once that process has ended. The name holds the boot and
+the process namespace too: a manager elsewhere (another machine on one daemon, a container) cannot be seen from here, so
+its boxes stay.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from harness.errors import SandboxFailed
+from harness.machine.process_name import ProcessName
+from harness.rollouts.sandboxes.cgroup import groups_named
+from harness.rollouts.sandboxes.container import BOX_LABEL
+from harness.rollouts.sandboxes.sandbox import call
+from harness.rollouts.sandboxes.spec import CONTAINERS
+
+PREFIX = "harness-box-"
+_NAME = re.compile(rf"{PREFIX}([0-9a-f]{{8}})-(\d+)-(\d+)-[0-9a-f]{{12}}")
+_CALL_S = 30.0
+_REMOVE_S = 120.0
+
+
+@dataclass(slots=True)
+class LeftBehind:
+    """What a search removed, and what it could not."""
+
+    containers: list[str] = field(default_factory=list)
+    cgroups: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def new_name() -> str:
+    """Return the unique name of a box of this process."""
+    ours = ProcessName.of(os.getpid())
+    return f"{PREFIX}{_system(ours.boot)}-{ours.pid}-{ours.started}-{uuid4().hex[:12]}"
+
+
+def is_left(name: str) -> bool:
+    """Return whether `name` is of a box of this system whose manager has ended."""
+    parts = _NAME.fullmatch(name)
+    boot = ProcessName.of(os.getpid()).boot
+    if parts is None or parts[1] != _system(boot):
+        return False
+    return not ProcessName(int(parts[2]), int(parts[3]), boot).is_alive()
+
+
+async def remove_left(kinds: Collection[str] = CONTAINERS) -> LeftBehind:
+    """Remove every box that is left behind; of containers, those of `kinds`."""
+    found = LeftBehind()
+    for engine in CONTAINERS:
+        if engine in kinds and shutil.which(engine) is not None:
+            await _remove_containers(engine, found)
+    await asyncio.to_thread(_remove_local, found)
+    return found
+
+
+async def _remove_containers(engine: str, found: LeftBehind) -> None:
+    listing = ("ps", "--all", "--filter", f"label={BOX_LABEL}", "--format", "{{.Names}}")
+    try:
+        listed = await call(engine, *listing, deadline_s=_CALL_S, env=os.environ)
+        # An engine that does not answer (a client of docker without its daemon) runs no box of this machine.
+        left = [] if listed.code else [name for name in listed.output.split() if is_left(name)]
+        if left:
+            removed = await call(engine, "rm", "--force", "--volumes", *left, deadline_s=_REMOVE_S, env=os.environ)
+            if removed.code:
+                found.failures.append(f"{engine}: {removed.messages.strip()[-300:]}")
+                return
+        found.containers += left
+    except SandboxFailed as error:
+        found.failures.append(error.message)
+
+
+def _remove_local(found: LeftBehind) -> None:
+    for group in groups_named(PREFIX):
+        if is_left(group.name):
+            group.remove()
+            is_there = any(folder.exists() for folder in group.folders)
+            (found.failures if is_there else found.cgroups).append(group.name)
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if is_left(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+            (found.failures if folder.exists() else found.folders).append(str(folder))
+
+
+def _system(boot: str) -> str:
+    """Return a short name of this boot and process namespace."""
+    return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:8]

@@ -1,0 +1,25 @@
+"""An agent in a box plays its session and leaves nothing."""
+
+import pytest
+
+CALL = """
+import json, os, urllib.request
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20) as answer:
+    said = json.load(answer)["choices"][0]["message"]["content"]
+print("said", said)
+"""
+REPORT = """
+json.dump({"home": os.environ["HOME"], "cwd": os.getcwd()}, open(os.environ["HARNESS_RESULT_FILE"], "w"))
+"""
+
+
+async def test_a_boxed_agent_plays_its_session(kind, spec_of, run_boxed, tmp_path):
+    """One turn, one sample, a result; its home is its own, and gone afterwards."""
+    rollout = await run_boxed(spec_of(kind), CALL + REPORT)
+    workdir = tmp_path / "run" / "1"
+    assert (rollout.outcome.kind, len(rollout.samples)) == ("finished", 1), (workdir / "agent.log").read_text()
+    assert rollout.agent_result == {"home": str(workdir / ".home"), "cwd": str(workdir)}
+    assert not (workdir / ".home").exists()

@@ -12,10 +12,25 @@ if TYPE_CHECKING:
     from harness.suite.run.report import RunReport
 
 _Suite = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="SUITE_OR_DIR",
+        metavar="[SUITE_OR_DIR]",
         help="A bundled scenario, a folder with a scenario.toml or of such folders; with --resume, a run directory.",
+        show_default=False,
+    ),
+]
+_Harbor = Annotated[
+    str | None,
+    typer.Option(
+        "--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.", show_default=False
+    ),
+]
+_Agent = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        help="Agent in place of the scenario's: bundled, script, profile or command; for Harbor tasks also `oracle`, `nop`.",
         show_default=False,
     ),
 ]
@@ -114,8 +129,10 @@ _Only = Annotated[
 
 
 def run(
-    suite: _Suite,
+    suite: _Suite = None,
     *,
+    harbor: _Harbor = None,
+    agent: _Agent = None,
     concurrency: _Concurrency = None,
     server: _Server = None,
     admin_token: options.AdminToken = None,
@@ -142,6 +159,7 @@ def run(
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
+    `harness run --harbor terminal_tasks --agent oracle`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.rollouts.client.connections import server_url
@@ -156,6 +174,9 @@ def run(
 
     if engine is not None:
         EngineName.parse(engine)
+    suite = suite if harbor is None else harbor
+    if suite is None:
+        raise ScenarioError("expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some")
     for each in filters or ():
         Filter.parse(each)
     for each in worker or ():
@@ -180,6 +201,7 @@ def run(
         workers=worker or None,
         model=model,
         template=template,
+        agent=agent,
         seed=seed,
         settings=set_keys or None,
         filter=filters or None,

@@ -24,6 +24,7 @@ from harness.suite.scenarios.folder import (
 )
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
+from harness.suite.tasks.harbor_task import PLAYED
 
 _FIXED = frozenset({"name", "schema_version", "prompts_file"})
 """Keys of the scenario's identity and format."""
@@ -44,6 +45,8 @@ class Overrides(_StrictFile):
     model: str | None = None
     template: str | None = None
     """Bundled name or absolute path of a chat template."""
+    agent: str | None = None
+    """Agent in place of the scenario's."""
     seed: int | None = None
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
@@ -67,6 +70,8 @@ class Overrides(_StrictFile):
         """
         if self.settings is not None:
             scenario = _set_keys(scenario, self.settings)
+        if self.agent is not None:
+            scenario = _play(scenario, self.agent)
         changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
         if self.model is None and _plays_script(self.engine) and not _plays_script(scenario.engine.name):
             changes["model"] = SMALL_TOKENIZER  # a script does not need a model download
@@ -179,6 +184,13 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def _play(scenario: Scenario, agent: str) -> Scenario:
+    spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
+    needs_model = scenario.harbor is not None and agent not in PLAYED and scenario.engine.model == SMALL_TOKENIZER
+    engine = EngineSpec() if needs_model else scenario.engine
+    return scenario.model_copy(update={"agent": spec, "engine": engine})
 
 
 def _set_keys(scenario: Scenario, settings: Iterable[str]) -> Scenario:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import tomllib
@@ -12,14 +13,17 @@ from pathlib import Path
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
+from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents
+from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.prompts import Prompts
-from harness.suite.scenarios.scenario import Prompt, Scenario
+from harness.suite.scenarios.scenario import SCHEMA_VERSION, Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
+from harness.suite.tasks.harbor_task import PLAYED, TASK_FILE, find_tasks
 from harness.types import Json
 
 SCENARIO_FILE = "scenario.toml"
@@ -79,6 +83,8 @@ class ScenarioFolder:
         words = shlex.split(profile)
         program = words and (str(self.file(words[0])) if self.file(words[0]).is_file() else shutil.which(words[0]))
         is_named = profile.endswith((".py", ".toml")) and len(words) == 1
+        if self.scenario.harbor is not None and profile in PLAYED:
+            return PLAYED[profile]
         if not program or is_named or profile in bundled_agents():
             return ()
         return (program, *(str(self.file(word)) if self.file(word).is_file() else word for word in words[1:]))
@@ -141,11 +147,11 @@ def load_scenario(directory: Path) -> ScenarioFolder:
     """Load a scenario. Raises `ScenarioError` with one line per problem."""
     path = directory / SCENARIO_FILE
     try:
-        data = tomllib.loads(_read_text(path))
+        data = tomllib.loads(_read_text(path)) if path.is_file() or not find_tasks(directory) else _of_tasks(directory)
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not TOML: {error}") from error
-    if "prompts_file" in data and "prompts" in data:
-        raise ScenarioError(f"{path}: prompts_file: expected prompts or prompts_file, got both")
+    if len(places := [key for key in ("prompts", "prompts_file", "harbor") if key in data]) > 1:
+        raise ScenarioError(f"{path}: {places[1]}: expected {' or '.join(places)}, got both")
     scenario = validate(Scenario, data, source=path)
     instruction = directory / INSTRUCTION_FILE
     folder = ScenarioFolder(
@@ -172,17 +178,33 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
                 f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
             )
         directory = bundled[where]
-    if (directory / SCENARIO_FILE).is_file():
+    if (directory / SCENARIO_FILE).is_file() or find_tasks(directory):
         return [load_scenario(directory)]
     found = sorted(path.parent for path in directory.glob(f"*/{SCENARIO_FILE}"))
     if not found:
-        raise NothingSelected(f"no scenario in {directory}: expected {SCENARIO_FILE}, or folders that hold one")
+        raise NothingSelected(
+            f"no scenario in {directory}: expected {SCENARIO_FILE} or {TASK_FILE}, or folders that hold one"
+        )
     folders = [load_scenario(path) for path in found]
     name, count = Counter(folder.name for folder in folders).most_common(1)[0]
     if count > 1:  # names identify the sessions of a suite
         places = ", ".join(str(folder.directory) for folder in folders if folder.name == name)
         raise ScenarioError(f"name: expected different names in one suite, got {name!r} in {places}")
     return folders
+
+
+def _of_tasks(directory: Path) -> Json:
+    """Return the scenario of a folder of Harbor tasks, which their solutions play unless `--agent` names another."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower()).strip("-_") or "harbor"
+    kind = next((each for each in CONTAINERS if shutil.which(each)), BWRAP)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "description": "Harbor tasks.",
+        "harbor": ".",
+        "agent": {"profile": "oracle", "sandbox": {"kind": kind}},
+        "engine": {"name": "scripted", "model": SMALL_TOKENIZER},
+    }
 
 
 def bundled_scenarios() -> list[ScenarioFolder]:

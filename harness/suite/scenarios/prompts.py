@@ -22,6 +22,7 @@ from harness.suite.data.rows import DataSet, Rows
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import validate
+from harness.suite.tasks.harbor_task import HarborTask, TaskRows
 from harness.types import Json
 
 _PROMPT_COLUMNS = ("prompt", "messages", "question")
@@ -54,19 +55,26 @@ class Prompts:
 
     @property
     def files(self) -> Sequence[Path]:
-        """Files of the data set."""
-        return self._rows.files if isinstance(self._rows, DataSet) else ()
+        """Files of the data set or the tasks."""
+        return self._rows.files if isinstance(self._rows, DataSet | TaskRows) else ()
 
     @cached_property
     def _rows(self) -> Rows:
-        name = self._scenario.prompts_file
+        scenario = self._scenario
+        name = scenario.prompts_file or scenario.harbor
         if name is None:
-            return _InlineRows(self._source, self._scenario.prompts)
+            return _InlineRows(self._source, scenario.prompts)
         if ".." in Path(name).parts:
+            key = "prompts_file" if scenario.prompts_file else "harbor"
             raise ScenarioError(
-                f"{self._source}: prompts_file: expected a path within the folder, or an absolute one, got {name!r}"
+                f"{self._source}: {key}: expected a path within the folder, or an absolute one, got {name!r}"
             )
-        return DataSet(self._source.parent / name, self._spec.split)
+        path = self._source.parent / name
+        return TaskRows(path) if scenario.harbor else DataSet(path, self._spec.split)
+
+    def task_of(self, prompt: Prompt) -> HarborTask | None:
+        """Return the Harbor task of a prompt, if it is one."""
+        return self._rows.find(prompt.metadata["task"]) if isinstance(self._rows, TaskRows) else None
 
     @cached_property
     def _prompt_column(self) -> str | None:

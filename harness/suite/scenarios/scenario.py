@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
-from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
+from harness.rollouts.sandboxes.spec import CONTAINERS, NONE, SandboxSpec
 from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
@@ -314,6 +314,8 @@ class Scenario(_Strict):
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     prompts_file: str | None = None
     """Data set, instead of `prompts`: JSON lines, CSV, Parquet, Arrow, or a folder of them."""
+    harbor: str | None = None
+    """Harbor task or folder of tasks, instead of `prompts`; `agent.sandbox` runs them."""
     data: DataSpec = Field(default_factory=DataSpec)
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
@@ -341,6 +343,15 @@ class Scenario(_Strict):
                 raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
         if self.engine.force_script and self.engine.script is None:
             raise ValueError("engine.script beside engine.force_script")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_box(self) -> Self:
+        box = self.agent.sandbox
+        if self.harbor is None and box.kind in CONTAINERS and box.image is None:
+            raise ValueError(f"agent.sandbox.image beside {box.kind}")
+        if self.harbor is not None and (box.kind == NONE or self.train is not None):
+            raise ValueError("agent.sandbox.kind beside harbor, and no train")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,6 @@ container the task's workdir is the image's; bwrap has no image, and shows the t
 """
 
 import asyncio
-import hashlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from harness.suite.tasks.harbor_task import DOCKERFILE, ORACLE, HarborTask
 _TESTS = "/tests/test.sh"
 _STDOUT = "/logs/verifier/test-stdout.txt"
 _GRACE_S = 2.0
+_INSPECT_S = 30.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -60,7 +60,7 @@ class Trial:
         if self._spec.kind == BWRAP:
             mounts.append(f"workdir:{self._task.workdir}:rw")
         elif image is None:
-            image = await _require_image(self._task, self._spec.kind)
+            image = await _build(self._task, self._spec.kind)
         given, keys = self._spec, self._task.keys.environment
         return SandboxSpec(
             **given.model_dump(exclude={"image", "mounts", "cpus", "memory_mb"}),
@@ -132,28 +132,27 @@ def read_rewards(folder: Path) -> Score:
         raise ScenarioError(f"{path}: expected a reward, got {text[:60]!r}") from None
     parts = found if isinstance(found, dict) else {"reward": found}
     reward = parts.get("reward", next(iter(parts.values())) if len(parts) == 1 else None)
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise ScenarioError(f"{path}: expected a finite number as the reward, got {text[:60]!r}")
     return Score(float(reward), {name: value for name, value in parts.items() if name != "reward"})
 
 
-async def _require_image(task: HarborTask, kind: str) -> str:
-    """Return the task's image, built if it has a recipe and no name. Raises `SandboxFailed` or `ScenarioError`."""
+async def _build(task: HarborTask, kind: str) -> str:
+    """Return the task's image, which exists now or is named. Raises `SandboxFailed` or `ScenarioError`."""
+    image = await asyncio.to_thread(task.image, kind)
     if task.keys.environment.docker_image is not None:
-        return task.keys.environment.docker_image
+        return image
+    if not (await call(kind, "image", "inspect", image, deadline_s=_INSPECT_S, env=os.environ)).code:
+        return image
     if task.dockerfile is None:
         raise ScenarioError(
             f"{task.directory}: expected environment/{DOCKERFILE} or environment.docker_image, got neither"
         )
-    tag = f"harness-task-{hashlib.sha256(str(task.directory).encode()).hexdigest()[:16]}"
-    ended = await call(
-        *(kind, "build", "--quiet", "--tag", tag, str(task.dockerfile.parent)),
-        deadline_s=task.keys.environment.build_timeout_sec,
-        env=os.environ,
-    )
+    build = (kind, "build", "--quiet", "--tag", image, str(task.dockerfile.parent))
+    ended = await call(*build, deadline_s=task.keys.environment.build_timeout_sec, env=os.environ)
     if ended.code:
         raise SandboxFailed(f"{task.dockerfile}: `{kind} build` failed: {ended.messages.strip()[-500:]}")
-    return f"localhost/{tag}" if kind == "podman" else tag
+    return image
 
 
 def _show(source: Path, target: Path, script: str) -> None:

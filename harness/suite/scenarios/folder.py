@@ -20,7 +20,7 @@ from harness.rollouts.agents.profile import load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents
 from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS
 from harness.suite.exits import NothingSelected
-from harness.suite.scenarios.prompts import Prompts
+from harness.suite.scenarios.prompts import ScenarioPrompts
 from harness.suite.scenarios.scenario import SCHEMA_VERSION, Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
 from harness.suite.tasks.harbor_task import PLAYED, TASK_FILE, find_tasks
@@ -39,10 +39,10 @@ class ScenarioFolder:
     scenario: Scenario
     instruction: str
     """Content of `instruction.md`, if any."""
-    prompts: Prompts = field(init=False, compare=False, repr=False)
+    prompts: ScenarioPrompts = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        prompts = Prompts(self.directory / SCENARIO_FILE, self.scenario, self.instruction)
+        prompts = ScenarioPrompts(self.directory / SCENARIO_FILE, self.scenario, self.instruction)
         object.__setattr__(self, "prompts", prompts)
 
     @property

@@ -1,4 +1,4 @@
-"""Prompts of a scenario, in the order in which they run: filtered, shuffled, limited, repeated.
+"""ScenarioPrompts of a scenario, in the order in which they run: filtered, shuffled, limited, repeated.
 
     rows that pass the filters, shuffled, the first of them: every epoch has exactly these
     epoch 0 in this order, every further one shuffled anew
@@ -31,8 +31,8 @@ _PROMPT_COLUMNS = ("prompt", "messages", "question")
 RowNumbers = npt.NDArray[np.int64]
 
 
-class Prompts:
-    """Prompts by position. Reading waits for a disk; any thread may call."""
+class ScenarioPrompts:
+    """ScenarioPrompts by position. Reading waits for a disk; any thread may call."""
 
     def __init__(self, source: Path, scenario: Scenario, instruction: str) -> None:
         """Open nothing yet. `source` is the `scenario.toml`; prompts without a text are `instruction`."""
@@ -145,7 +145,7 @@ class Prompts:
 
 
 class _InlineRows:
-    """Prompts of `scenario.toml` as rows."""
+    """ScenarioPrompts of `scenario.toml` as rows."""
 
     columns = tuple(Prompt.model_fields)
 

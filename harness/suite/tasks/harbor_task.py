@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
@@ -105,6 +106,17 @@ class HarborTask:
         """Folder in the box where agent and verifier begin: the task's, the last of its Dockerfile, or `/app`."""
         found = [] if self.dockerfile is None else _WORKDIR.findall(self.dockerfile.read_text(encoding="utf-8"))
         return self.keys.environment.workdir or (found[-1] if found else "/app")
+
+    def image(self, kind: str) -> str:
+        """Return the image's name for podman or docker: the task's, or one that its `environment/` determines."""
+        if self.keys.environment.docker_image is not None:
+            return self.keys.environment.docker_image
+        digest = sha256()
+        for path in sorted((self.directory / "environment").rglob("*")):
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{path.relative_to(self.directory)} {len(content)}\n".encode() + content)
+        built = f"harness-task-{digest.hexdigest()[:16]}"
+        return f"localhost/{built}" if kind == "podman" else built
 
     def variables(self, wanted: Mapping[str, str]) -> dict[str, str]:
         """Replace `${NAME}` and `${NAME:-default}` by this process's variables. Raises `ScenarioError`."""

@@ -22,7 +22,7 @@ from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import OpenedRun, begin_run, resume_run
 from harness.suite.run.runner import SuiteRun
-from harness.suite.scenarios.prompts import Prompts
+from harness.suite.scenarios.prompts import ScenarioPrompts
 from harness.suite.scenarios.scenario import Scenario
 from harness.types import Json
 from tests.harness_command import write_scenario
@@ -42,11 +42,11 @@ def _scenario(tmp_path: Path, name: str, data: Json | None = None, **others: Any
     return directory
 
 
-def _prompts(directory: Path, **overrides: Any) -> Prompts:
+def _prompts(directory: Path, **overrides: Any) -> ScenarioPrompts:
     return select(str(directory), Overrides(**overrides)).folders[0].prompts
 
 
-def _texts(prompts: Prompts) -> list[str | None]:
+def _texts(prompts: ScenarioPrompts) -> list[str | None]:
     return [prompts.read(position).text for position in range(len(prompts))]
 
 
@@ -247,10 +247,12 @@ def test_prompts_stand_in_one_place(tmp_path: Path):
         select(str(directory), Overrides())
 
 
-def _inline(levels: Sequence[int], data: Json) -> Prompts:
+def _inline(levels: Sequence[int], data: Json) -> ScenarioPrompts:
     prompts = [{"text": str(number), "metadata": {"level": level}} for number, level in enumerate(levels)]
     keys = {"schema_version": 1, "name": "s", "description": "", "agent": {"profile": "a"}}
-    return Prompts(Path("scenario.toml"), Scenario.model_validate(keys | {"prompts": prompts, "data": data}), "")
+    return ScenarioPrompts(
+        Path("scenario.toml"), Scenario.model_validate(keys | {"prompts": prompts, "data": data}), ""
+    )
 
 
 @settings(deadline=None)

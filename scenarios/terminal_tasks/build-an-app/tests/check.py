@@ -10,7 +10,8 @@ with tempfile.TemporaryDirectory() as folder:
     built = shutil.copy("/app/dist/greet.pyz", folder)
 
     def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, built, *arguments], capture_output=True, text=True, cwd=folder)
+        command = [sys.executable, built, *arguments]
+        done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=folder)
         return done.returncode, done.stdout
 
     assert run("Ada") == (0, "Hello, Ada!\n")

@@ -1,4 +1,4 @@
-"""ScenarioPrompts of a scenario, in the order in which they run: filtered, shuffled, limited, repeated.
+"""Prompts of a scenario, in the order in which they run: filtered, shuffled, limited, repeated.
 
     rows that pass the filters, shuffled, the first of them: every epoch has exactly these
     epoch 0 in this order, every further one shuffled anew
@@ -32,7 +32,7 @@ RowNumbers = npt.NDArray[np.int64]
 
 
 class ScenarioPrompts:
-    """ScenarioPrompts by position. Reading waits for a disk; any thread may call."""
+    """Prompts by position. Reading waits for a disk; any thread may call."""
 
     def __init__(self, source: Path, scenario: Scenario, instruction: str) -> None:
         """Open nothing yet. `source` is the `scenario.toml`; prompts without a text are `instruction`."""
@@ -145,7 +145,7 @@ class ScenarioPrompts:
 
 
 class _InlineRows:
-    """ScenarioPrompts of `scenario.toml` as rows."""
+    """Prompts of `scenario.toml` as rows."""
 
     columns = tuple(Prompt.model_fields)
 

@@ -36,7 +36,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py
 
-soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
+soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_faults_stateful.py \
 		tests/conformance/families/test_properties.py
@@ -45,6 +45,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
+	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	$(PY) -W error soak/steady_load.py --minutes 20
 	$(PY) -W error soak/abort_cycles.py --cycles 1000

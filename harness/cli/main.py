@@ -18,7 +18,7 @@ from harness.cli import agent, demo, engine, init, model, output, scenario, veri
 from harness.cli.installation import completion, doctor
 from harness.cli.log_options import add_log_options
 from harness.cli.look import diff, replay, report, show, view
-from harness.cli.operate import ctl, sessions
+from harness.cli.operate import ctl, sandboxes, sessions
 from harness.cli.runs import exec as exec_
 from harness.cli.runs import run, train
 from harness.cli.servers import router, serve
@@ -49,6 +49,7 @@ app.command("serve")(serve.serve)
 app.command("router")(router.router)
 app.add_typer(ctl.app, name="ctl")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(sandboxes.app, name="sandboxes")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(agent.app, name="agent")
 app.add_typer(model.app, name="model")

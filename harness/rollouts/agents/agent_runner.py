@@ -7,6 +7,7 @@ import asyncio
 import math
 import os
 import shutil
+import signal as signal_module
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -40,6 +41,8 @@ from harness.rollouts.outcome import AgentEnd, Ending
 from harness.rollouts.sandboxes.boxed import Box
 from harness.rollouts.sandboxes.left_behind import LeftBehind, remove_left
 from harness.rollouts.sandboxes.sandbox import RunningCommand
+
+_SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the number of a signal
 
 
 class AgentRun(NamedTuple):
@@ -240,6 +243,8 @@ class AgentRunner:
         try:
             if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
                 code = exit_code.result()
+                if box is not None and _SHELL_SIGNAL < code <= _SHELL_SIGNAL + signal_module.NSIG:
+                    code = _SHELL_SIGNAL - code
                 end = AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)
                 failure = await box.sandbox.find_failure() if box is not None and code != 0 else None
                 if failure is not None:

@@ -1,6 +1,6 @@
-"""A program in a sandbox: the files that it needs of this machine, and its variables there.
+"""A program in a sandbox: its files of this machine, and its variables.
 
-A box shows no folder only because a file in it is named: beside an agent's script may lie a check and its answers.
+A box shows a named file without its folder: beside an agent's script may lie a check and its answers.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def open_boxed_program(
 
 
 def find_programs(agent: ProgramAgent) -> list[Path]:
-    """Return the files and folders that `agent` and the relay's client need of this machine, without its system's."""
+    """Return the paths that `agent` and the relay's client need beside the system."""
     words = [Path(word) for word in agent.command if word.startswith("/") and Path(word).is_file()]
     pythons = (_OURS, *(folder / "bin" / "python" for folder in agent.folders), *words)
     paths = [*agent.folders, *words, *(found for python in pythons for found in _installation(python))]
@@ -51,6 +51,8 @@ def boxed_environment(env: Mapping[str, str], agent: ProgramAgent, task: AgentTa
 def _installation(program: Path) -> Iterator[Path]:
     """Yield the prefixes of a Python and of those that its link leads to."""
     for _ in range(8):
+        if _is_of_system(program):
+            return
         prefix = program.parent.parent
         is_python = (prefix / "pyvenv.cfg").exists() or next(prefix.glob("lib/python3*/os.py"), None) is not None
         if program.parent.name == "bin" and is_python:

@@ -1,10 +1,4 @@
-"""One rollout's box, joined with its session: what an agent runner opens, uses and closes.
-
-    async with open_box(spec, workdir, programs, session) as box:
-        process = await box.exec(command, env=env, cwd=cwd, on_host=on_host)
-
-The agent sees its session at `box.session`: through the relay if the box has a network of its own.
-"""
+"""One rollout's box, joined with its session by the relay if the box has a network of its own."""
 
 import asyncio
 import shutil
@@ -39,9 +33,9 @@ class Box(NamedTuple):
 
     sandbox: Sandbox
     session: SessionHandle
-    """The session as the agent sees it."""
+    """Session as the agent sees it."""
     entry: tuple[str, ...]
-    """Words before a command: the relay's client."""
+    """Relay's client, before a command."""
 
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost

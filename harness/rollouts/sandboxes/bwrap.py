@@ -1,7 +1,6 @@
-"""bubblewrap: namespaces of its own over this machine's system, read-only.
+"""bubblewrap: namespaces over this machine's system, read-only.
 
-Each command gets a fresh box, so only the workdir lasts from one command to the next. A box dies with bwrap, and bwrap
-with its group; see `AgentProcess`.
+Each command gets a fresh box; only the workdir lasts. A box dies with bwrap, and bwrap with its process group.
 """
 
 import asyncio
@@ -60,7 +59,6 @@ class BwrapSandbox:
         folders = " ".join(map(str, self._group.folders))
         entered = ("/bin/sh", "-c", _ENTER, "sh", folders, shutil.which("bwrap") or "bwrap")
         boxed = (*entered, *self._options(), "--chdir", str(cwd), "--", *_OBEY, *command)
-        # bwrap is the parent of the agent's processes, so a command of another user's could read these variables only.
         return await on_host(boxed, env, self._place.folder)
 
     async def put(self, source: Path, target: Path) -> None:
@@ -90,23 +88,7 @@ class BwrapSandbox:
             yield "--unshare-net"
         uid, _, gid = (spec.user or f"{os.getuid()}:{os.getgid()}").partition(":")
         yield from ("--uid", uid, "--gid", gid or uid)
-        for path in map(Path, _SYSTEM):
-            if path.is_symlink():
-                yield from ("--symlink", str(path.readlink()), str(path))
-            elif path.is_dir():
-                yield from ("--ro-bind", str(path), str(path))
-        for name in _SETTINGS:
-            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
-        yield from ("--proc", "/proc", "--dev", "/dev")
-        for name in _READ_ONLY:
-            yield from ("--ro-bind-try", name, name)
-        for path in map(Path, _HIDDEN):
-            if path.is_dir():
-                yield from ("--tmpfs", str(path), "--remount-ro", str(path))
-            elif path.exists():
-                yield from ("--ro-bind", "/dev/null", str(path))
-        for folder in ("/tmp", "/var/tmp", "/run", str(Path.home())):  # noqa: S108  # of the box
-            yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
+        yield from _show_system()
         for program in place.programs:
             yield from ("--ro-bind", str(program), str(program))
         for mount in spec.shown:
@@ -119,6 +101,26 @@ class BwrapSandbox:
         if not any(path.resolve().is_relative_to(root) for root in roots):
             raise SandboxFailed(f"expected a path in the workdir or a mount, got {path}: nothing else of bwrap lasts")
         return path
+
+
+def _show_system() -> Iterator[str]:
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    for name in _SETTINGS:
+        yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    for name in _READ_ONLY:
+        yield from ("--ro-bind-try", name, name)
+    for path in map(Path, _HIDDEN):
+        if path.is_dir():
+            yield from ("--tmpfs", str(path), "--remount-ro", str(path))
+        elif path.exists():
+            yield from ("--ro-bind", "/dev/null", str(path))
+    for folder in ("/tmp", "/var/tmp", "/run", str(Path.home())):  # noqa: S108  # of the box
+        yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
 
 
 def _own_environment() -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Limits of a group of processes, by the kernel's cgroups, both versions: memory, processes, processors.
-
-A container engine does this itself; bwrap does not. It needs root, or a delegated hierarchy.
-"""
+"""Limits of bwrap's processes by cgroups, version 1 or 2. They need root."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ _POLL_S = 0.02
 
 
 class Cgroup:
-    """Cgroup of one box; several folders under version 1, none without limits."""
+    """Cgroup of one box: a folder per controller (version 1) or one; none without limits."""
 
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         self.name = name
@@ -52,7 +49,7 @@ class Cgroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group once it is empty, and wait a moment for that."""
+        """Remove the group as soon as it is empty."""
         deadline = time.monotonic() + _REMOVAL_S
         for folder in self.folders:
             while folder.exists():

@@ -1,7 +1,7 @@
-"""Containers of podman or docker, by their command lines, which differ in nothing that is used here.
+"""Containers of podman or docker, by the command line that both share.
 
-A container outlives its commands, and a killed manager: it is found again by its labels (`left_behind.py`). Settings of
-the machine (runtime, storage, address of a daemon) are those of the program's own configuration.
+A container outlives its commands and a killed manager; `left_behind.py` finds it by its label. Settings of the machine
+(runtime, storage, address of a daemon) stay in the engine's own configuration.
 """
 
 import asyncio
@@ -31,7 +31,6 @@ _REMOVE_S = 60.0
 # Of the container itself. It ignores the SIGTERM that asks all of its processes to end; its `sleep` is started anew.
 _KEEPER = 'trap "" TERM INT HUP; while :; do sleep 3600; done'
 _VARIABLES = "variables.sh"
-_MOST_SIGNALS = 64
 _ENTER = '. "$1" && shift && cd "$1" && shift && exec "$@"'
 _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
@@ -62,7 +61,7 @@ class ContainerSandbox:
         await asyncio.to_thread(self._give_workdir)
         await self._require("start", self._place.name)  # a command before it may have needed `kill`
         entered = ("exec", self._place.name, "sh", "-c", _ENTER, "sh", str(variables), str(cwd))
-        client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder)
+        client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder.parent)
         return ContainerCommand(self, client)
 
     async def put(self, source: Path, target: Path) -> None:
@@ -98,7 +97,9 @@ class ContainerSandbox:
 
     async def ask(self, *arguments: str, deadline_s: float = _CALL_S) -> Ended:
         """Run the engine's program. Raises `SandboxFailed` if it is missing or late."""
-        return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ)
+        # podman's monitor writes a file into its working directory when memory runs out.
+        cwd = self._place.folder.parent
+        return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ, cwd=cwd)
 
     async def _require(self, *arguments: str, deadline_s: float = _CALL_S) -> None:
         ended = await self.ask(*arguments, deadline_s=deadline_s)
@@ -121,6 +122,7 @@ class ContainerSandbox:
         spec, place = self._spec, self._place
         yield from ("--name", place.name, "--label", f"{BOX_LABEL}={place.name}")
         yield from ("--label", f"{ROLLOUT_LABEL}={place.workdir}", "--init", "--entrypoint", "")
+        yield from ("--stop-signal", "KILL")  # the keeper ignores the usual one, and removal would wait for it
         yield from ("--cap-drop", "all", "--security-opt", "no-new-privileges")
         if not spec.network:
             yield from ("--network", "none")
@@ -147,7 +149,7 @@ class ContainerSandbox:
 
 
 class ContainerCommand:
-    """A command in a container, behind the engine's client, which passes its output on but no signals."""
+    """Command behind the engine's client, which passes output on but no signals."""
 
     def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
         self._box = box
@@ -155,12 +157,10 @@ class ContainerCommand:
 
     async def wait(self) -> int:
         """See `RunningCommand`."""
-        code = await self._client.wait()
-        # As shells do, the client reports a signal as a code.
-        return 128 - code if 128 < code <= 128 + _MOST_SIGNALS else code
+        return await self._client.wait()
 
     def signal(self, number: int) -> bool:
-        """End the client; the container's processes follow in `stop`. No other signal can be sent."""
+        """End the client; `stop` ends the container's processes. Other signals are not sent."""
         return number in (SIGKILL, SIGTERM) and self._client.signal(number)
 
     async def stop(self, *, grace_s: float) -> list[int]:

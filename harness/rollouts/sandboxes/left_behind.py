@@ -1,8 +1,7 @@
-"""What a killed manager left: containers, cgroups and folders of its boxes.
+"""Removal of containers, cgroups and folders that a killed manager left.
 
-A box is named for its manager's process, and is left behind once that process has ended. The name holds the boot and
-the process namespace too: a manager elsewhere (another machine on one daemon, a container) cannot be seen from here, so
-its boxes stay.
+The name of a box identifies its manager's process, boot and process namespace. Boxes of managers that cannot be seen
+from here (another machine on one daemon, a container) stay.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ _REMOVE_S = 120.0
 
 @dataclass(slots=True)
 class LeftBehind:
-    """What a search removed, and what it could not."""
+    """Removed and irremovable boxes."""
 
     containers: list[str] = field(default_factory=list)
     cgroups: list[str] = field(default_factory=list)

@@ -1,7 +1,6 @@
-"""The seam of sandboxes: five verbs, small enough for a container, a namespace, or a remote environment.
+"""The seam of sandboxes, small enough for a container, a namespace, or a remote environment.
 
-Paths are the same on both sides: a box shows the workdir where the harness has it. So the agent's variables need no
-translation.
+A box shows the workdir at the harness's own path, so the agent's variables need no translation.
 """
 
 import shutil
@@ -17,37 +16,37 @@ _FREE_BYTES = 1 << 16
 
 
 class RunningCommand(Protocol):
-    """A command in a box. Its starter owns it until `stop` returns or raises."""
+    """Command in a box. Its starter owns it until `stop` ends."""
 
     async def wait(self) -> int:
-        """Return the exit code, or minus the number of a signal."""
+        """Return the exit code, minus the number of a signal, or 128 plus it."""
         ...
 
     def signal(self, number: int) -> bool:
-        """Send a signal. Return whether any process could receive it."""
+        """Send a signal. Return whether a process could receive it."""
         ...
 
     async def stop(self, *, grace_s: float) -> list[int]:
-        """End the command and everything it started. Return the ids of processes that could not be ended."""
+        """End the command and its descendants. Return the ids of those left."""
         ...
 
 
 StartOnHost = Callable[[Sequence[str], Mapping[str, str], Path], Awaitable[RunningCommand]]
-"""Starts a command of this machine, with exactly that environment, in a directory. Its output is the agent's log."""
+"""Starter of a command of this machine, with its environment and directory. Its output is the agent's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a box shows beside its system."""
+    """Paths of this machine that a box shows."""
 
     name: str
-    """Unique name, which says whose box it is; see `left_behind.py`."""
+    """Unique name; see `left_behind.py`."""
     workdir: Path
-    """The rollout's directory, writable."""
+    """Rollout's directory, writable."""
     folder: Path
-    """Folder of the harness for this box, read-only: the relay's socket and client."""
+    """Relay's socket and client, read-only."""
     programs: Sequence[Path] = ()
-    """Files and folders of the agent, read-only."""
+    """Agent's files and folders, read-only."""
 
 
 class Sandbox(Protocol):
@@ -75,21 +74,21 @@ class Sandbox(Protocol):
         ...
 
     async def find_failure(self) -> str | None:
-        """Return why the box, not its command, made the command fail, or None. Asked before `stop`."""
+        """Return why the box made its command fail, or None. Called before `stop`."""
         ...
 
     async def stop(self) -> None:
-        """Remove the box and everything in it, in bounded time. Idempotent. Raises `SandboxFailed`."""
+        """Remove the box in bounded time. Idempotent. Raises `SandboxFailed`."""
         ...
 
 
-async def call(*command: str, deadline_s: float, env: Mapping[str, str]) -> Ended:
+async def call(*command: str, deadline_s: float, env: Mapping[str, str], cwd: Path | None = None) -> Ended:
     """Run a program of this machine to its end. Raises `SandboxFailed` if it is missing or late."""
     program = shutil.which(command[0], path=env.get("PATH"))
     if program is None:
         raise SandboxFailed(f"no program {command[0]} on PATH; install it, or choose another kind of sandbox")
     try:
-        return await run(program, *command[1:], deadline_s=deadline_s, env=env)
+        return await run(program, *command[1:], deadline_s=deadline_s, env=env, cwd=cwd)
     except LaneError:
         raise SandboxFailed(f"`{' '.join(command[:2])}` did not end within {deadline_s:g} s") from None
     except OSError as error:

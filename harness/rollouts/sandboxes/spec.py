@@ -69,7 +69,9 @@ class SandboxSpec(BaseModel):
                 raise ValueError("no image for bwrap, which shows this machine's system")
             if self.user is not None and not all(map(str.isdecimal, self.user.split(":", 1))):
                 raise ValueError(f"UID[:GID] as user for bwrap, got {self.user!r}")
-        if self.kind == NONE and self.model_fields_set - {"kind"}:
+        # A recorded configuration sets every key.
+        fields = {name: field.default for name, field in type(self).model_fields.items() if name != "kind"}
+        if self.kind == NONE and any(getattr(self, name) != default for name, default in fields.items()):
             raise ValueError("a kind beside the other keys: bwrap, podman, docker")
         return self
 

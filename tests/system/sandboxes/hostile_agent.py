@@ -142,8 +142,7 @@ def the_server_without_the_relay():
 
 @attempt
 def an_address_of_the_host():
-    reached = [each for each in TOLD["host_addresses"] if _connects(each, TOLD["server_port"])]
-    return reached
+    return [each for each in TOLD["host_addresses"] if _connects(each, TOLD["server_port"])]
 
 
 def _connects(host, port):
@@ -275,7 +274,7 @@ def the_root_of_the_first_process():
 
 @attempt
 def namespaces_of_the_host():
-    own = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt", "net", "ipc", "uts")}
+    own = {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("pid", "mnt", "net", "ipc", "uts")}
     return [name for name, link in own.items() if link == TOLD["namespaces"][name]]
 
 
@@ -363,7 +362,7 @@ def a_cgroup():
 
 @attempt
 def shared_memory_of_the_host():
-    return [name for name in os.listdir("/dev/shm") if name == TOLD["shared_memory"]]
+    return [each.name for each in Path("/dev/shm").iterdir() if each.name == TOLD["shared_memory"]]
 
 
 @attempt
@@ -388,7 +387,7 @@ def main():
     for name, function in ATTEMPTS.items():
         try:
             got = function()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # any refusal will do
             results[name] = f"refused: {type(error).__name__}: {error}"
         else:
             results[name] = f"REACHED: {got!r}" if got else "refused: nothing was found"

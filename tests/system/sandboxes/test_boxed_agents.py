@@ -1,7 +1,5 @@
 """An agent in a box plays its session and leaves nothing."""
 
-import pytest
-
 CALL = """
 import json, os, urllib.request
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"

@@ -1,0 +1,60 @@
+"""`kill -9` of a manager: its boxes end or are found, and `harness sandboxes prune` leaves nothing of them."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import asdict
+
+from harness.rollouts.sandboxes.left_behind import remove_left
+from tests.system.sandboxes.conftest import KINDS
+from tests.system.sandboxes.test_ends import MARK, NOTHING, STUBBORN, left_of_boxes
+
+KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "5"))
+GONE_S = 30.0
+
+
+async def prune() -> dict[str, list[str]]:
+    """What the command removed."""
+    command = (sys.executable, "-m", "harness", "sandboxes", "prune", "--json")
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+async def test_killed_managers_leave_nothing_behind_a_prune(spec_of, run_boxed, server, tmp_path):
+    """They die while both agents work, or at any moment of the start; the next box or a prune finds what is left."""
+    specs = {kind: spec_of(kind, memory_mb=256) for kind in KINDS}
+    told = json.dumps([spec.model_dump(exclude_defaults=True) for spec in specs.values()])
+    chance, pruned = random.Random(19), set()
+    for kill in range(KILLS):
+        folder = tmp_path / str(kill)
+        command = (sys.executable, "-m", "tests.system.sandboxes.manager_program", server.url, str(folder))
+        script = f"{STUBBORN}\n# {MARK}"
+        manager = await asyncio.create_subprocess_exec(*command, script, told, stdout=asyncio.subprocess.PIPE)
+        try:
+            async with asyncio.timeout(60):
+                assert await manager.stdout.readline() == b"ready\n"
+                if kill % 2:
+                    await asyncio.sleep(chance.uniform(0, 1.5))
+                while not kill % 2 and not all((folder / kind / "started").exists() for kind in KINDS):
+                    assert manager.returncode is None
+                    await asyncio.sleep(0.02)
+            if kill == 0:
+                assert (await prune())["containers"] == [], "a manager that lives keeps its boxes"
+                assert len(left_of_boxes(manager.pid)["containers"]) == 1
+        finally:
+            manager.kill()
+            await manager.wait()
+        if kill == 2:
+            await run_boxed(specs["podman"], "")
+            assert left_of_boxes(manager.pid)["containers"] == []
+        # What the manager's own programs were about to do, they finish within the watchdog's grace.
+        async with asyncio.timeout(GONE_S):
+            while left_of_boxes(manager.pid) != NOTHING:
+                found = await prune() if kill == 0 else asdict(await remove_left())
+                assert found["failures"] == []
+                pruned |= {each for each, items in found.items() if items}
+                await asyncio.sleep(0.1)
+    assert pruned == {"containers", "cgroups", "folders"}

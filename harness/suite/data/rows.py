@@ -8,8 +8,8 @@ from typing import Protocol
 
 from harness.errors import ScenarioError
 from harness.suite.data.data_files import find_data_files
-from harness.suite.data.tables import ArrowFile, ParquetFile
-from harness.suite.data.text_files import CsvFile, JsonLinesFile
+from harness.suite.data.json_lines import JsonLinesFile
+from harness.suite.data.tables import ArrowFile, CsvFile, ParquetFile
 from harness.types import Json
 
 

@@ -1,8 +1,8 @@
-"""Parquet and Arrow in bounded memory: Arrow files are mapped, and row groups of Parquet become such files."""
+"""Arrow, Parquet and CSV in bounded memory: Arrow files are mapped, and the others become such files."""
 
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
@@ -25,7 +25,7 @@ class ArrowFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with _readable(str(path)):
-            table = _map_arrow(path)
+            table = self._open_table()
         self.columns: Sequence[str] = table.column_names
         self._ends = [0, table.num_rows]
         """Ends of the row groups, behind 0."""
@@ -50,8 +50,27 @@ class ArrowFile:
     def where(self, number: int) -> str:
         return f"{self._path}: row {number + 1}"
 
+    def _open_table(self) -> Any:
+        return _map_arrow(self._path)
+
     def _batches(self, columns: list[str]) -> Iterator[Any]:
         return iter(self._group(0).select(columns).to_batches(_BATCH_ROWS))
+
+
+class CsvFile(ArrowFile):
+    """Comma-separated texts below a header; a quoted text may span lines."""
+
+    def _open_table(self) -> Any:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        parsing = csv.ParseOptions(newlines_in_values=True)
+        with csv.open_csv(self._path, parse_options=parsing) as reader:
+            texts = csv.ConvertOptions(column_types=dict.fromkeys(reader.schema.names, pa.string()))
+        # Without threads, an error names its row.
+        reading = csv.ReadOptions(use_threads=False)
+        reader = csv.open_csv(self._path, read_options=reading, parse_options=parsing, convert_options=texts)
+        return _map_batches(reader.schema, reader)
 
 
 class ParquetFile(ArrowFile):
@@ -75,15 +94,19 @@ class ParquetFile(ArrowFile):
         return pq.ParquetFile(self._path, memory_map=True, pre_buffer=False)
 
     def _decode(self, group: int) -> Any:
-        """Map a row group, from a temporary file."""
-        import pyarrow as pa
-
         file = self._open()
-        with tempfile.NamedTemporaryFile(prefix="harness-rows-", suffix=".arrow") as scratch:
-            with pa.ipc.new_file(scratch.name, file.schema_arrow) as writer:
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-                    writer.write_batch(batch)
-            return _map_arrow(Path(scratch.name))
+        return _map_batches(file.schema_arrow, file.iter_batches(_BATCH_ROWS, row_groups=[group]))
+
+
+def _map_batches(schema: Any, batches: Iterable[Any]) -> Any:
+    """Map batches, from a temporary file that its last reader frees."""
+    import pyarrow as pa
+
+    with tempfile.NamedTemporaryFile(prefix="harness-rows-", suffix=".arrow") as scratch:
+        with pa.ipc.new_file(scratch.name, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return _map_arrow(Path(scratch.name))
 
 
 def _map_arrow(path: Path) -> Any:
@@ -107,4 +130,4 @@ def _readable(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ScenarioError(f"{where}: expected Parquet or Arrow with text in UTF-8: {error}") from None
+        raise ScenarioError(f"{where}: expected a table with text in UTF-8: {error}") from None

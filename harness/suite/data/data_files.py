@@ -1,4 +1,4 @@
-"""Files of a data set: one file, a folder of `save_to_disk`, or a folder of files as on the Hugging Face hub."""
+"""Files of a data set: one, or those of a folder as `save_to_disk` or the Hugging Face hub make it."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from harness.errors import ScenarioError
 DATA_SUFFIXES = (".parquet", ".csv", ".arrow", ".jsonl", ".ndjson")
 
 _STATE = "state.json"
-"""File of `save_to_disk` that lists the data files beside it, in order."""
+"""List of the data files beside it, in order."""
 _SHARD = re.compile(r"[-_./]?\d+(-of-\d+)?$")
 
 

@@ -1,12 +1,10 @@
-"""Filters of rows: `column=value`, or another of `=`, `!=`, `<`, `<=`, `>`, `>=`, `~` (regular expression).
-
-`a.b` is `b` in `a`.
-"""
+"""Filters of rows: `column=value`, or `!=`, `<`, `<=`, `>`, `>=`, `~`; `a.b` is `b` in `a`."""
 
 import json
 import operator
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,11 +12,14 @@ from harness.errors import ScenarioError
 from harness.types import Json
 
 _FORM = re.compile(r"\s*([^=!<>~]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
-_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+    "~": lambda found, wanted: re.search(wanted, found) is not None,
 }
 
 
@@ -51,22 +52,14 @@ class Filter:
         return self.column.partition(".")[0]
 
     def fits(self, row: Json) -> bool:
-        """Return True if the condition holds: numerically between numbers, else as text. No value fits no order."""
+        """Return True if it holds: between numbers by value, else as text. A missing value is `null`, in no order."""
         value: Any = row
         for name in [self.column] if self.column in row else self.column.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self.operator == "~":
-            return value is not None and re.search(self.value, text) is not None
-        found, wanted = _number(text), _number(self.value)
-        pair = (text, self.value) if found is None or wanted is None else (found, wanted)
-        if self.operator in ("=", "!="):
-            return (pair[0] == pair[1]) is (self.operator == "=")
-        return value is not None and _ORDERS[self.operator](*pair)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        if value is None and self.operator not in ("=", "!="):
+            return False
+        found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.operator != "~":
+            with suppress(ValueError):
+                return _COMPARE[self.operator](float(found), float(self.value))
+        return _COMPARE[self.operator](found, self.value)

@@ -1,4 +1,4 @@
-"""JSON lines, found again by an index of where they begin: eight bytes a row."""
+"""JSON lines, by an index of their starts."""
 
 import json
 from array import array

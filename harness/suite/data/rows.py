@@ -1,4 +1,4 @@
-"""Rows of a data set, which need not fit in memory: all in order, or one by its number."""
+"""Rows of a data set: all in order, or one by its number."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,11 +14,11 @@ from harness.types import Json
 
 
 class Rows(Protocol):
-    """Rows, from number 0. Methods raise `ScenarioError`, which names the row."""
+    """Rows by number, from 0. Methods raise `ScenarioError`."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Columns of all rows; of JSON lines, those of the first."""
+        """Columns; of JSON lines, those of the first row."""
 
     def __len__(self) -> int: ...
 

@@ -1,7 +1,7 @@
 """A rollout of a Harbor task: what its box shows, and what its verifier says.
 
-The box shows `/logs` and, to the verifier, `/tests`: folders of the trial, laid out as Harbor's results are. In a
-container the task's workdir is the image's; bwrap has no image, and shows the task's `environment/` there.
+The box shows `/logs` and, to the verifier, `/tests`: folders of the trial. bwrap shows `environment/` as the workdir,
+which is the image's in a container.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ _TESTS = "/tests/test.sh"
 _STDOUT = "/logs/verifier/test-stdout.txt"
 _GRACE_S = 2.0
 _INSPECT_S = 30.0
+_MOST_CHARACTERS = 1 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -32,7 +33,7 @@ class Trial:
     """One rollout's folders, box and verdict."""
 
     def __init__(self, task: HarborTask, folder: Path, spec: SandboxSpec, agent: str) -> None:
-        """`folder` is the trial's own, outside the rollout's workdir, which the agent may write to."""
+        """`folder` is outside the rollout's workdir, where the agent may write."""
         self._task, self._folder = task, folder.absolute()
         self._spec, self._is_oracle = spec, agent == ORACLE
         self._problem: str | None = "the verifier did not run"
@@ -72,11 +73,11 @@ class Trial:
 
     async def _verify(self, sandbox: Sandbox, start: StartOnHost) -> None:
         """Run the task's tests in the box of the agent, which has ended. Raises `SandboxFailed`."""
-        deadline_s = self._task.keys.verifier.timeout_sec
-        await asyncio.to_thread(self._show_tests)
         keys = self._task.keys
-        env = self._task.variables(keys.environment.env | keys.verifier.env)
-        env |= {"PATH": _PATH, "HOME": "/tmp"} if self._spec.kind == BWRAP else {}  # noqa: S108  # of the box
+        deadline_s = keys.verifier.timeout_sec
+        await asyncio.to_thread(self._show_tests)
+        env = {"PATH": _PATH, "HOME": "/tmp"} if self._spec.kind == BWRAP else {}  # noqa: S108  # of the box
+        env |= self._task.variables(keys.environment.env | keys.verifier.env)
         command = ("sh", "-c", f"{_TESTS} >{_STDOUT} 2>&1")
         tests = await sandbox.exec(command, env=env, cwd=Path(self._task.workdir), on_host=start)
         try:
@@ -125,7 +126,8 @@ def read_rewards(folder: Path) -> Score:
     path = next((folder / name for name in ("reward.json", "reward.txt") if (folder / name).is_file()), None)
     if path is None or path.is_symlink():
         raise ScenarioError(f"{folder}: expected the verifier to write reward.txt or reward.json, got neither")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_MOST_CHARACTERS)
     try:
         found: Any = json.loads(text) if path.suffix == ".json" else float(text)
     except ValueError:

@@ -35,7 +35,7 @@ class ScenarioPrompts:
     """Prompts by position. Reading waits for a disk; any thread may call."""
 
     def __init__(self, source: Path, scenario: Scenario, instruction: str) -> None:
-        """Open nothing yet. `source` is the `scenario.toml`; prompts without a text are `instruction`."""
+        """Open nothing yet. `source` is the `scenario.toml`."""
         self._source, self._scenario, self._instruction = source, scenario, instruction
         self._spec, self._named = scenario.data, scenario.data.columns
         self._order = lru_cache(maxsize=2)(self._shuffled)
@@ -84,9 +84,8 @@ class ScenarioPrompts:
     @cached_property
     def _kept(self) -> RowNumbers:
         """Numbers of the rows of an epoch."""
-        kept = np.fromiter(
-            islice(self._fitting(), None if self._spec.shuffle is not None else self._spec.limit), np.int64
-        )
+        most = self._spec.limit if self._spec.shuffle is None else None
+        kept = np.fromiter(islice(self._fitting(), most), np.int64)
         if not kept.size:
             raise NothingSelected(f"{self._place}: expected a row that passes {self._spec.filter}, got none")
         return self._permute(kept, 0)[: self._spec.limit]

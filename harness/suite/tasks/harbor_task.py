@@ -1,4 +1,4 @@
-"""A task in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and `solution/`."""
+"""A task in Harbor's format: a folder with `task.toml` and `instruction.md`."""
 
 import os
 import re

@@ -55,5 +55,5 @@ def _summary(folder: "ScenarioFolder") -> dict[str, Any]:
         "description": scenario.description,
         "directory": str(folder.directory),
         "agent": scenario.agent.name,
-        "sessions": scenario.session_count,
+        "sessions": folder.session_count,
     }

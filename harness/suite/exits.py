@@ -11,6 +11,7 @@ from harness.errors import (
     LearnerError,
     ModelError,
     RunError,
+    SandboxFailed,
     ScenarioError,
     SegmentError,
     SessionServerError,
@@ -57,6 +58,7 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (ModelError, ExitCode.INFRASTRUCTURE),
     (TokenizerError, ExitCode.INFRASTRUCTURE),
     (AgentError, ExitCode.INFRASTRUCTURE),
+    (SandboxFailed, ExitCode.INFRASTRUCTURE),
     (StepError, ExitCode.INFRASTRUCTURE),
     (LearnerError, ExitCode.INFRASTRUCTURE),
 )

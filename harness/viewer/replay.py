@@ -5,6 +5,7 @@ over a `RecordedEngine`. Replays write nothing to the run. Answers and tool call
 """
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +68,7 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)
-    planned = _plan(run, line)
+    planned = await asyncio.to_thread(_plan, run, line)
     if agent is not None:
         scenario = planned.folder.scenario
         spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
@@ -82,6 +83,7 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     engine = RecordedEngine(session, chat_tokenizer.tokenizer, _model_name(run, planned))
     if not engine.unasked:
         raise RunError(f"expected a session with an answer to serve again, and no turn of {line.session_id} has one")
+    prompt = await asyncio.to_thread(planned.read_prompt)
     settings = ServerSettings(
         admin_token=new_admin_token(), score_inputs=False, allow_forced_tokens=planned.folder.scenario.forces_tokens
     )
@@ -93,13 +95,13 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     ):
         task = AgentTask(
             agent=player,
-            prompt=planned.folder.text_of(planned.prompt),
+            prompt=planned.folder.text_of(prompt),
             workdir=place / AGENT,
             model=engine.capabilities.model,
             deadline_s=spec.deadline_s,
             session=planned.session,
             request_kwargs=spec.request_kwargs,
-            metadata=planned.prompt.metadata,
+            metadata=prompt.metadata,
         )
         async with beside(_end_parted(engine, manager), name="end an agent that asks on"):
             rollout = await manager.run(task)
@@ -136,15 +138,16 @@ def _plan(run: Path, line: SessionLine) -> PlannedRollout:
             f" got {line.session_id or line.number} of {run}"
         )
     entries = RunConfig.load(RunDirectory(run).config).scenarios
-    plan = plan_rollouts([_as_recorded(entry) for entry in entries])
-    planned = next((each for each in plan if each.number == line.number), None)
+    plans = plan_rollouts([_as_recorded(entry) for entry in entries])
+    planned = next((plan.find(line.number) for plan in plans if line.number in plan.numbers), None)
     if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
         raise RunError(
             f"the configuration in {run} has no rollout {line.number} of {line.scenario}: it is of another run"
         )
     folder = planned.folder
     recorded = next(entry.files for entry in entries if entry.scenario.name == folder.name)
-    said = [INSTRUCTION_FILE] if planned.prompt.text is None else []
+    said = [os.path.relpath(path, folder.directory) for path in folder.prompts.files]
+    said += [INSTRUCTION_FILE] if planned.read_prompt().text is None else []
     said += [folder.scenario.engine.template] if folder.scenario.engine.template in recorded else []
     said += [str(folder.scenario.engine.script)] if folder.scenario.forces_tokens else []
     changed = [name for name in said if folder.digests().get(name) != recorded.get(name)]

@@ -12,10 +12,25 @@ if TYPE_CHECKING:
     from harness.suite.run.report import RunReport
 
 _Suite = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="SUITE_OR_DIR",
+        metavar="[SUITE_OR_DIR]",
         help="A bundled scenario, a folder with a scenario.toml or of such folders; with --resume, a run directory.",
+        show_default=False,
+    ),
+]
+_Harbor = Annotated[
+    str | None,
+    typer.Option(
+        "--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.", show_default=False
+    ),
+]
+_Agent = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        help="Agent in place of the scenario's: bundled, script, profile or command; for Harbor tasks also `oracle`, `nop`.",
         show_default=False,
     ),
 ]
@@ -74,9 +89,24 @@ _Set = Annotated[
         show_default=False,
     ),
 ]
+_Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="COLUMN=VALUE",
+        help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
+        show_default=False,
+    ),
+]
 _Limit = Annotated[
     int | None,
     typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.", show_default=False),
+]
+_Shuffle = Annotated[
+    int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.", show_default=False)
+]
+_Epochs = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.", show_default=False)
 ]
 _Out = Annotated[
     Path | None,
@@ -99,8 +129,10 @@ _Only = Annotated[
 
 
 def run(
-    suite: _Suite,
+    suite: _Suite = None,
     *,
+    harbor: _Harbor = None,
+    agent: _Agent = None,
     concurrency: _Concurrency = None,
     server: _Server = None,
     admin_token: options.AdminToken = None,
@@ -110,7 +142,10 @@ def run(
     template: options.Template = None,
     seed: _Seed = None,
     set_keys: _Set = None,
+    filters: _Filter = None,
     limit: _Limit = None,
+    shuffle: _Shuffle = None,
+    epochs: _Epochs = None,
     out: _Out = None,
     resume: _Resume = False,
     only: _Only = None,
@@ -124,12 +159,14 @@ def run(
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
+    `harness run --harbor terminal_tasks --agent oracle`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.rollouts.client.connections import server_url
     from harness.engines.connect import EngineName
     from harness.errors import RunError, ScenarioError
     from harness.lab.models.chat_templates import TEMPLATES, find_template
+    from harness.suite.data.filters import Filter
     from harness.suite.record.config import Overrides
     from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import begin_run, resume_run
@@ -137,6 +174,11 @@ def run(
 
     if engine is not None:
         EngineName.parse(engine)
+    suite = suite if harbor is None else harbor
+    if suite is None:
+        raise ScenarioError("expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some")
+    for each in filters or ():
+        Filter.parse(each)
     for each in worker or ():
         require_running_servers(each)
     if worker and engine is not None:
@@ -159,9 +201,13 @@ def run(
         workers=worker or None,
         model=model,
         template=template,
+        agent=agent,
         seed=seed,
         settings=set_keys or None,
+        filter=filters or None,
         limit=limit,
+        shuffle=shuffle,
+        epochs=epochs,
     )
     otlp = options.require_collector(otlp)
     if server is not None:

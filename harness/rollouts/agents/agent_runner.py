@@ -4,11 +4,12 @@ It does not know how the session fared; see `manager.py`.
 """
 
 import asyncio
+import math
 import os
 import shlex
 import shutil
 import signal as signal_module
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -164,6 +165,9 @@ class AgentRunner:
                     return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
                 self._processes[session.session_id] = process
                 end = await self._await_end(process, task.deadline_s, signal, box)
+                if task.after is not None and box is not None and end.ending not in (Ending.STOPPED, Ending.BOX_FAILED):
+                    after = task.after(box.sandbox, partial(self._start_on_host, log))
+                    end = await self._run_after(after, end, signal)
         except SandboxFailed as error:
             end = AgentEnd(Ending.BOX_FAILED, detail=error.message)
         finally:
@@ -198,6 +202,19 @@ class AgentRunner:
             return opening.result()
         ending = Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT
         return AgentEnd(ending, detail="its sandbox was not ready")
+
+    async def _run_after(self, after: Awaitable[None], end: AgentEnd, signal: AbortSignal) -> AgentEnd:
+        """Await `after`, for as long as its author lets it, and return the agent's end unless an abort came first."""
+        running = asyncio.ensure_future(after)
+        try:
+            await ends_before(running, signal.enforced, timeout_s=math.inf)
+        finally:
+            running.cancel()
+            await to_the_end(ended(running))
+        if running.cancelled():
+            return AgentEnd(Ending.STOPPED, detail="what follows it did not end")
+        running.result()
+        return end
 
     async def _start(
         self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, box: Box | None

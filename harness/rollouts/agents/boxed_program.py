@@ -65,4 +65,5 @@ def _installation(program: Path) -> Iterator[Path]:
 
 
 def _is_of_system(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _SYSTEM)
+    # Where /bin is a link to /usr/bin, the root is the prefix of the system's Python.
+    return path == Path("/") or any(path.is_relative_to(folder) for folder in _SYSTEM)

@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.errors import ScenarioError
 from harness.rollouts.sandboxes.kinds import factory_of
-from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost
+from harness.rollouts.sandboxes.spec import CONTAINERS, NONE, SandboxSpec
 from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -21,6 +22,10 @@ reward of a function, the trainer's own code, but not of a program.
 
 AbortFunction = Callable[..., Awaitable[None]]
 """`async def abort(session_id, metadata, **kwargs) -> None`: asks one rollout's agent to end."""
+
+
+AfterAgent = Callable[[Sandbox, StartOnHost], Awaitable[None]]
+"""Uses the sandbox of an agent that has ended, such as to verify what it did. Raises `SandboxFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ class AgentTask:
     """Terminal of a program, in place of its log."""
     sandbox: SandboxSpec | None = None
     """Sandbox of this rollout, if not the agent's."""
+    after: AfterAgent | None = None
+    """Called in the sandbox after the agent, unless the rollout was ended from outside."""
 
     @property
     def box(self) -> SandboxSpec | None:
@@ -114,6 +121,8 @@ class AgentTask:
         if self.box is not None:
             if not isinstance(self.agent, ProgramAgent):
                 raise ScenarioError("sandbox: expected a program, got a function, which runs in this process")
+            if self.box.kind in CONTAINERS and self.box.image is None:
+                raise ScenarioError(f"sandbox.image: expected an image for {self.box.kind}, got none")
             factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
         for name, part in parts.items():

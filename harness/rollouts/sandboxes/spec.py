@@ -29,7 +29,7 @@ class SandboxSpec(BaseModel):
     kind: str = NONE
     """`none`, `bwrap`, `podman`, `docker`, or `MODULE:FACTORY` of a plug-in."""
     image: str | None = None
-    """Image of a container."""
+    """Image of a container, which needs one."""
     mounts: tuple[str, ...] = Field(default=(), strict=False)
     """Further paths: `SOURCE[:TARGET][:rw]`, absolute, read-only unless `rw`."""
     network: bool = False
@@ -64,8 +64,6 @@ class SandboxSpec(BaseModel):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
-        if self.kind in CONTAINERS and self.image is None:
-            raise ValueError(f"an image for {self.kind}")
         if self.kind == BWRAP:
             if self.image is not None:
                 raise ValueError("no image for bwrap, which shows this machine's system")

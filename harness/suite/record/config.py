@@ -24,6 +24,7 @@ from harness.suite.scenarios.folder import (
 )
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
+from harness.suite.tasks.harbor_task import PLAYED
 
 _FIXED = frozenset({"name", "schema_version", "prompts_file"})
 """Keys of the scenario's identity and format."""
@@ -44,11 +45,19 @@ class Overrides(_StrictFile):
     model: str | None = None
     template: str | None = None
     """Bundled name or absolute path of a chat template."""
+    agent: str | None = None
+    """Agent in place of the scenario's."""
     seed: int | None = None
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
+    filter: list[str] | None = None
+    """Conditions on rows, besides those of the scenario."""
     limit: int | None = None
-    """Prompts to keep, from the first."""
+    """Rows to keep."""
+    shuffle: int | None = None
+    """Seed of the rows' order."""
+    epochs: int | None = None
+    """Passes over the rows."""
 
     def over(self, other: Self) -> Self:
         """Complete these overrides from `other`."""
@@ -57,14 +66,18 @@ class Overrides(_StrictFile):
     def apply(self, scenario: Scenario) -> Scenario:
         """Override `scenario`. An engine replaces its services, workers its engine.
 
-        Raises `ScenarioError` for invalid `settings` or `limit`.
+        Raises `ScenarioError` for invalid `settings`.
         """
-        if self.settings is not None or self.limit is not None:
-            scenario = _set_keys(scenario, self.settings or (), self.limit)
+        if self.settings is not None:
+            scenario = _set_keys(scenario, self.settings)
+        if self.agent is not None:
+            scenario = _play(scenario, self.agent)
         changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
         if self.model is None and _plays_script(self.engine) and not _plays_script(scenario.engine.name):
             changes["model"] = SMALL_TOKENIZER  # a script does not need a model download
-        instead = _leave_out_none(seed=self.seed)
+        data = _leave_out_none(limit=self.limit, shuffle=self.shuffle, epochs=self.epochs)
+        data |= {"filter": [*scenario.data.filter, *(self.filter or ())]}
+        instead = _leave_out_none(seed=self.seed, data=scenario.data.model_copy(update=data))
         if self.model is not None and scenario.train is not None:
             # Another model replaces the one that the program would make.
             instead["train"] = scenario.train.model_copy(update={"model_program": None})
@@ -146,9 +159,9 @@ class SuiteSelection:
         if overrides.server is not None:
             _require_shareable(resolved)
         _require_weights(resolved)
-        if overrides.settings is not None:  # settings may name other files
-            for folder in resolved:
-                check_files(folder, folder.directory / SCENARIO_FILE)
+        for folder in resolved:  # settings may name other files
+            check_files(folder, folder.directory / SCENARIO_FILE)
+            folder.prompts.check()
         entries = [
             ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
             for folder in resolved
@@ -173,13 +186,18 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
         yield f"{key}: {before!r} -> {now!r}"
 
 
-def _set_keys(scenario: Scenario, settings: Iterable[str], limit: int | None) -> Scenario:
+def _play(scenario: Scenario, agent: str) -> Scenario:
+    spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
+    needs_model = scenario.harbor is not None and agent not in PLAYED and scenario.engine.model == SMALL_TOKENIZER
+    engine = EngineSpec() if needs_model else scenario.engine
+    return scenario.model_copy(update={"agent": spec, "engine": engine})
+
+
+def _set_keys(scenario: Scenario, settings: Iterable[str]) -> Scenario:
     data: dict[str, Any] = scenario.model_dump(exclude_unset=True)
     for text in settings:
         _merge(data, _parse_setting(text))
-    if limit is not None and "prompts" in data:
-        data["prompts"] = data["prompts"][:limit]
-    return validate(Scenario, data, source=Path(f"{scenario.name} with --set or --limit"))
+    return validate(Scenario, data, source=Path(f"{scenario.name} with --set"))
 
 
 def _parse_setting(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     lock.json          versions and digests
     run.db             sessions, turns and rollouts, always durable
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
+    trials/<n>/        logs, tests and reward of rollout n of a Harbor task
     checkpoints/<n>/   weights of version n; weights.json reports updates
     faults.jsonl       one line per firing
     witness.json       the engines' token counts, against the ledger
@@ -139,6 +140,10 @@ class RunDirectory:
     def clear_workdir(self, number: int) -> None:
         """Remove what an earlier process left of rollout `number`."""
         shutil.rmtree(self.workdir(number), ignore_errors=True)
+
+    def trial(self, number: int) -> Path:
+        """Return the folder of what a task's sandbox shows, beside the agent's directory."""
+        return self.path / "trials" / str(number)
 
     @contextmanager
     def occupy(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ Order and concurrency never change a rollout's result (I10).
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,12 +20,14 @@ from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
 from harness.samples.turn_rewards import reward_turns
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
+from harness.suite.judge.trial import Trial
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
-from harness.suite.scenarios.plan import PlannedRollout
+from harness.suite.scenarios.plan import PlannedRollout, ScenarioPlan
+from harness.suite.scenarios.scenario import Prompt
 
 
 class Progress(Protocol):
@@ -63,7 +65,7 @@ class RolloutBatch:
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
 
-    async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
+    async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
 
         Raises `StoreError` when a record cannot be stored, and cancels the other rollouts.
@@ -83,18 +85,20 @@ class RolloutBatch:
 
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
+        prompt = await asyncio.to_thread(planned.read_prompt)
         await asyncio.to_thread(self.directory.clear_workdir, planned.number)
-        spec = planned.folder.scenario.agent
+        spec, trial = planned.folder.scenario.agent, self._trial(planned, prompt)
         task = AgentTask(
             agent=self.agent,
-            prompt=planned.folder.text_of(planned.prompt),
+            prompt=planned.folder.text_of(prompt),
             workdir=self.directory.workdir(planned.number),
             model=self.services.model,
             deadline_s=spec.deadline_s,
             session=planned.session,
             request_kwargs=spec.request_kwargs,
-            metadata=planned.prompt.metadata,
+            metadata=prompt.metadata,
         )
+        task = task if trial is None else await trial.around(task)
         start = await self.services.start_of_server()
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
@@ -103,8 +107,10 @@ class RolloutBatch:
             self.finished.add(planned.number, rollout.samples)
         rollout, problem = await self._doubt(rollout, start)
         score, check = Score(), planned.folder.check
-        if check is not None:
-            metadata = planned.prompt.metadata | planned.prompt.check_metadata
+        if trial is not None:
+            score = trial.score(rollout.outcome.kind)
+        elif check is not None:
+            metadata = prompt.metadata | prompt.check_metadata
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
         if self.finished is not None:  # an update may have scored more tokens during the check
@@ -124,6 +130,10 @@ class RolloutBatch:
         self.progress.end_rollout(record)
         if problem is not None:
             raise problem
+
+    def _trial(self, planned: PlannedRollout, prompt: Prompt) -> Trial | None:
+        task, agent = planned.folder.prompts.task_of(prompt), planned.folder.scenario.agent
+        return None if task is None else Trial(task, self.directory.trial(planned.number), agent.sandbox, agent.name)
 
     async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
         """Blame the server, so that the rollout runs again on resume.

@@ -65,7 +65,7 @@ class ScenarioReport:
             *(judge_witness(readings) if scenario.checks.expect_witness_agrees else ()),
         ]
         again = sum(record.number in replayed for record in records)
-        return cls(scenario.name, scenario.session_count, records, verdicts, faults, again)
+        return cls(scenario.name, folder.session_count, records, verdicts, faults, again)
 
     @property
     def outcomes(self) -> Counter[str]:

@@ -34,7 +34,7 @@ from harness.suite.run.watch import watch_sessions
 from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
-from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
+from harness.suite.scenarios.plan import ScenarioPlan, plan_rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,22 @@ class SuiteRun:
         """
         began = time.monotonic()
         with self.directory.occupy(), RolloutLog(self.directory.database) as log:
-            plan = plan_rollouts(self.selection.folders)
+            plans = plan_rollouts(self.selection.folders)
             final = {number for number, record in log.last_attempts().items() if record.is_final}
-            unfinished = {rollout.number for rollout in plan} - final
-            wanted = unfinished if self.only is None else self.only
-            pending = [rollout for rollout in plan if rollout.number in wanted]
-            self.progress.begin(len(plan), len(plan) - len(pending))
-            if pending:  # an old report would mark the run complete
+            unfinished = [plan.keep(lambda number: number not in final) for plan in plans]
+            only = self.only
+            pending = unfinished if only is None else [plan.keep(only.__contains__) for plan in plans]
+            count = sum(map(len, pending))
+            self.progress.begin(sum(map(len, plans)), sum(map(len, plans)) - count)
+            if count:  # an old report would mark the run complete
                 self.directory.result.unlink(missing_ok=True)
             self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
             with one_error():
-                for choice, rollouts in groupby(pending, key=lambda rollout: self._choose_engine(rollout.folder)):
+                for choice, chosen in groupby(filter(len, pending), key=lambda plan: self._choose_engine(plan.folder)):
                     if not self.interrupts.is_requested:
-                        await self._run_on_engine(choice, list(rollouts), log)
-            was_stopped = self.interrupts.is_requested or not unfinished <= set(wanted)
+                        await self._run_on_engine(choice, list(chosen), log)
+            left_out = only is not None and any(number not in only for plan in unfinished for number in plan.numbers)
+            was_stopped = self.interrupts.is_requested or left_out
             return self._report(log.last_attempts(), began, was_stopped=was_stopped)
 
     def _choose_engine(self, folder: ScenarioFolder) -> EngineChoice | AttachedChoice:
@@ -84,7 +86,7 @@ class SuiteRun:
         return EngineChoice.of(folder) if url is None else AttachedChoice.of(folder, url)
 
     async def _run_on_engine(
-        self, choice: EngineChoice | AttachedChoice, rollouts: list[PlannedRollout], log: RolloutLog
+        self, choice: EngineChoice | AttachedChoice, plans: list[ScenarioPlan], log: RolloutLog
     ) -> None:
         database, say = self.directory.database, self.progress.say
         opening: AbstractAsyncContextManager[Services]
@@ -103,13 +105,12 @@ class SuiteRun:
             self.directory.write_json(self.directory.lock, lock)
             await services.close_abandoned_sessions()
             async with read_engine_counts(choice.key, services, self.directory):
-                for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
+                for plan in plans:
                     if not self.interrupts.is_requested:
-                        await self._run_scenario(folder, list(batch), services, log)
+                        await self._run_scenario(plan, services, log)
 
-    async def _run_scenario(
-        self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
-    ) -> None:
+    async def _run_scenario(self, plan: ScenarioPlan, services: Services, log: RolloutLog) -> None:
+        folder = plan.folder
 
         async def drain() -> None:
             self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
@@ -119,10 +120,8 @@ class SuiteRun:
         async with open_agent(folder) as agent, services.open_manager() as manager:
             faults = None
             if isinstance(services, OwnServices) and services.seams is not None:
-                planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
-                first = planned[0].number
-                seeds = {each.number - first: each.seed for each in planned}
-                roster = Roster(folder.name, services.seams.server, first, seeds)
+                seeds = {position: plan.find(plan.first + position).seed for position in range(folder.session_count)}
+                roster = Roster(folder.name, services.seams.server, plan.first, seeds)
                 fault_log = FaultLog(self.directory.faults)
                 faults = FaultInjector(folder.scenario.faults, roster, services.seams, manager, fault_log)
             weights = folder.scenario.weights
@@ -136,7 +135,7 @@ class SuiteRun:
                 change_weights(weights, services, finished, self.directory, self.progress.say),
                 nullcontext() if faults is None else faults.active(),
             ):
-                await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
+                await self.interrupts.guard(batch.run(plan, width=width), drain=drain)
 
     def _report(self, records: Mapping[int, RolloutRecord], began: float, *, was_stopped: bool) -> RunReport:
         final = [record for record in records.values() if record.is_final]

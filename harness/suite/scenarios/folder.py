@@ -1,27 +1,29 @@
 """Scenarios as folders. Loading checks all files, before any session needs them."""
 
 import hashlib
-import json
 import os
+import re
 import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import tomli_w
 
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
+from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents, find_command, split_command
+from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS
 from harness.suite.exits import NothingSelected
-from harness.suite.scenarios.scenario import Prompt, Scenario
+from harness.suite.scenarios.prompts import ScenarioPrompts
+from harness.suite.scenarios.scenario import SCHEMA_VERSION, Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
+from harness.suite.tasks.harbor_task import PLAYED, TASK_FILE, find_tasks
 from harness.types import Json
 
 SCENARIO_FILE = "scenario.toml"
@@ -37,6 +39,15 @@ class ScenarioFolder:
     scenario: Scenario
     instruction: str
     """Content of `instruction.md`, if any."""
+    prompts: ScenarioPrompts = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        prompts = ScenarioPrompts(self.directory / SCENARIO_FILE, self.scenario, self.instruction)
+        object.__setattr__(self, "prompts", prompts)
+
+    @property
+    def session_count(self) -> int:
+        return len(self.prompts) * self.scenario.samples_per_prompt
 
     @property
     def name(self) -> str:
@@ -69,6 +80,8 @@ class ScenarioFolder:
     def agent_command(self) -> tuple[str, ...]:
         """Command line with resolved paths; empty for a script, profile or bundled agent."""
         agent = self.scenario.agent
+        if self.scenario.harbor is not None and agent.profile in PLAYED:
+            return PLAYED[agent.profile]
         return find_command(agent.command or split_command(agent.profile or ""), self.directory, agent.files)
 
     @property
@@ -112,9 +125,10 @@ class ScenarioFolder:
         """Return the SHA-256 of files, besides `scenario.toml`, that affect sessions."""
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
-        files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
+        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, engine.script, engine.template]
         files += [] if train is None else [train.model_program, (train.encoder or "").partition(":")[0]]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
+        present |= {os.path.relpath(path, self.directory): path for path in self.prompts.files}
         if self.agent_function is None:
             command = self.agent_command
             script = self.directory / command[0] if command else self.agent_script
@@ -127,20 +141,18 @@ class ScenarioFolder:
             # It may import its neighbors.
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
-        return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(present.items())}
+        return {name: _digest(path) for name, path in sorted(present.items())}
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
     """Load a scenario. Raises `ScenarioError` with one line per problem."""
     path = directory / SCENARIO_FILE
     try:
-        data = tomllib.loads(_read_text(path))
+        data = tomllib.loads(_read_text(path)) if path.is_file() or not find_tasks(directory) else _of_tasks(directory)
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not TOML: {error}") from error
-    if isinstance(name := data.get("prompts_file"), str):
-        if "prompts" in data:
-            raise ScenarioError(f"{path}: prompts_file: expected prompts or prompts_file, got both")
-        data["prompts"] = _read_prompts(directory / name)
+    if len(places := [key for key in ("prompts", "prompts_file", "harbor") if key in data]) > 1:
+        raise ScenarioError(f"{path}: {places[1]}: expected {' or '.join(places)}, got both")
     scenario = validate(Scenario, data, source=path)
     instruction = directory / INSTRUCTION_FILE
     folder = ScenarioFolder(
@@ -167,17 +179,33 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
                 f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
             )
         directory = bundled[where]
-    if (directory / SCENARIO_FILE).is_file():
+    if (directory / SCENARIO_FILE).is_file() or find_tasks(directory):
         return [load_scenario(directory)]
     found = sorted(path.parent for path in directory.glob(f"*/{SCENARIO_FILE}"))
     if not found:
-        raise NothingSelected(f"no scenario in {directory}: expected {SCENARIO_FILE}, or folders that hold one")
+        raise NothingSelected(
+            f"no scenario in {directory}: expected {SCENARIO_FILE} or {TASK_FILE}, or folders that hold one"
+        )
     folders = [load_scenario(path) for path in found]
     name, count = Counter(folder.name for folder in folders).most_common(1)[0]
     if count > 1:  # names identify the sessions of a suite
         places = ", ".join(str(folder.directory) for folder in folders if folder.name == name)
         raise ScenarioError(f"name: expected different names in one suite, got {name!r} in {places}")
     return folders
+
+
+def _of_tasks(directory: Path) -> Json:
+    """Return the scenario of a folder of Harbor tasks, which their solutions play unless `--agent` names another."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower()).strip("-_") or "harbor"
+    kind = next((each for each in CONTAINERS if shutil.which(each)), BWRAP)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "description": "Harbor tasks.",
+        "harbor": ".",
+        "agent": {"profile": "oracle", "sandbox": {"kind": kind}},
+        "engine": {"name": "scripted", "model": SMALL_TOKENIZER},
+    }
 
 
 def bundled_scenarios() -> list[ScenarioFolder]:
@@ -207,29 +235,21 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
             raise ScenarioError(f"{source}: agent.function: {error.message}") from None
     else:
         _check_agent(folder, source)
-    for number, prompt in enumerate(scenario.prompts):
-        if not folder.text_of(prompt).strip():
-            raise ScenarioError(
-                f"{source}: prompts[{number}].text: expected a text, got nothing; give one or write {INSTRUCTION_FILE}"
-            )
+    if scenario.prompts_file is None:
+        folder.prompts.check()
+    beyond = sorted(
+        {each for fault in scenario.faults for each in fault.sessions or () if each >= folder.session_count}
+    )
+    if beyond:
+        last = folder.session_count - 1
+        raise ScenarioError(
+            f"{source}: faults: expected sessions from 0 to {last} and not {', '.join(map(str, beyond))}"
+        )
 
 
-def _read_prompts(path: Path) -> list[Json]:
-    prompts = []
-    # Not `splitlines()`: JSON strings may contain other line separators, such as U+2028.
-    for number, line in enumerate(_read_text(path).removesuffix("\n").split("\n"), start=1):
-        where = Path(f"{path}:{number}")
-        try:
-            data = json.loads(line)
-            # A run records prompts as TOML, which has no null, in UTF-8, which has no lone surrogates.
-            tomli_w.dumps({"prompt": data}).encode()
-        # RecursionError: deeply nested JSON.
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ScenarioError(
-                f"{where}: expected a prompt as JSON without null, got {line[:60]!r}: {error}"
-            ) from None
-        prompts.append(validate(Prompt, data, source=where).model_dump(exclude_unset=True))
-    return prompts
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files_below(places: Mapping[str, Path]) -> dict[str, Path]:

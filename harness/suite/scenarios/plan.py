@@ -3,8 +3,10 @@
 Rollout `number` is the same in every run and resume.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from harness.rollouts.seeds import derive_seed
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -21,8 +23,13 @@ class PlannedRollout:
     group: int
     """Prompt's position in the run; `group_index` of the samples."""
     folder: ScenarioFolder
-    prompt: Prompt
+    position: int
+    """Prompt's position in the scenario."""
     seed: int
+
+    def read_prompt(self) -> Prompt:
+        """Read the prompt, perhaps from a disk. Raises `ScenarioError`."""
+        return self.folder.prompts.read(self.position)
 
     @property
     def session(self) -> Json:
@@ -39,15 +46,40 @@ class PlannedRollout:
         }
 
 
-def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
-    """Plan all rollouts, with groups contiguous."""
-    planned: list[PlannedRollout] = []
-    group = 0
+@dataclass(frozen=True, slots=True)
+class ScenarioPlan:
+    """Rollouts of a scenario, made on demand. Groups are contiguous."""
+
+    folder: ScenarioFolder
+    first: int
+    """Number of the scenario's first rollout."""
+    first_group: int
+    numbers: Sequence[int]
+    """Numbers of the rollouts, all or some of the scenario's."""
+
+    def keep(self, wanted: Callable[[int], bool]) -> Self:
+        """Plan the `wanted` numbers only."""
+        return replace(self, numbers=array("q", filter(wanted, self.numbers)))
+
+    def find(self, number: int) -> PlannedRollout:
+        """Plan rollout `number`."""
+        scenario = self.folder.scenario
+        position, sample = divmod(number - self.first, scenario.samples_per_prompt)
+        seed = derive_seed(scenario.seed, position, sample)
+        return PlannedRollout(number, self.first_group + position, self.folder, position, seed)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[PlannedRollout]:
+        return map(self.find, self.numbers)
+
+
+def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[ScenarioPlan]:
+    """Plan all rollouts, one plan for each scenario."""
+    plans: list[ScenarioPlan] = []
+    first = group = 0
     for folder in folders:
-        scenario = folder.scenario
-        for position, prompt in enumerate(scenario.prompts):
-            for sample in range(scenario.samples_per_prompt):
-                seed = derive_seed(scenario.seed, position, sample)
-                planned.append(PlannedRollout(len(planned), group, folder, prompt, seed))
-            group += 1
-    return planned
+        plans.append(ScenarioPlan(folder, first, group, range(first, first + folder.session_count)))
+        first, group = first + folder.session_count, group + len(folder.prompts)
+    return plans

@@ -10,7 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -19,7 +18,8 @@ from pydantic_core import PydanticCustomError
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
 from harness.rollouts.agents.profile import is_inside
-from harness.rollouts.sandboxes.spec import NONE, SandboxSpec
+from harness.rollouts.sandboxes.spec import CONTAINERS, NONE, SandboxSpec
+from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.scenarios.validation import WHOLE_SENTENCE
@@ -37,7 +37,7 @@ def require_running_servers(name: str) -> EngineName:
     return engine
 
 
-def _checked_by(parse: Callable[[str], EngineName]) -> AfterValidator:
+def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
     def check(name: str) -> str:
         try:
             parse(name)
@@ -209,6 +209,39 @@ class Prompt(_Strict):
         return self
 
 
+class DataSpec(_Strict):
+    """Rows of `prompts` or `prompts_file` that run, and what their columns are."""
+
+    split: str | None = None
+    """Part of a folder, such as `train`."""
+    prompt: str | None = None
+    """Column of texts or messages; default: `prompt`, `messages` or `question`."""
+    metadata: list[str] = Field(default_factory=list)
+    """Columns for agent, game and check."""
+    check_metadata: list[str] = Field(default_factory=list)
+    """Columns for the check alone."""
+    filter: list[Annotated[str, _checked_by(Filter.parse)]] = Field(default_factory=list)
+    """Conditions such as `level<3`, all of which must hold."""
+    shuffle: int | None = Field(default=None, ge=0)
+    """Seed of a random order, another one in each epoch."""
+    limit: int | None = Field(default=None, ge=1)
+    """Rows to keep, after filter and shuffle."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the rows that are kept."""
+
+    @model_validator(mode="after")
+    def _says_everything_once(self) -> Self:
+        twice = sorted({*self.metadata} & {*self.check_metadata})
+        if twice:
+            raise ValueError(f"metadata or check_metadata to have {', '.join(twice)}, and not both")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that are mapped to prompts; without any, rows are prompts themselves."""
+        return [*([] if self.prompt is None else [self.prompt]), *self.metadata, *self.check_metadata]
+
+
 class LimitsSpec(_Strict):
     """Limits of a session."""
 
@@ -292,7 +325,10 @@ class Scenario(_Strict):
     """Engine servers, instead of `engine.name`."""
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     prompts_file: str | None = None
-    """One JSON prompt per line, instead of `prompts`."""
+    """Data set, instead of `prompts`: JSON lines, CSV, Parquet, Arrow, or a folder of them."""
+    harbor: str | None = None
+    """Harbor task or folder of tasks, instead of `prompts`; `agent.sandbox` runs them."""
+    data: DataSpec = Field(default_factory=DataSpec)
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
@@ -309,16 +345,6 @@ class Scenario(_Strict):
     train: TrainSpec | None = None
     checks: Checks = Field(default_factory=Checks)
 
-    @field_validator("faults")
-    @classmethod
-    def _name_sessions_that_exist(cls, faults: list[Fault], info: ValidationInfo) -> list[Fault]:
-        # 0 if those keys are wrong themselves.
-        count = len(info.data.get("prompts", ())) * info.data.get("samples_per_prompt", 0)
-        beyond = sorted({each for fault in faults for each in fault.sessions or () if count and each >= count})
-        if beyond:
-            raise ValueError(f"sessions from 0 to {count - 1} and not {', '.join(map(str, beyond))}")
-        return faults
-
     @model_validator(mode="after")
     def _has_one_engine(self) -> Self:
         if self.services is not None:
@@ -329,6 +355,15 @@ class Scenario(_Strict):
                 raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
         if self.engine.force_script and self.engine.script is None:
             raise ValueError("engine.script beside engine.force_script")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_box(self) -> Self:
+        box = self.agent.sandbox
+        if self.harbor is None and box.kind in CONTAINERS and box.image is None:
+            raise ValueError(f"agent.sandbox.image beside {box.kind}")
+        if self.harbor is not None and (box.kind == NONE or self.train is not None):
+            raise ValueError("agent.sandbox.kind beside harbor, and no train")
         return self
 
     @model_validator(mode="after")
@@ -365,7 +400,3 @@ class Scenario(_Strict):
         """True if sessions bring a script because the engine has none."""
         own = self.services is None and EngineName.parse(self.engine.name).plays_script
         return self.engine.force_script and not own
-
-    @property
-    def session_count(self) -> int:
-        return len(self.prompts) * self.samples_per_prompt

@@ -20,7 +20,7 @@ _MAX_SHOWN = 60
 """Characters shown of a wrong value."""
 
 
-def validate(model: type[_Model], data: Any, *, source: Path) -> _Model:
+def validate(model: type[_Model], data: Any, *, source: Path | str) -> _Model:
     """Parse `data` as a `model`. Raises `ScenarioError`, one line per problem."""
     try:
         return model.model_validate(data)

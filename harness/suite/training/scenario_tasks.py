@@ -65,8 +65,7 @@ class ScenarioTasks:
         return None if score.reward is None else RolloutReward(score.reward, score.turn_rewards)
 
     def _prompt_of(self, group: GroupIndex) -> Prompt:
-        prompts = self.folder.scenario.prompts
-        return prompts[(group.step * self.groups + group.number) % len(prompts)]
+        return self.folder.prompts.read(group.step * self.groups + group.number)
 
     def _group_seed(self, group: GroupIndex) -> int:
         return derive_seed(self.seed, group.step, group.number)

@@ -32,9 +32,8 @@ def test_keys_take_the_values_that_toml_says(tmp_path: Path):
     )
     scenario = _begin(tmp_path, *settings, limit=1, seed=9)
 
-    assert (scenario.limits.turns, scenario.seed, scenario.session_count) == (3, 9, 1)
+    assert (scenario.limits.turns, scenario.seed, scenario.data.limit) == (3, 9, 1)
     assert (scenario.agent.env, scenario.agent.deadline_s) == ({"MOOD": "calm", "TWO.PARTS": "x"}, 60.0)
-    assert [prompt.metadata for prompt in scenario.prompts] == [{"turns": 2}]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The plan and the configuration of a run depend on what was asked for, and on nothing else."""
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,20 @@ import pytest
 from harness.errors import RunError, ScenarioError
 from harness.suite.record.config import Overrides, RunConfig, select
 from harness.suite.run.services import EngineChoice
-from harness.suite.scenarios.folder import find_scenarios
-from harness.suite.scenarios.plan import plan_rollouts
+from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios
+from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from tests.harness_command import write_scenario
+
+
+def _rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
+    return list(chain.from_iterable(plan_rollouts(folders)))
 
 
 def test_every_prompt_is_a_group_of_samples(tmp_path: Path):
     """Numbers and groups go on over all scenarios of a suite."""
     for name in ("a", "b"):
         write_scenario(tmp_path / "suite" / name)
-    plan = plan_rollouts(find_scenarios(str(tmp_path / "suite")))
+    plan = _rollouts(find_scenarios(str(tmp_path / "suite")))
 
     assert [rollout.number for rollout in plan] == list(range(8))
     assert [rollout.group for rollout in plan] == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -26,12 +32,10 @@ def test_every_prompt_is_a_group_of_samples(tmp_path: Path):
 def test_seeds_belong_to_the_place_in_the_scenario(tmp_path: Path):
     """Another seed changes all of them, another scenario beside it none (I10)."""
     write_scenario(tmp_path / "suite" / "b")
-    alone = [rollout.seed for rollout in plan_rollouts(find_scenarios(str(tmp_path / "suite")))]
+    alone = [rollout.seed for rollout in _rollouts(find_scenarios(str(tmp_path / "suite")))]
     write_scenario(tmp_path / "suite" / "a")
-    beside = [rollout.seed for rollout in plan_rollouts(find_scenarios(str(tmp_path / "suite")))[4:]]
-    other = [
-        rollout.seed for rollout in plan_rollouts(select(str(tmp_path / "suite" / "b"), Overrides(seed=9)).folders)
-    ]
+    beside = [rollout.seed for rollout in _rollouts(find_scenarios(str(tmp_path / "suite")))[4:]]
+    other = [rollout.seed for rollout in _rollouts(select(str(tmp_path / "suite" / "b"), Overrides(seed=9)).folders)]
 
     assert alone == beside
     assert len(set(alone) | set(other)) == 8
@@ -42,7 +46,7 @@ def test_a_session_is_asked_for_as_the_scenario_says(tmp_path: Path):
     directory = write_scenario(
         tmp_path / "s", limits={"turns": 3}, sampling={"temperature": 0.5}, after_incomplete="serve"
     )
-    first = plan_rollouts(find_scenarios(str(directory)))[0]
+    first = _rollouts(find_scenarios(str(directory)))[0]
 
     assert first.session == {
         "metadata": {"scenario": "s", "rollout": 0},
@@ -68,7 +72,7 @@ def test_an_engine_without_a_script_of_its_own_gets_that_of_each_session(tmp_pat
     """Its words; a real engine takes its own time. The scripted one plays the file."""
     directory = write_scenario(tmp_path / "s", engine={"name": name, "script": "words.toml", "force_script": True})
     (directory / "words.toml").write_text(SCRIPT)
-    first = plan_rollouts(find_scenarios(str(directory)))[0]
+    first = _rollouts(find_scenarios(str(directory)))[0]
 
     steps = [{"text": "one", "finish": "stop"}, {"tokens": (5, 6), "finish": "length"}]
     assert first.session.get("script") == (None if name == "scripted" else {"steps": steps})

@@ -188,7 +188,7 @@ def test_the_bundled_scenarios_are_right():
     folders = {folder.name: folder for folder in bundled_scenarios()}
 
     assert {"quickstart", "long_session", "length_limited", "weight_updates"} <= set(folders)
-    assert folders["quickstart"].scenario.session_count >= 8
+    assert folders["quickstart"].session_count >= 8
     assert all(folder.check for folder in folders.values())
 
 

@@ -1,0 +1,178 @@
+"""A task in Harbor's format: a folder with `task.toml` and `instruction.md`."""
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from harness.errors import ScenarioError
+from harness.types import Json
+
+TASK_FILE = "task.toml"
+DOCKERFILE = "Dockerfile"
+
+ORACLE = "oracle"
+"""Agent that plays a task's solution."""
+PLAYED = {ORACLE: ("/bin/sh", "-c", "/solution/solve.sh"), "nop": ("/bin/sh", "-c", ":")}
+"""Agents that call no model, as Harbor names them."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_WORKDIR = re.compile(r"^\s*WORKDIR\s+(/\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml")
+
+
+class _Environment(BaseModel):
+    docker_image: str | None = None
+    workdir: str | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    os: str = "linux"
+    gpus: int | None = None
+    build_timeout_sec: float = 600.0
+
+
+class _Agent(BaseModel):
+    timeout_sec: float | None = None
+
+
+class _Verifier(BaseModel):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = Field(default_factory=dict)
+    environment_mode: str | None = None
+
+
+class _Solution(BaseModel):
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class _TaskFile(BaseModel):
+    """Keys of `task.toml` that count here; others are for Harbor."""
+
+    environment: _Environment = _Environment()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    solution: _Solution = _Solution()
+    steps: list[Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task."""
+
+    directory: Path
+    instruction: str
+    keys: _TaskFile
+
+    @classmethod
+    def load(cls, directory: Path) -> "HarborTask":
+        """Read a task. Raises `ScenarioError` if it is wrong or needs what sandboxes here do not give."""
+        path = directory / TASK_FILE
+        try:
+            keys = _TaskFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            instruction = (directory / "instruction.md").read_text(encoding="utf-8")
+        except OSError as error:
+            raise ScenarioError(f"{error.filename}: {error.strerror}") from None
+        except ValidationError as error:
+            [problem, *_] = error.errors()
+            key = ".".join(map(str, problem["loc"]))
+            raise ScenarioError(f"{path}: {key}: {problem['msg']}, got {problem['input']!r:.60}") from None
+        except ValueError as error:
+            raise ScenarioError(f"{path}: {error}") from None
+        task = cls(directory, instruction, keys)
+        if not (directory / "tests/test.sh").is_file():
+            raise ScenarioError(f"{directory}: expected tests/test.sh, got none: nothing can be verified")
+        if unknown := ", ".join(task._foreign_needs()):
+            raise ScenarioError(f"{path}: expected a task of one step on Linux, got {unknown}; move it elsewhere")
+        return task
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def dockerfile(self) -> Path | None:
+        """Recipe of the image, if any."""
+        path = self.directory / "environment" / DOCKERFILE
+        return path if path.is_file() else None
+
+    @property
+    def workdir(self) -> str:
+        """Folder in the box where agent and verifier begin: the task's, the last of its Dockerfile, or `/app`."""
+        found = [] if self.dockerfile is None else _WORKDIR.findall(self.dockerfile.read_text(encoding="utf-8"))
+        return self.keys.environment.workdir or (found[-1] if found else "/app")
+
+    def image(self, kind: str) -> str:
+        """Return the image's name for podman or docker: the task's, or one that its `environment/` determines."""
+        if self.keys.environment.docker_image is not None:
+            return self.keys.environment.docker_image
+        digest = sha256()
+        for path in sorted((self.directory / "environment").rglob("*")):
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{path.relative_to(self.directory)} {len(content)}\n".encode() + content)
+        built = f"harness-task-{digest.hexdigest()[:16]}"
+        return f"localhost/{built}" if kind == "podman" else built
+
+    def variables(self, wanted: Mapping[str, str]) -> dict[str, str]:
+        """Replace `${NAME}` and `${NAME:-default}` by this process's variables. Raises `ScenarioError`."""
+        return {name: _VARIABLE.sub(self._variable, value) for name, value in wanted.items()}
+
+    def _variable(self, match: re.Match[str]) -> str:
+        value = os.environ.get(match[1], match[2])
+        if value is None:
+            raise ScenarioError(f"{self.directory / TASK_FILE}: expected the environment variable {match[1]}, got none")
+        return value
+
+    def _foreign_needs(self) -> Iterator[str]:
+        environment = self.directory / "environment"
+        yield from (name for name in _COMPOSE_FILES if (environment / name).is_file())
+        yield from (["steps"] if self.keys.steps else [])
+        yield from (["environment.gpus"] if self.keys.environment.gpus else [])
+        yield from ([f"os = {self.keys.environment.os!r}"] if self.keys.environment.os.lower() != "linux" else [])
+        yield from (["verifier.environment_mode"] if self.keys.verifier.environment_mode == "separate" else [])
+
+
+def find_tasks(folder: Path) -> list[Path]:
+    """Return the task folders at or below `folder`, sorted by name."""
+    if (folder / TASK_FILE).is_file():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{TASK_FILE}"))
+
+
+class TaskRows:
+    """Tasks as rows of a data set: name and instruction."""
+
+    columns = ("text", "metadata")
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = find_tasks(folder)
+        if not self._folders:
+            raise ScenarioError(f"{folder}: expected {TASK_FILE}, or folders that hold one, got none")
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of the tasks."""
+        return [path for folder in self._folders for path in sorted(folder.rglob("*")) if path.is_file()]
+
+    def find(self, name: str) -> HarborTask:
+        """Load a task by name. Raises `ScenarioError`."""
+        return HarborTask.load(next(folder for folder in self._folders if folder.name == name))
+
+    def __len__(self) -> int:
+        return len(self._folders)
+
+    def scan(self, columns: Collection[str]) -> Iterator[Json]:
+        del columns
+        return map(self.read, range(len(self)))
+
+    def read(self, number: int) -> Json:
+        task = HarborTask.load(self._folders[number])
+        return {"text": task.instruction, "metadata": {"task": task.name}}
+
+    def where(self, number: int) -> str:
+        return str(self._folders[number])

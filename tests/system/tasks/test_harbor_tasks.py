@@ -1,0 +1,152 @@
+"""Tasks in Harbor's format, in boxes of both kinds: solved by their solutions, by nothing, and by a model's words."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from harness.errors import SandboxFailed
+from harness.rollouts.agents.bundled import bundled_directory
+from harness.suite.exits import ExitCode, exit_code_of
+from harness.suite.record.config import Overrides
+from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
+from harness.suite.tasks.harbor_task import HarborTask, find_tasks
+from tests.harness_command import write_scenario
+from tests.played_suites import play
+from tests.sandbox_programs import configure_podman, podman_image, require_program
+
+NAMES = ("build-an-app", "collect-errors", "fix-the-calendar", "stop-the-counter", "sum-sales")
+
+AGENT = """
+import json, os, subprocess, urllib.request
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": os.environ["HARNESS_INSTRUCTION"]}]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
+    said = json.load(answer)["choices"][0]["message"]["content"]
+subprocess.run(["sh", "-c", said], check=False)
+"""
+
+
+@pytest.fixture(name="tasks")
+def _tasks(tmp_path: Path) -> Path:
+    """A copy of the tasks that ship."""
+    return Path(shutil.copytree(bundled_directory("scenarios") / "terminal_tasks", tmp_path / "s/tasks"))
+
+
+@pytest.fixture(name="built")
+def _built(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The tasks, with images that are built upon one that is made here."""
+    require_program("podman")
+    configure_podman(tmp_path, monkeypatch)
+    for recipe in tasks.glob("*/environment/Dockerfile"):
+        recipe.write_text(recipe.read_text().replace("python:3.12-slim", podman_image()))
+    yield tasks
+    images = [HarborTask.load(task).image("podman") for task in find_tasks(tasks)]
+    subprocess.run(["podman", "rmi", "--force", *images], check=True, capture_output=True, timeout=60)
+
+
+async def _play(suite: Path, out: Path, kind: str, agent: str | None = None) -> Mapping[str, RolloutRecord]:
+    """Records by task."""
+    await play(suite, out, Overrides(agent=agent, settings=[f'agent.sandbox.kind="{kind}"', "concurrency=2"]))
+    return {record.score["task"]: record for record in read_rollouts(out / "run.db").values()}
+
+
+async def test_solutions_get_the_reward_and_nothing_gets_none(tasks: Path, tmp_path: Path):
+    require_program("bwrap")
+    solved = await _play(tasks, tmp_path / "oracle", "bwrap")
+    left = await _play(tasks, tmp_path / "nop", "bwrap", "nop")
+
+    assert {name: record.reward for name, record in solved.items()} == dict.fromkeys(NAMES, 1.0), solved
+    assert {name: record.reward for name, record in left.items()} == dict.fromkeys(NAMES, 0.0), left
+
+
+async def test_solutions_get_the_reward_in_containers(built: Path, tmp_path: Path):
+    """Their images are built, their workdirs are the images'."""
+    solved = await _play(built, tmp_path / "oracle", "podman")
+
+    assert {name: record.reward for name, record in solved.items()} == dict.fromkeys(NAMES, 1.0), solved
+
+
+async def test_a_model_that_says_some_solutions_gets_their_rewards(tasks: Path, tmp_path: Path):
+    """Three of five; each is one sample with its reward."""
+    require_program("bwrap")
+    directory = tasks.parent
+    script = "".join(
+        f"if test -e {file}\nthen\n{_solution(name)}\nfi\n"
+        for name, file in (("build-an-app", "VERSION"), ("collect-errors", "logs"), ("sum-sales", "sales.csv"))
+    )
+    write_scenario(
+        directory,
+        check=None,
+        program=AGENT,
+        script={"steps": [{"text": script}]},
+        samples_per_prompt=1,
+        agent={"profile": f"{Path(sys.executable).resolve()} agent.py", "sandbox": {"kind": "bwrap"}},
+        harbor="tasks",
+    )
+    path = directory / "scenario.toml"
+    keys = tomllib.loads(path.read_text())
+    del keys["prompts"]
+    path.write_text(tomli_w.dumps(keys))
+    records = await _play(directory, tmp_path / "run", "bwrap")
+
+    assert {name: (record.reward, len(record.samples)) for name, record in records.items()} == {
+        name: (float(name in ("build-an-app", "collect-errors", "sum-sales")), 1) for name in NAMES
+    }
+
+
+async def test_an_image_that_cannot_be_built_ends_the_run(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As infrastructure that failed: no rollout has a reward, and the run can be taken up."""
+    fake = tmp_path / "bin/podman"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho no such base >&2\nexit 125\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    with pytest.raises(SandboxFailed, match=r"Dockerfile: `podman build` failed: no such base"):
+        await _play(tasks, tmp_path / "run", "podman")
+
+    assert exit_code_of(SandboxFailed("")) == ExitCode.INFRASTRUCTURE
+    assert not (tmp_path / "run/result.json").exists()
+
+
+def _solution(name: str) -> str:
+    return (bundled_directory("scenarios") / "terminal_tasks" / name / "solution/solve.sh").read_text()
+
+
+def _task(directory: Path, test: str, **keys: object) -> Path:
+    (directory / "tests").mkdir(parents=True)
+    (directory / "solution").mkdir()
+    (directory / "task.toml").write_text(tomli_w.dumps(keys))
+    (directory / "instruction.md").write_text("Nothing.")
+    (directory / "tests/test.sh").write_text(f"#!/bin/sh\n{test}\n")
+    (directory / "solution/solve.sh").write_text(
+        "#!/bin/sh\necho 1 >/logs/verifier/reward.txt\nls /tests >/logs/agent/seen\n"
+    )
+    return directory
+
+
+async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):
+    """Nor is a reward that the agent wrote. The agent does not see the tests, and every rollout says what is wrong."""
+    require_program("bwrap")
+    suite = tmp_path / "suite"
+    _task(suite / "hangs", "sleep 600 & sleep 600", verifier={"timeout_sec": 0.5})
+    _task(suite / "silent", "exit 0")
+    _task(suite / "mumbles", "echo well >/logs/verifier/reward.txt")
+    _task(suite / "says-json", """echo '{"reward": 0.25, "style": 2}' >/logs/verifier/reward.json""")
+    records = await _play(suite, tmp_path / "run", "bwrap")
+    said = {name: record.score_error for name, record in records.items()}
+
+    assert records["says-json"].reward == 0.25
+    assert records["says-json"].score == {"task": "says-json", "style": 2}
+    assert {record.reward for name, record in records.items() if name != "says-json"} == {None}
+    assert said["hangs"] == "the verifier did not end within 0.5 s; the rollout is no_model_call"
+    assert "expected the verifier to write reward.txt or reward.json, got neither" in str(said["silent"])
+    assert "reward.txt: expected a reward, got 'well" in str(said["mumbles"])
+    assert [path.read_text() for path in (tmp_path / "run/trials").glob("*/agent/seen")] == [""] * 4

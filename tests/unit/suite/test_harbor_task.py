@@ -1,0 +1,133 @@
+"""Tasks in Harbor's format: what is read, and what a wrong one says before anything runs."""
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from harness.errors import ScenarioError
+from harness.suite.exits import ExitCode, NothingSelected, exit_code_of
+from harness.suite.judge.trial import read_rewards
+from harness.suite.record.config import Overrides, select
+from harness.suite.tasks.harbor_task import HarborTask
+from harness.types import Json
+from tests.harness_command import harness
+
+
+def _task(directory: Path, dockerfile: str | None = None, **keys: object) -> Path:
+    for name in ("tests", "environment", "solution"):
+        (directory / name).mkdir(parents=True)
+    (directory / "task.toml").write_text(tomli_w.dumps({"version": "1.0", "metadata": {"category": "any"}, **keys}))
+    (directory / "instruction.md").write_text("Do it.")
+    (directory / "tests/test.sh").write_text("#!/bin/sh")
+    if dockerfile is not None:
+        (directory / "environment/Dockerfile").write_text(dockerfile)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "environment", "workdir"),
+    [
+        (None, {}, "/app"),
+        ("FROM a\nWORKDIR /one\nFROM b\n workdir /two\n", {}, "/two"),
+        ("FROM a\nWORKDIR /one\n", {"workdir": "/three"}, "/three"),
+    ],
+)
+def test_work_begins_where_the_task_says(tmp_path: Path, dockerfile: str | None, environment: Json, workdir: str):
+    assert HarborTask.load(_task(tmp_path / "a", dockerfile, environment=environment)).workdir == workdir
+
+
+def test_variables_of_this_machine_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As `${NAME}`, or with a default."""
+    task = HarborTask.load(_task(tmp_path / "a"))
+    monkeypatch.setenv("THERE", "here")
+    monkeypatch.delenv("GONE", raising=False)
+
+    assert task.variables({"A": "${THERE}/b", "B": "${GONE:-c}"}) == {"A": "here/b", "B": "c"}
+    with pytest.raises(ScenarioError, match="expected the environment variable GONE, got none"):
+        task.variables({"A": "${GONE}"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "gone", "said"),
+    [
+        ({}, "tests/test.sh", "expected tests/test.sh, got none: nothing can be verified"),
+        ({}, "instruction.md", "instruction.md: No such file or directory"),
+        ({"verifier": {"timeout_sec": "soon"}}, "", "verifier.timeout_sec: "),
+        ({"steps": [{"name": "one"}]}, "", "expected a task of one step on Linux, got steps"),
+        ({"environment": {"os": "windows", "gpus": 2}}, "", "got environment.gpus, os = 'windows'"),
+    ],
+)
+def test_a_task_that_cannot_run_here_is_named(tmp_path: Path, keys: Json, gone: str, said: str):
+    directory = _task(tmp_path / "tasks/a", **keys)
+    if gone:
+        (directory / gone).unlink()
+    with pytest.raises(ScenarioError) as refused:
+        select(str(tmp_path / "tasks"), Overrides())
+    assert said in refused.value.message
+
+
+def test_a_folder_of_tasks_is_a_suite(tmp_path: Path):
+    """Rows of which are filtered by the task's name; a task alone is one too."""
+    for name in ("b", "a"):
+        _task(tmp_path / "Some Tasks" / name)
+    folder = select(str(tmp_path / "Some Tasks"), Overrides(filter=["metadata.task=b"], agent="nop")).folders[0]
+    alone = select(str(tmp_path / "Some Tasks/a"), Overrides()).folders[0]
+
+    assert (folder.name, folder.scenario.agent.name, folder.session_count) == ("some-tasks", "nop", 1)
+    assert folder.prompts.read(0).text == "Do it."
+    assert (alone.name, alone.scenario.agent.name, alone.session_count) == ("a", "oracle", 1)
+
+
+def test_another_agent_plays_a_model(tmp_path: Path):
+    scenario = select(str(_task(tmp_path / "a")), Overrides(agent="react_chat")).folders[0].scenario
+    assert (scenario.agent.profile, scenario.engine.name) == ("react_chat", "local")
+
+
+def test_no_task_is_nothing_to_run(tmp_path: Path):
+    ended = harness("run", "--harbor", tmp_path)
+    assert ended.code == exit_code_of(NothingSelected("")) == ExitCode.NOTHING_SELECTED
+    assert "expected scenario.toml or task.toml" in ended.stderr
+    assert "expected a scenario, a suite or --harbor DIR" in harness("run").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reward", "details"),
+    [
+        ("reward.txt", "0.5\n", 0.5, {}),
+        ("reward.json", '{"reward": 1, "tests": 3}', 1.0, {"tests": 3}),
+        ("reward.json", '{"score": 0.25}', 0.25, {"score": 0.25}),
+        ("reward.json", "1", 1.0, {}),
+    ],
+)
+def test_rewards_are_read(tmp_path: Path, name: str, content: str, reward: float, details: Json):
+    (tmp_path / name).write_text(content)
+    score = read_rewards(tmp_path)
+    assert (score.reward, score.details) == (reward, details)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("reward.txt", ""),
+        ("reward.txt", "nan"),
+        ("reward.json", "[]"),
+        ("reward.json", '{"a": 1, "b": 2}'),
+        ("reward.json", '{"reward": "1"}'),
+        ("reward.json", '{"reward": true}'),
+        ("reward.json", "{"),
+        ("reward.json", "\udcff"),
+    ],
+)
+def test_another_verdict_is_none(tmp_path: Path, name: str, content: str):
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ScenarioError, match="expected"):
+        read_rewards(tmp_path)
+
+
+def test_a_link_is_no_verdict(tmp_path: Path):
+    """Programs of the agent's may have made it."""
+    (tmp_path / "secret").write_text("1")
+    (tmp_path / "reward.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ScenarioError, match="got neither"):
+        read_rewards(tmp_path)

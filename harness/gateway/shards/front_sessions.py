@@ -61,9 +61,9 @@ class FrontSessions(SessionsApi):
     def redirects(self) -> list[Route]:
         """Return the routes of model calls, which only the session's shard serves."""
         return [
-            Route(f"{base}/{version}/{{rest:path}}", self._redirect, methods=_METHODS)
+            Route(f"{base}/{calls}/{{rest:path}}", self._redirect, methods=_METHODS)
             for base in ("/sessions/{id}", "")
-            for version in ("v1", "v1beta")
+            for calls in ("v1", "{version}/models")
         ]
 
     async def _create(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.dialects.dialect import is_call, name_dialect
 from harness.dialects.gemini import Gemini
 from harness.dialects.gemini_contents import sign
 from harness.dialects.gemini_request import ARRAY, parse_request
@@ -437,6 +438,24 @@ def test_logprobs_name_every_sampled_token():
 
     assert [each["tokenId"] for each in told] == answer.turn.output_ids.tolist()
     assert all(each["token"] == toy_tokenizer().token_text(each["tokenId"]) for each in told)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "calls"),
+    [
+        ("/sessions/1/v1/models/a/b:generateContent", "gemini", True),
+        ("/v1beta/models/m:streamGenerateContent", "gemini", True),
+        ("/sessions/1/v1beta/models/m:countTokens", "gemini", False),
+        ("/v1/models", "other", False),
+        ("/v1/messages", "anthropic_messages", True),
+        ("/v1/messages/count_tokens", "anthropic_messages", False),
+        ("/v1/responses/resp_1", "openai_responses", False),
+        ("/models/" * 8_000, "other", False),
+    ],
+)
+def test_a_path_names_its_dialect(path: str, name: str, calls: bool):
+    """Also one with parameters, however long it is."""
+    assert (name_dialect(path), is_call(path)) == (name, calls)
 
 
 def test_another_method_is_no_route():

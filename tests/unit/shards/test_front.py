@@ -50,7 +50,7 @@ def routes_of(app: Starlette) -> set[tuple[str, str]]:
     return {
         (method, route.path)
         for route in app.routes
-        if isinstance(route, Route) and "/v1/" not in route.path
+        if isinstance(route, Route) and "/v1/" not in route.path and "/models/" not in route.path
         for method in route.methods or ()
     }
 

@@ -159,7 +159,6 @@ def run(
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
-    `harness run --harbor terminal_tasks --agent oracle`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.rollouts.client.connections import server_url

@@ -8,7 +8,7 @@ BUDGETS = {
     "functions that do not begin with a verb": 0,
     "banned words": 0,
     "class names used twice": 3,
-    "lines": 67_900,  # 64,400, and what issue 28 may add
+    "lines": 68_726,
 }
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import LaneError
-from harness.machine.uv import pip_command, run, try_uv
+from harness.machine.program import run
+from harness.machine.uv import pip_command, try_uv
 
 TORCH = "torch==2.13.0"
 _CPU_BUILD = f"{TORCH}+cpu"

@@ -16,7 +16,7 @@ import uv
 from harness.errors import AgentError
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
 from harness.machine.locks import hold_lock_async
-from harness.machine.uv import run
+from harness.machine.program import run
 from harness.rollouts.agents.node import NODE_VERSION, Say, find_npm, provide_node, require_success
 from harness.rollouts.agents.profile import AgentProfile, Installer
 

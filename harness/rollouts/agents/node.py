@@ -15,7 +15,7 @@ from typing import NamedTuple
 from harness.errors import AgentError
 from harness.machine.cache import install, staging
 from harness.machine.locks import hold_lock_async
-from harness.machine.uv import Ended, run
+from harness.machine.program import Ended, run
 
 Say = Callable[[str], None]
 """Callback that reports slow steps to the user."""

@@ -14,7 +14,7 @@ from signal import SIGKILL, SIGTERM
 
 from harness.errors import SandboxFailed
 from harness.machine.deadlines import to_the_end, within
-from harness.machine.uv import Ended
+from harness.machine.program import Ended
 from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, StartOnHost, call, describe_full_disk
 from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
 

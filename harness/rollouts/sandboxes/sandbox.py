@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import LaneError, SandboxFailed
-from harness.machine.uv import Ended, run
+from harness.machine.program import Ended, run
 
 _FREE_BYTES = 1 << 16
 

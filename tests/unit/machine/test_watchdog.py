@@ -60,7 +60,9 @@ def test_agents_do_not_survive_a_killed_harness(
     assert survivors([*pids, watchdog], timeout_s=10) == []
 
 
-INSTALLING = "import asyncio, sys; from harness.machine.uv import run; asyncio.run(run(*sys.argv[1:], deadline_s=300))"
+INSTALLING = (
+    "import asyncio, sys; from harness.machine.program import run; asyncio.run(run(*sys.argv[1:], deadline_s=300))"
+)
 
 
 def test_an_installer_does_not_survive_a_killed_harness(tmp_path: Path, family, survivors):

@@ -20,7 +20,6 @@ async def play(**_):
     ("table", "expected"),
     [
         ({"kind": "chroot"}, "none, bwrap, podman, docker or MODULE:FACTORY"),
-        ({"kind": "podman"}, "an image for podman"),
         ({"kind": "bwrap", "image": "x"}, "no image for bwrap"),
         ({"kind": "bwrap", "user": "agent"}, "UID[:GID]"),
         ({"kind": "bwrap", "mounts": ["data"]}, "absolute paths"),
@@ -51,6 +50,13 @@ def test_a_spec_comes_back_from_a_file(table):
     spec = SandboxSpec(**table)
     written = json.loads(spec.model_dump_json(exclude_none=True))
     assert SandboxSpec(**written) == spec
+
+
+def test_a_container_needs_an_image():
+    """That of a Harbor task is known only when it is built."""
+    task = AgentTask(ProgramAgent("a", ("true",), sandbox=SandboxSpec(kind="podman")), "", Path("w"), "m")
+    with pytest.raises(ScenarioError, match=r"sandbox\.image: expected an image for podman"):
+        task.require_valid()
 
 
 def test_a_rollouts_sandbox_overrides_its_agents():

@@ -1,0 +1,60 @@
+"""Programs run to their end, such as installers. None outlives the process that waits for it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import LaneError
+from harness.machine.inherited_variables import for_installers
+from harness.machine.watchdog import Watchdog
+
+
+class Ended(NamedTuple):
+    code: int
+    output: str
+    messages: str
+
+
+async def run(
+    *command: str, deadline_s: float | None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """Run a program. `env` replaces the variables of an installer. Raises `LaneError` after `deadline_s`."""
+    async with AsyncExitStack() as stack:
+        watchdog = Watchdog()
+        stack.push_async_callback(watchdog.close)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=for_installers(os.environ) if env is None else env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        watchdog.watch(process.pid)  # an orphaned installer would go on writing where the next one works
+        try:
+            async with asyncio.timeout(deadline_s):
+                output, messages = await process.communicate()
+        except TimeoutError:
+            raise late_error(command, deadline_s) from None
+        finally:
+            if process.returncode is None:  # leave nothing of it, its children included
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.communicate()
+            watchdog.forget(process.pid)
+    assert process.returncode is not None
+    return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
+
+
+def late_error(command: Sequence[str], deadline_s: float | None) -> LaneError:
+    """Return the error of a command that did not end."""
+    assert deadline_s is not None
+    words = " ".join((Path(command[0]).name, *command[1:]))
+    return LaneError(
+        f"`{words}` did not end within {deadline_s:g} s; see that the package index answers, and try again"
+    )

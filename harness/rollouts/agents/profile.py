@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import ValidationError
 
 from harness.dialects.dialect import DIALECTS
 from harness.errors import ScenarioError
+from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.delivery import Selection
 from harness.types import Json
 
@@ -102,6 +104,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files and folders beside the profile, copied into the rollout's directory."""
     key_in_environment: bool = True
     """False if only its files may hold the session's key and address, which child processes then do not inherit."""
+    sandbox: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Table of a `SandboxSpec`, for rollouts that name none."""
     session: SessionSpec = SessionSpec()
     client: ClientFacts = ClientFacts()
 
@@ -134,6 +138,16 @@ class AgentProfile:
         return self.folder / self.install.kind.lock_file
 
     @property
+    def sandbox(self) -> SandboxSpec:
+        """The sandbox of its rollouts. Raises `ScenarioError`."""
+        try:
+            return SandboxSpec(**self.spec.sandbox)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, ("sandbox", *problem["loc"])))
+            raise ScenarioError(f"{self.path}: {place}: {problem['msg']}") from error
+
+    @property
     def is_served(self) -> bool:
         """True if this version's servers speak its dialect."""
         return any(dialect.name == self.spec.dialect for dialect in DIALECTS)
@@ -152,6 +166,7 @@ def load_profile(path: Path) -> AgentProfile:
     if not is_inside(spec.cwd):
         raise ScenarioError(f"{path}: cwd: expected a path inside the rollout's directory, got {spec.cwd!r}")
     files_beside(path.parent, spec.workdir_files, f"{path}: workdir_files")
+    _ = AgentProfile(path, spec, "").sandbox  # raises for a wrong table
     if spec.install is not None and (spec.install.kind is Installer.NONE) == bool(spec.install.package):
         expected = "no package" if spec.install.package else "the name of a package"
         raise ScenarioError(f"{path}: install.package: expected {expected} beside kind {str(spec.install.kind)!r}")

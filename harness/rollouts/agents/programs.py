@@ -70,6 +70,7 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
         spec.cwd,
         files_beside(profile.folder, spec.workdir_files, str(profile.path)),
         folders_of(profile),
+        profile.sandbox,
     )
 
 

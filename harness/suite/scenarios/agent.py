@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import Agent
+from harness.rollouts.sandboxes.spec import NONE
 from harness.suite.scenarios.folder import ScenarioFolder
 
 
@@ -28,5 +29,5 @@ async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
         cwd=spec.cwd or program.cwd,
         files={**program.files, **folder.agent_files},
         folders=(*program.folders, *games.values()),
-        sandbox=spec.sandbox,
+        sandbox=program.sandbox if spec.sandbox.kind == NONE else spec.sandbox,
     )

@@ -8,7 +8,14 @@ import pytest
 from harness.errors import ScenarioError
 from harness.rollouts.agents.agent_environment import with_expanded
 from harness.rollouts.agents.profile import PROFILE_FILE, expand, load_profile
-from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile, variables_of
+from harness.rollouts.agents.programs import (
+    bundled_agent,
+    bundled_agents,
+    bundled_profile,
+    prepare_profile,
+    variables_of,
+)
+from harness.rollouts.sandboxes.spec import SandboxSpec
 
 PROFILE = """
 schema_version = 1
@@ -72,6 +79,16 @@ def test_a_profile_that_installs_nothing_has_files_and_a_setup(tmp_path: Path) -
 
     assert profile.spec.install is None
     assert (profile.spec.setup, profile.spec.cwd) == (("sh", "prepare.sh"), "work")
+
+
+async def test_a_profile_has_a_sandbox(tmp_path: Path) -> None:
+    """Of every rollout of the agent; a wrong table is refused with its key."""
+    plain = PROFILE.partition("version_command")[0]
+    profile = load_profile(written(tmp_path, '[sandbox]\nkind = "bwrap"\npids = 64\n', profile=plain))
+    with pytest.raises(ScenarioError, match=r"profile\.toml: sandbox\.pids: "):
+        load_profile(written(tmp_path, '[sandbox]\nkind = "bwrap"\npids = 1\n', profile=plain))
+
+    assert (await prepare_profile(profile, print)).sandbox == SandboxSpec(kind="bwrap", pids=64)
 
 
 def test_a_lock_file_without_the_agent_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
-"""Durable files, typed disk errors, and safe reads of agents' files."""
+"""Durable files, typed disk errors, and files of agents: read, replaced and removed without following links."""
 
 import errno
 import os
 import secrets
 import sqlite3
 import stat
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from harness.errors import StoreError, StoreFull
 
+_REMOVE_S = 120.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -64,3 +66,28 @@ def open_left_behind(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def make_way(path: Path) -> None:
+    """Remove a file, link or folder of an agent. Failures leave it."""
+    if path.is_dir() and not path.is_symlink():
+        # Not `shutil.rmtree`, which recurses: an agent may nest a thousand folders.
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(("rm", "-rf", "--", path), timeout=_REMOVE_S, check=False, stderr=subprocess.DEVNULL)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def make_way_below(folder: Path, name: str) -> Path:
+    """Return the path `name` in an agent's `folder`, after `make_way` and without links on the way.
+
+    Raises `OSError`.
+    """
+    target = folder / name
+    for parent in reversed(target.relative_to(folder).parents[:-1]):
+        if (folder / parent).is_symlink():
+            (folder / parent).unlink()
+    make_way(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target

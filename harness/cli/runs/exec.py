@@ -91,6 +91,7 @@ def execute(
     from harness.errors import Cause, ScenarioError
     from harness.samples.rollout import ENDED_WELL
     from harness.suite.exits import ExitCode
+    from harness.suite.run.interrupts import terminated_as_interrupted
 
     profile = None if agent is None else _profile(agent)
     if not command and profile is None:
@@ -100,20 +101,21 @@ def execute(
             workdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ScenarioError(f"--workdir {workdir}: expected a directory: {error}") from error
-    rollout, folder = asyncio.run(
-        _play(
-            command,
-            profile,
-            server=server,
-            admin_token=admin_token,
-            model=ask_named(server, admin_token, _model),
-            instruction=instruction,
-            cwd=workdir,
-            session=_settings(selection, matching, session),
-            deadline_s=deadline,
-            interactive=interactive,
+    with terminated_as_interrupted():
+        rollout, folder = asyncio.run(
+            _play(
+                command,
+                profile,
+                server=server,
+                admin_token=admin_token,
+                model=ask_named(server, admin_token, _model),
+                instruction=instruction,
+                cwd=workdir,
+                session=_settings(selection, matching, session),
+                deadline_s=deadline,
+                interactive=interactive,
+            )
         )
-    )
     if as_json:
         output.print_json(_to_json(rollout, folder, workdir or folder))
     else:
@@ -252,13 +254,14 @@ async def _show_output(log: Path, over: "asyncio.Event") -> None:
     """Copy the growing log to standard error, until `over`."""
     import asyncio
 
+    from harness.machine.disk import open_left_behind
     from harness.server.telemetry.printable import printable
 
     decoder, position = codecs.getincrementaldecoder("utf-8")("replace"), 0
     while True:
         is_over = over.is_set()
         data = b""
-        with suppress(FileNotFoundError), log.open("rb") as file:
+        with suppress(OSError), open_left_behind(log) as file:
             file.seek(position)
             data = file.read(_PIECE)
         position += len(data)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.errors import ScenarioError
+from harness.machine.disk import make_way, make_way_below
 from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
@@ -100,7 +101,7 @@ def home_of(task: AgentTask) -> Path:
 def prepare_home(files: Mapping[str, str], task: AgentTask, variables: Mapping[str, str]) -> None:
     """Create the rollout's home directory anew."""
     home = home_of(task)
-    shutil.rmtree(home, ignore_errors=True)
+    make_way(home)
     home.mkdir(mode=0o700)
     write_home(files, home, variables)
 
@@ -132,24 +133,28 @@ def prepare_workdir(task: AgentTask) -> None:
     """Write the task's files, and remove an earlier attempt's result."""
     workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
+    files = {METADATA_FILE: json.dumps(task.metadata)}
     if task.instruction is not None:
-        (workdir / INSTRUCTION_FILE).write_text(task.instruction, encoding="utf-8")
+        files[INSTRUCTION_FILE] = task.instruction
     if not isinstance(task.prompt, str):
-        (workdir / MESSAGES_FILE).write_text(json.dumps(task.prompt), encoding="utf-8")
-    (workdir / METADATA_FILE).write_text(json.dumps(task.metadata), encoding="utf-8")
+        files[MESSAGES_FILE] = json.dumps(task.prompt)
     if isinstance(task.agent, ProgramAgent):  # a function is called with them, and may have any objects among them
-        (workdir / REQUEST_KWARGS_FILE).write_text(json.dumps(task.request_kwargs), encoding="utf-8")
-    (workdir / RESULT_FILE).unlink(missing_ok=True)
+        files[REQUEST_KWARGS_FILE] = json.dumps(task.request_kwargs)
+    for name, text in files.items():
+        # An earlier rollout's agent may have left a link that leads out of its sandbox, or a pipe that blocks.
+        make_way_below(workdir, name).write_text(text, encoding="utf-8")
+    for name in (RESULT_FILE, LOG_FILE):
+        make_way(workdir / name)
 
 
 def copy_files(agent: ProgramAgent, workdir: Path) -> None:
     """Copy the agent's files into `workdir` and create its directory. Raises `OSError`."""
     for name, source in agent.files.items():
-        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+        target = make_way_below(workdir, name)
         if source.is_dir():
-            shutil.copytree(source, workdir / name, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(source, target, symlinks=True)
         else:
-            shutil.copy2(source, workdir / name)
+            shutil.copy2(source, target)
     (workdir / agent.cwd).mkdir(parents=True, exist_ok=True)
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, assert_never
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError, SandboxFailed
 from harness.machine.deadlines import ended, to_the_end
+from harness.machine.disk import make_way
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.agent_environment import (
@@ -174,7 +175,7 @@ class AgentRunner:
             self._processes.pop(session.session_id, None)
             # The directory holds the session's key and the agent's memory of it. Removed even under cancellation.
             if agent.home is not None or task.box is not None:
-                await to_the_end(asyncio.to_thread(shutil.rmtree, home_of(task), ignore_errors=True))
+                await to_the_end(asyncio.to_thread(make_way, home_of(task)))
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
     async def _open_box(
@@ -237,7 +238,13 @@ class AgentRunner:
         return await box.exec(after_setup(agent.setup, (own, *command[1:])), env=env, cwd=cwd, on_host=start)
 
     async def _start_on_host(
-        self, log: AgentLog, command: Sequence[str], env: Mapping[str, str], workdir: Path, *, terminal: Path | None
+        self,
+        log: AgentLog,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        workdir: Path,
+        *,
+        terminal: Path | None = None,
     ) -> AgentProcess:
         return await AgentProcess.start(
             command, env=env, workdir=workdir, log=log, watchdog=self._watchdog, terminal=terminal

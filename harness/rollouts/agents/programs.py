@@ -76,8 +76,8 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
 
 def folders_of(profile: AgentProfile) -> tuple[Path, ...]:
     """Return the folders of the agent's installation."""
-    # A profile of another name may lie beside anything.
-    ours = (profile.folder,) if profile.path.name == PROFILE_FILE else ()
+    # Beside a profile of the user's own may lie a scenario's check.
+    ours = (profile.folder,) if profile.path.is_relative_to(bundled_directory("agents")) else ()
     if profile.spec.install is None:
         return ours
     return (*ours, environment_of(profile), *search_path(profile))

@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import ScenarioError
 from harness.rollouts.sandboxes.kinds import factory_of
 from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost
-from harness.rollouts.sandboxes.spec import CONTAINERS, NONE, SandboxSpec
+from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS, NONE, SandboxSpec
 from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -123,6 +123,12 @@ class AgentTask:
                 raise ScenarioError("sandbox: expected a program, got a function, which runs in this process")
             if self.box.kind in CONTAINERS and self.box.image is None:
                 raise ScenarioError(f"sandbox.image: expected an image for {self.box.kind}, got none")
+            shown = (self.workdir.absolute(), *(Path(mount.target) for mount in self.box.shown))
+            is_shown = self.cwd is None or any(self.cwd.absolute().is_relative_to(each) for each in shown)
+            if self.box.kind == BWRAP and not is_shown:
+                raise ScenarioError(f"sandbox.mounts: expected one with the directory {self.cwd}, got none")
+            if self.terminal is not None and self.box.kind != BWRAP:
+                raise ScenarioError(f"sandbox: expected no --interactive beside {self.box.kind}")
             factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
         for name, part in parts.items():

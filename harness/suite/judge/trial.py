@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import SandboxFailed, ScenarioError
+from harness.machine.disk import make_way
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost, call
 from harness.rollouts.sandboxes.spec import BWRAP, SandboxSpec
@@ -103,7 +104,7 @@ class Trial:
             return Score(error=error.message, details={"task": self._task.name})
 
     def _make_folders(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        make_way(self._folder)
         for name in ("agent", "verifier", "artifacts", "tests"):
             (self._folder / name).mkdir(parents=True)
         if self._is_oracle:
@@ -117,7 +118,7 @@ class Trial:
 
     def _show_tests(self) -> None:
         for path in (self._folder / "verifier").iterdir():  # a reward that the agent wrote
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            make_way(path)
         _show(self._task.directory / "tests", self._folder / "tests", "test.sh")
 
 

@@ -17,7 +17,6 @@ Whole files are replaced atomically: no reader ever sees half a file.
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures
+from harness.machine.disk import disk_failures, make_way
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -139,7 +138,7 @@ class RunDirectory:
 
     def clear_workdir(self, number: int) -> None:
         """Remove what an earlier process left of rollout `number`."""
-        shutil.rmtree(self.workdir(number), ignore_errors=True)
+        make_way(self.workdir(number))
 
     def trial(self, number: int) -> Path:
         """Return the folder of what a task's sandbox shows, beside the agent's directory."""

@@ -109,7 +109,7 @@ class RolloutBatch:
         score, check = Score(), planned.folder.check
         if trial is not None:
             score = trial.score(rollout.outcome.kind)
-        elif check is not None:
+        elif check is not None and rollout.outcome.kind is not OutcomeKind.SANDBOX_FAILED:
             metadata = prompt.metadata | prompt.check_metadata
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)

@@ -1,11 +1,11 @@
 """Agents' working directories in training: a folder per step, in it one per rollout."""
 
-import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.disk import make_way
 from harness.training.collector.groups import GroupIndex, RolloutIndex
 
 
@@ -22,7 +22,7 @@ class Workdirs:
 
     def clear(self, index: RolloutIndex) -> None:
         """Remove what a killed process left."""
-        shutil.rmtree(self.of(index), ignore_errors=True)
+        make_way(self.of(index))
 
     def forget(self, before: int, carried: Collection[GroupIndex]) -> None:
         """Remove directories of groups begun before step `before`, except `carried` ones. Ignores errors."""
@@ -33,6 +33,6 @@ class Workdirs:
             for workdir in folder.glob("*"):
                 # Includes directories that a killed process left.
                 if workdir.name.partition("-")[0] not in stay:
-                    shutil.rmtree(workdir, ignore_errors=True)
+                    make_way(workdir)
             with suppress(OSError):  # not empty
                 folder.rmdir()

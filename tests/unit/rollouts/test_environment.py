@@ -1,18 +1,28 @@
 """An agent gets what it needs to find its model, and nothing of ours."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.machine.disk import make_way
 from harness.rollouts.agents.agent_environment import (
+    HOME,
+    INSTRUCTION_FILE,
+    LOG_FILE,
     MAX_VARIABLE_BYTES,
+    METADATA_FILE,
+    REQUEST_KWARGS_FILE,
+    RESULT_FILE,
     agent_environment,
+    copy_files,
     prepare_home,
     prepare_workdir,
     without_session,
 )
+from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 
@@ -195,3 +205,47 @@ def test_files_of_a_home_are_for_nobody_else(tmp_path: Path) -> None:
     assert home.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in home.iterdir()] == [".agent"]
     assert json.loads((home / ".agent/config.json").read_text()) == {"key": 'a"b'}
+
+
+def test_links_of_an_earlier_agent_are_not_followed(tmp_path: Path) -> None:
+    """A rollout that goes on uses its directory again, and writes as a user who may own more than the agent does."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "data").write_text("copied")
+    agent = ProgramAgent("probe", ("probe",), files={"data/deep/file": source / "data", "folder": source})
+    task = AgentTask(agent, "Say.", tmp_path / "0", "m", metadata={"a": 1})
+    task.workdir.mkdir()
+    for name in (INSTRUCTION_FILE, METADATA_FILE, RESULT_FILE, LOG_FILE):
+        (task.workdir / name).symlink_to(outside / "file")
+    os.mkfifo(task.workdir / REQUEST_KWARGS_FILE)
+    for name in ("data", "folder", HOME):
+        (task.workdir / name).symlink_to(outside)
+
+    prepare_workdir(task)
+    copy_files(agent, task.workdir)
+    prepare_home({"a": "b"}, task, {})
+    with AgentLog(task.workdir / LOG_FILE) as log:
+        log.write(b"said")
+
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "kept"}
+    assert (task.workdir / "data/deep/file").read_text() == (task.workdir / "folder/data").read_text() == "copied"
+    assert json.loads((task.workdir / METADATA_FILE).read_text()) == {"a": 1}
+    assert (task.workdir / LOG_FILE).read_text() == "said"
+
+
+def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
+    """Python's own removal recurses, and an agent may nest more folders than it can."""
+    deep = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3_000):
+        os.mkdir("d", dir_fd=deep)
+        inner = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = inner
+    os.close(deep)
+
+    make_way(tmp_path / "d")
+
+    assert list(tmp_path.iterdir()) == []

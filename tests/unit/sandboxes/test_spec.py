@@ -59,6 +59,17 @@ def test_a_container_needs_an_image():
         task.require_valid()
 
 
+def test_a_task_fits_its_sandbox():
+    """Bwrap shows no other directory than the rollout's and mounts; containers pass no terminal through."""
+    agent = ProgramAgent("a", ("true",), sandbox=SandboxSpec(kind="bwrap", mounts=["/data:/mnt"]))
+    AgentTask(agent, "", Path("/w"), "m", cwd=Path("/mnt/deep"), terminal=Path("/dev/pts/9")).require_valid()
+    with pytest.raises(ScenarioError, match=r"sandbox\.mounts: expected one with the directory /data, got none"):
+        AgentTask(agent, "", Path("/w"), "m", cwd=Path("/data")).require_valid()
+    container = SandboxSpec(kind="podman", image="x")
+    with pytest.raises(ScenarioError, match="expected no --interactive beside podman"):
+        AgentTask(agent, "", Path("/w"), "m", sandbox=container, terminal=Path("/dev/pts/9")).require_valid()
+
+
 def test_a_rollouts_sandbox_overrides_its_agents():
     """Also with none."""
     bwrap, podman = SandboxSpec(kind="bwrap"), SandboxSpec(kind="podman", image="x")

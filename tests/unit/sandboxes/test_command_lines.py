@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from harness.rollouts.sandboxes.container import ContainerSandbox
 from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec
 
-FAKE = f"""#!{sys.executable} -IS
+FAKE = """
 import json, os, sys
-with open({{calls!r}}, "a") as file:
+with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
-answers = json.load(open({{answers!r}}))
+answers = json.load(open({answers!r}))
 code, said = answers.get(sys.argv[1], (0, ""))
 print(said, file=sys.stderr if code else sys.stdout)
 sys.exit(code)
@@ -32,7 +33,9 @@ class FakeEngine:
         self.answer({})
         program = folder / "bin" / name
         program.parent.mkdir()
-        program.write_text(FAKE.format(calls=str(self.calls), answers=str(self._answers)), encoding="utf-8")
+        words = (sys.executable, "-IS", "-c", FAKE.format(calls=str(self.calls), answers=str(self._answers)))
+        # Not a first line with this Python, whose path may have spaces.
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
 
     def answer(self, answers: dict[str, tuple[int, str]]) -> None:

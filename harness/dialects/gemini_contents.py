@@ -9,6 +9,7 @@ A call without an id gets one by its position. A response without an id belongs 
 import json
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class WireContent(msgspec.Struct, forbid_unknown_fields=True):
     """A content as received."""
 
     role: str | None = None
-    parts: msgspec.Raw = NULL
+    parts: list[msgspec.Raw] | None = None
 
 
 class _GeminiCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class _GeminiPart(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 _Placed = tuple[str, _GeminiPart]
-_parts_decoder = msgspec.json.Decoder(list[_GeminiPart] | None)
+_part_decoder = msgspec.json.Decoder(_GeminiPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +72,37 @@ class ContentUnit:
     side: str
     number: int
     """Index of its first content in the body; -1 for `systemInstruction`."""
-    contents: list[msgspec.Raw]
+    contents: list[Sequence[msgspec.Raw]]
+    """Parts of each content."""
     replied: "ContentUnit | None" = None
     """Last unit of the model before it."""
 
     @property
     def raw(self) -> bytes:
         """Source of the unit, as JSON."""
-        return b",".join((msgspec.json.encode(self.side), *self.contents))
+        return msgspec.json.encode((self.side, *self.contents))
 
     def parts(self) -> Iterator[_Placed]:
         """Yield its parts with their fields in the body. Raises `MalformedRequest`."""
-        for number, raw in enumerate(self.contents, start=self.number):
-            place = "systemInstruction.parts" if self.number < 0 else f"contents[{number}].parts"
-            for i, part in enumerate(_decode_parts(raw, place)):
+        for number, raws in enumerate(self.contents, start=self.number):
+            content = "systemInstruction.parts" if self.number < 0 else f"contents[{number}].parts"
+            for i, raw in enumerate(raws):
+                place = f"{content}[{i}]"
+                part = _decode_part(raw, place)
                 kinds = (
                     ("functionCall", part.function_call, "model"),
                     ("functionResponse", part.function_response, "user"),
                 )
                 for kind, found, side in kinds:
                     if found is not None and side != self.side:
-                        param = f"{place}[{i}].{kind}"
+                        param = f"{place}.{kind}"
                         raise MalformedRequest(f"{param}: expected in contents of role {side!r} only", param=param)
-                yield f"{place}[{i}]", part
+                yield place, part
 
 
 def units_of(system: WireContent | None, contents: Sequence[WireContent]) -> list[ContentUnit]:
     """Group the contents of a request into units, the system instruction first."""
-    units = [] if system is None else [ContentUnit("system", -1, [system.parts])]
+    units = [] if system is None else [ContentUnit("system", -1, [system.parts or ()])]
     replied: ContentUnit | None = None
     for number, content in enumerate(contents):
         side = _SIDES.get(content.role or "user")
@@ -106,9 +110,9 @@ def units_of(system: WireContent | None, contents: Sequence[WireContent]) -> lis
             param = f"contents[{number}].role"
             raise MalformedRequest(f"{param}: expected user or model, got {content.role!r:.64}", param=param)
         if units and units[-1].side == side and units[-1].number >= 0:
-            units[-1].contents.append(content.parts)
+            units[-1].contents.append(content.parts or ())
         else:
-            units.append(ContentUnit(side, number, [content.parts], replied))
+            units.append(ContentUnit(side, number, [content.parts or ()], replied))
             replied = units[-1] if side == "model" else replied
     return units
 
@@ -152,7 +156,9 @@ def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
 def _read_user(unit: ContentUnit, json_depth: int) -> Sequence[Message]:
     messages: list[Message] = []
     text = ""
-    unanswered = [] if unit.replied is None else _find_calls(unit.replied.parts(), unit.replied.number)
+    unanswered: dict[str | None, OrderedDict[str, None]] = {}
+    for _, made, made_id in _find_calls(unit.replied.parts(), unit.replied.number) if unit.replied else ():
+        unanswered.setdefault(made.name, OrderedDict())[made_id] = None
     for place, part in unit.parts():
         text += part.text or ""
         if (response := part.function_response) is None:
@@ -160,11 +166,11 @@ def _read_user(unit: ContentUnit, json_depth: int) -> Sequence[Message]:
         messages += [{"role": "user", "content": text}] if text else []
         text = ""
         check_json(response.response, place, json_depth)
-        call_id = _our_id(response.id, response.name)
-        call = next((each for each in unanswered if call_id in ("", each[2]) and each[1].name == response.name), None)
-        if call is not None:
-            unanswered.remove(call)
-            call_id = call[2]
+        call_id, calls = _our_id(response.id, response.name), unanswered.get(response.name)
+        if calls and call_id:
+            calls.pop(call_id, None)
+        elif calls:
+            call_id, _ = calls.popitem(last=False)
         result: Json = {"role": "tool", "content": _text_of(response.response)}
         messages.append(result | {"tool_call_id": call_id} if call_id else result)
     return [*messages, {"role": "user", "content": text}] if text or not messages else messages
@@ -190,9 +196,9 @@ def _text_of(response: Json | None) -> str:
             return json.dumps(response, ensure_ascii=False)
 
 
-def _decode_parts(raw: msgspec.Raw, place: str) -> list[_GeminiPart]:
+def _decode_part(raw: msgspec.Raw, place: str) -> _GeminiPart:
     try:
-        return decode_json(_parts_decoder, respell(raw), place) or []
+        return decode_json(_part_decoder, respell(raw), place)
     except MalformedRequest as error:
         if "unknown field" not in error.message:
             raise

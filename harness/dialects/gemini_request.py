@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness.dialects.gemini_contents import WireContent, read_unit, units_of
-from harness.dialects.gemini_spelling import camel, json_schema, respell
+from harness.dialects.gemini_spelling import camel, json_schema, respell, snake
 from harness.dialects.ignored import (
     LONGEST_NOTE,
     MOST_NOTED,
@@ -51,7 +51,7 @@ class _FunctionCalling(msgspec.Struct, rename="camel"):
 
 
 class _ToolConfig(msgspec.Struct, rename="camel"):
-    function_calling_config: _FunctionCalling | None = None
+    function_calling_config: msgspec.Raw = NULL
 
 
 class _ThinkingConfig(msgspec.Struct, rename="camel"):
@@ -79,7 +79,7 @@ class _GenerationConfig(msgspec.Struct, rename="camel"):
     response_mime_type: str | None = None
     response_schema: msgspec.Raw = NULL
     response_json_schema: msgspec.Raw = NULL
-    thinking_config: _ThinkingConfig | None = None
+    thinking_config: msgspec.Raw = NULL
     # Refused
     candidate_count: int | None = None
     response_modalities: list[str] | None = None
@@ -115,9 +115,11 @@ _CHOICE = "toolConfig.functionCallingConfig"
 _FUNCTIONS = "functionDeclarations"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_decoder = BodyDecoder(_GeminiBody)
-_generation_decoder = BodyDecoder(_GenerationConfig)
-_tool_config_decoder = msgspec.json.Decoder(_ToolConfig | None)
+_decoder = BodyDecoder(_GeminiBody, snake)
+_generation_decoder = BodyDecoder(_GenerationConfig, snake)
+_thinking_decoder = BodyDecoder(_ThinkingConfig, snake)
+_tool_config_decoder = BodyDecoder(_ToolConfig, snake)
+_choice_decoder = BodyDecoder(_FunctionCalling, snake)
 _tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _function_decoder = msgspec.json.Decoder(_Declaration)
@@ -136,10 +138,15 @@ def parse_request(
         wire, unknown = _decode(_decoder, wire.generate_content_request)
     limits.require("messages", len(wire.contents), "contents")
     config, unknown_settings = _decode(_generation_decoder, wire.generation_config, "generationConfig")
+    thinking, unknown_thinking = _decode(_thinking_decoder, config.thinking_config, "generationConfig.thinkingConfig")
+    tool_config, unknown_config = _decode(_tool_config_decoder, wire.tool_config, "toolConfig")
+    choice, unknown_choice = _decode(_choice_decoder, tool_config.function_calling_config, _CHOICE)
+    unknown += unknown_settings + unknown_thinking + unknown_config + unknown_choice
     _refuse_unsupported(wire, config)
     offer = _group_tools(wire.tools or (), limits)
     functions = offer.pop(_FUNCTIONS, [])
     units = units_of(wire.system_instruction, wire.contents)
+    limits.require("messages", sum(len(parts) for unit in units for parts in unit.contents), "contents")
     recall = NOTHING_RECALLED
     if history is not None:
         recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
@@ -150,9 +157,8 @@ def parse_request(
     if not wire.contents:
         raise MalformedRequest("contents: expected at least one content, got none", param="contents")
     limits.require("messages", len(messages), "contents")
-    mode, name = _read_choice(wire, tools)
-    ignored = _find_ignored(wire, config, unknown, unknown_settings)
-    thinking = config.thinking_config
+    mode, name = _read_choice(choice, tools)
+    ignored = find_ignored(wire, _SETTINGS, (), unknown) | _find_budgets(thinking)
     form = MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY
     request = ModelRequest(
         dialect=NAME,
@@ -172,7 +178,7 @@ def parse_request(
         ),
         wants_logprobs=bool(config.response_logprobs),
         model=model,
-        wants_reasoning=thinking is not None and bool(thinking.include_thoughts),
+        wants_reasoning=bool(thinking.include_thoughts),
         streaming=Streaming(wants_usage=True, media_type=form) if method == _STREAM else None,
         recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
         notes=TurnNotes(ignored=note_ignored(ignored), left_out=tuple(offer)[:MOST_NOTED]),
@@ -184,12 +190,14 @@ def parse_request(
 
 
 def _decode(decoder: BodyDecoder[_T], raw: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
+    """Return the field `within`, or the body, and the unknown fields with their place. Raises `MalformedRequest`."""
     raw = b"{}" if raw == NULL else raw
     found, unknown = decoder.decode(raw, within)
     if any("_" in name for name in unknown):
-        found, others = decoder.decode(respell(raw), within)
-        unknown = [name for name in unknown if camel(name) in others]
-    return found, unknown
+        found, others = decoder.decode(respell(raw, 1), within)
+        kept = {*others}
+        unknown = [name for name in unknown if camel(name) in kept]
+    return found, [f"{within}.{name}" if within else name for name in unknown]
 
 
 def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:
@@ -199,6 +207,7 @@ def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:
         ("presencePenalty", config.presence_penalty, (None, 0), f"0, {REFUSED['presence_penalty']}"),
         ("frequencyPenalty", config.frequency_penalty, (None, 0), f"0, {REFUSED['frequency_penalty']}"),
         ("responseModalities", config.response_modalities, (None, [], ["TEXT"]), "TEXT: nothing else can be recorded"),
+        ("generationConfig.topK", (config.top_k or 0) % 1, (0,), f"a whole number, got {config.top_k}"),
     )
     for name, value, neutral, expected in refusals:
         if value not in neutral:
@@ -242,22 +251,20 @@ def _read_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple
     return tuple(tools.values())
 
 
-def _read_choice(wire: _GeminiBody, tools: Sequence[Json]) -> tuple[ToolMode, str | None]:
-    config = decode_json(_tool_config_decoder, respell(wire.tool_config), "toolConfig") or _ToolConfig()
-    choice = config.function_calling_config or _FunctionCalling()
-    names = choice.allowed_function_names or []
+def _read_choice(choice: _FunctionCalling, tools: Sequence[Json]) -> tuple[ToolMode, str | None]:
+    names = dict.fromkeys(choice.allowed_function_names or ())
     mode = _TOOL_MODES[choice.mode or "AUTO"]
     if mode is ToolMode.REQUIRED and not tools:
         raise MalformedRequest(f"{_CHOICE}.mode: 'ANY' needs functions, got none", param=f"{_CHOICE}.mode")
     param = f"{_CHOICE}.allowedFunctionNames"
     for name in names:
         require_offered(name, tools, param)
-    if not names or len({*names}) == len(tools):
+    if not names or len(names) == len(tools):
         return mode, None
     if mode is not ToolMode.REQUIRED or len(names) > 1:
         expected = "expected all functions, or one beside mode 'ANY'; declare only those that may be called"
         raise MalformedRequest(f"{param}: {expected}", param=param)
-    return mode, names[0]
+    return mode, next(iter(names))
 
 
 def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools: bool) -> str | None:
@@ -281,12 +288,6 @@ def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools:
     return msgspec.json.encode(json_schema(schema) if raw is config.response_schema else schema).decode()
 
 
-def _find_ignored(
-    wire: _GeminiBody, config: _GenerationConfig, unknown: Sequence[str], unknown_settings: Sequence[str]
-) -> Json:
-    thinking = config.thinking_config or _ThinkingConfig()
+def _find_budgets(thinking: _ThinkingConfig) -> Json:
     stated = {"thinkingBudget": thinking.thinking_budget, "thinkingLevel": thinking.thinking_level}
-    settings = {f"thinkingConfig.{name}": value for name, value in stated.items() if value is not None}
-    settings |= find_ignored(config, {}, (), unknown_settings)
-    ignored = find_ignored(wire, _SETTINGS, (), unknown)
-    return ignored | {f"generationConfig.{name}": value for name, value in settings.items()}
+    return {f"generationConfig.thinkingConfig.{name}": value for name, value in stated.items() if value is not None}

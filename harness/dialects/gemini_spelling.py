@@ -3,6 +3,7 @@
 Names that clients make up, in arguments, results and schemas, stay as they are.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ def camel(name: str) -> str:
     """Return a field name in camelCase."""
     first, *others = name.split("_")
     return "".join((first, *(each[:1].upper() + each[1:] for each in others))) if first else name
+
+
+def snake(name: str) -> str:
+    """Return a field name in snake_case."""
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 
 def respell(raw: bytes | msgspec.Raw, levels: int = _LEVELS) -> msgspec.Raw:
@@ -60,7 +66,15 @@ def json_schema(schema: Any) -> Any:
     if isinstance(order, list) and isinstance(properties, dict):
         first = {name: properties[name] for name in order if isinstance(name, str) and name in properties}
         formed["properties"] = first | properties
-    if formed.pop("nullable", None) is True and isinstance(formed.get("type"), str):
-        formed["type"] = [formed["type"], "null"]
-        formed |= {"enum": [*formed["enum"], None]} if isinstance(formed.get("enum"), list) else {}
+    if formed.pop("nullable", None) is True:
+        _allow_null(formed)
     return formed
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    if "$ref" in schema and "anyOf" not in schema:
+        schema["anyOf"] = [{"$ref": schema.pop("$ref")}]
+    for name, null in (("type", "null"), ("enum", None), ("anyOf", {"type": "null"})):
+        if name in schema:
+            allowed = schema[name] if isinstance(schema[name], list) else [schema[name]]
+            schema[name] = allowed if null in allowed else [*allowed, null]

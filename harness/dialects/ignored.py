@@ -5,7 +5,7 @@ been meant to change the sampling. Values of named settings are noted; any other
 refuses these fields (`Session.require_served`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -71,25 +71,37 @@ _value_decoder = msgspec.json.Decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):
-    """Decoder of an object that may have fields unknown to its type."""
+    """Decoder of an object that may have fields unknown to its type.
 
-    def __init__(self, body: type[_T]) -> None:
+    `spell` turns their names into those of `REFUSED`.
+    """
+
+    def __init__(self, body: type[_T], spell: Callable[[str], str] = str) -> None:
         # It refuses unknown fields. Nearly all bodies have none and are decoded once.
         exact = msgspec.defstruct(body.__name__, (), bases=(body,), forbid_unknown_fields=True)
         self._exact: msgspec.json.Decoder[_T] = msgspec.json.Decoder(exact)
         self._tolerant = msgspec.json.Decoder(body)
+        self._spell = spell
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
-        """Return the field `within` of a request, or its body, and the unknown fields. Raises `MalformedRequest`."""
+        """Return the field `within` of a request, or its body, and the unknown fields.
+
+        Raises `MalformedRequest`, also for a field that must not be ignored.
+        """
         try:
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             wire = decode_json(self._tolerant, content, within)
         known, unsaid = wire.__struct_encode_fields__, bytes(NULL)
-        fields = decode_json(_fields_decoder, content).items()
-        return wire, [
-            name for name, raw in fields if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(name))
-        ]
+        unknown: list[str] = []
+        for name, raw in decode_json(_fields_decoder, content).items():
+            spelled = self._spell(name)
+            if name in known or bytes(raw) in (unsaid, _NEUTRAL.get(spelled)):
+                continue
+            if spelled in REFUSED and spelled not in wire.__struct_fields__:
+                raise MalformedRequest(f"{name}: expected none, {REFUSED[spelled]}", param=name)
+            unknown.append(name)
+        return wire, unknown
 
 
 def find_ignored(
@@ -98,12 +110,7 @@ def find_ignored(
     """Return the unserved fields that were sent, with their values; None for a possible secret.
 
     `settings` and `others` name `msgspec.Raw` fields of `wire`; a setting lists the values at which nothing is ignored.
-    Raises `MalformedRequest` naming a field that must not be ignored.
     """
-    unknown = list(unknown)
-    for name in unknown:
-        if name in REFUSED:
-            raise MalformedRequest(f"{name}: expected none, {REFUSED[name]}", param=name)
     found: dict[str, Any] = {}
     spelled = dict(zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True))
     for name, neutral in settings.items():

@@ -28,7 +28,7 @@ class RequestLimits:
     body_bytes: int = 8 * _MIB
     """Bytes of the body as sent. Checked before parsing, which holds the interpreter for 4 ms per MB."""
     messages: int = 32_768
-    """Messages of a request, and as many tool calls in them."""
+    """Messages of a request, and as many tool calls in them, or parts of Gemini's contents."""
     tools: int = 1_024
     schema_bytes: int = _MIB
     """JSON bytes of all tools, and of the schema in `response_format`."""

@@ -1,6 +1,8 @@
 """The Gemini dialect: parts become the messages of the normal form, and what cannot be recorded is refused."""
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from harness.dialects.gemini_request import ARRAY, parse_request
 from harness.dialects.gemini_spelling import json_schema, respell
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, ToolMode, WireCall
 from harness.dialects.openai_chat_request import parse_request as parse_chat
-from harness.dialects.request_limits import DEFAULT_LIMITS
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.dialects.sse import MEDIA_TYPE
 from harness.errors import (
     EngineReplyInvalid,
@@ -23,6 +25,7 @@ from harness.errors import (
     GateClosed,
     HarnessError,
     MalformedRequest,
+    OverLimit,
     PromptTooLong,
     RequestError,
     Unauthorized,
@@ -187,6 +190,23 @@ def test_a_schema_of_the_api_is_a_json_schema():
     assert list(formed["properties"]) == ["rows", "type"]
 
 
+@pytest.mark.parametrize(
+    ("schema", "formed"),
+    [
+        ({"anyOf": [{"type": "INTEGER"}]}, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        ({"anyOf": [{"type": "NULL"}]}, {"anyOf": [{"type": "null"}]}),
+        ({"$ref": "#/$defs/a"}, {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}),
+        ({"enum": ["a"]}, {"enum": ["a", None]}),
+        ({"type": "OBJECT", "anyOf": [{}]}, {"type": ["object", "null"], "anyOf": [{}, {"type": "null"}]}),
+        ({}, {}),
+    ],
+)
+def test_null_is_allowed_wherever_a_schema_is_nullable(schema: Json, formed: Json):
+    """Not only beside a type."""
+    assert json_schema({**schema, "nullable": True}) == formed
+    assert json_schema({**schema, "nullable": False}) == json_schema(schema)
+
+
 def test_a_schema_for_the_answer_is_served_in_either_form():
     """The subset of OpenAPI, JSON Schema, and none."""
     ways = ({"responseSchema": {"type": "STRING"}}, {"responseJsonSchema": {"type": "string"}}, {})
@@ -232,6 +252,82 @@ def test_tools_of_the_vendor_are_left_out_and_settings_ignored_by_name():
         "generationConfig.thinkingConfig.thinkingLevel": "HIGH",
         "generationConfig.mediaResolution": None,
     }
+
+
+def test_settings_below_a_name_of_either_spelling_are_read_in_either():
+    """Names in snake_case within those in camelCase."""
+    asked = read(generationConfig={"thinkingConfig": {"include_thoughts": True}})
+    called = read(
+        tools=[{"functionDeclarations": [ADD]}], toolConfig={"functionCallingConfig": {"mode": "ANY", "x": 1}}
+    )
+    other = read(toolConfig={"functionCalling": {"mode": "ANY"}})
+
+    assert asked.wants_reasoning
+    assert (called.tool_mode, called.ignored) == (ToolMode.REQUIRED, ("toolConfig.functionCallingConfig.x",))
+    assert other.ignored == ("toolConfig.functionCalling",)
+
+
+def test_a_value_that_asks_for_nothing_is_not_noted():
+    """In either spelling."""
+    settings = {"bestOf": 1, "min_new_tokens": 0, "frequency_penalty": 0, "presencePenalty": 0}
+    assert read(generationConfig=settings, ignoreEos=False).ignored == ()
+
+
+@pytest.mark.parametrize("parts", [[{"text": "a"}, {"inlineData": {}}], {"text": "a"}])
+def test_a_part_that_cannot_be_read_is_named(parts: Any):
+    """Its message lists the parts that can."""
+    assert "contents[0].parts" in refusal([{"parts": parts}]).message
+
+
+@pytest.mark.parametrize("place", ["contents", "systemInstruction"])
+def test_parts_are_counted_before_they_are_read(place: str):
+    """The fourth of three cannot be read, and is not."""
+    content = {"parts": [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"inlineData": {}}]}
+    fields = {"contents": HI, place: [content] if place == "contents" else content}
+    with pytest.raises(OverLimit) as caught:
+        parse_request(WireCall(json.dumps(fields).encode(), path=PATH), RequestLimits(messages=3))
+
+    assert (caught.value.limit, caught.value.param) == ("messages", "contents")
+
+
+def steps(**fields: Any) -> int:
+    """Count the lines that run to read a request."""
+    before, count = sys.gettrace(), 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        read(**fields)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"])
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_twice_the_calls_and_responses_are_twice_the_work(names: str, has_ids: bool):
+    """Also for responses that answer no call, or the last call first."""
+
+    def work(calls: int) -> int:
+        ids = [f"c{number}" if has_ids else None for number in range(calls)]
+        made = [called(names[0], each) for each in ids]
+        return steps(contents=conversation(*made, answered=[response("", names[1], each) for each in ids[::-1]]))
+
+    assert work(200) < 2.2 * work(100)
+
+
+def test_a_function_that_is_allowed_many_times_is_looked_up_once():
+    """Each look-up walks the functions."""
+
+    def work(times: int) -> int:
+        choice = {"mode": "ANY", "allowedFunctionNames": ["add"] * times}
+        return steps(tools=[{"functionDeclarations": [ADD]}], toolConfig={"functionCallingConfig": choice})
+
+    assert work(200) == work(100)
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
@@ -280,6 +376,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "two candidates": ({"generationConfig": {"candidateCount": 2}}, "candidateCount"),
     "a penalty": ({"generationConfig": {"presencePenalty": 0.5}}, "presencePenalty"),
     "another penalty": ({"generation_config": {"frequency_penalty": 0.5}}, "frequencyPenalty"),
+    "a penalty that the API lacks": ({"generationConfig": {"repetitionPenalty": 1.3}}, "repetitionPenalty"),
+    "more samples": ({"generationConfig": {"bestOf": 4}}, "bestOf"),
+    "stop tokens": ({"generationConfig": {"stopTokenIds": [3]}}, "stopTokenIds"),
+    "a pattern": ({"generationConfig": {"guidedRegex": "a+"}}, "guidedRegex"),
+    "a pattern in snake case": ({"generationConfig": {"guided_regex": "a+"}}, "guided_regex"),
+    "a part of a token": ({"generationConfig": {"topK": 0.5}}, "generationConfig.topK"),
     "speech": ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "responseModalities"),
     "a cache": ({"cachedContent": "cachedContents/1"}, "cachedContent"),
     "a temperature": ({"generationConfig": {"temperature": -1}}, "generationConfig.temperature"),
@@ -357,6 +459,20 @@ def test_known_contents_are_recalled_and_read_again_the_same():
 
     assert again.recall.known == len(again.messages) == 4
     assert list(again.messages) == list(read(said).messages)
+
+
+def test_contents_cut_otherwise_are_not_recalled():
+    """An id that a call gets by its position would be another."""
+    history = History()
+    cut = [*HI, *({"role": "model", "parts": [part]} for part in ({"text": "a"}, {"text": "b"}))]
+    whole = [*HI, {"role": "model", "parts": [{"text": "a"}, {"text": "b"}]}]
+    for contents in (cut, whole):
+        said = [*contents, *HI, {"role": "model", "parts": [called(call_id=None)]}, {"parts": [{"text": "so?"}]}]
+        asked = GEMINI.parse(WireCall(json.dumps({"contents": said}).encode(), path=PATH), DEFAULT_LIMITS, history)
+        history.read(asked.messages, asked.tools, asked.recall)
+
+        assert list(asked.messages) == list(read(said).messages)
+        assert asked.recall.known <= 1
 
 
 @pytest.mark.parametrize("form", [MEDIA_TYPE, ARRAY])

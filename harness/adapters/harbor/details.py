@@ -1,0 +1,85 @@
+"""From a session's record to the fields of Harbor's `AgentContext`, without I/O."""
+
+from asyncio import CancelledError
+
+from harness.rollouts.client.ended_session import SessionRecord
+from harness.rollouts.outcome import AgentEnd, Ending, RolloutFacts, classify
+from harness.samples.roles import Role
+from harness.samples.rollout import Outcome, OutcomeKind
+from harness.sessions.lifecycle import Phase
+from harness.turn_ends import TurnStatus
+from harness.types import Json, Sample
+
+_MOST_DETAIL = 200  # of an error, which may hold the output of a command
+
+
+def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
+    """Classify a run that raised `failure`: DRAINED if its session ended before the agent."""
+    phase, turns = record.facts.phase, record.facts.turns
+    failed = turns.get(TurnStatus.FAILED, 0)
+    is_deleted = record.lost is None and phase not in list(Phase)
+    if is_deleted or (failure is not None and phase == Phase.CLOSING):
+        # Without its session an agent fails in a way of its own, or waits for Harbor's timeout.
+        end = AgentEnd(Ending.STOPPED)
+    elif isinstance(failure, CancelledError):
+        end = AgentEnd(Ending.TIMED_OUT)
+    elif failure is not None:
+        end = AgentEnd(Ending.RAISED, detail=f"{type(failure).__name__}: {failure}"[:_MOST_DETAIL])
+    else:
+        end = AgentEnd(Ending.RETURNED)
+    return classify(
+        RolloutFacts(
+            end=end,
+            answered=sum(turns.values()) - failed,
+            failed=failed,
+            refusals=record.facts.refusals,
+            is_drained=phase == Phase.CLOSING,
+            session_lost=record.lost,
+        )
+    )
+
+
+def context_fields(session_id: str, outcome: Outcome, record: SessionRecord) -> Json:
+    """Return the fields of an `AgentContext` that a session knows."""
+    turns = record.session["turns"]
+    samples = sorted(record.samples, key=lambda sample: sample.metadata["role"] != Role.MAIN)
+    return {
+        "n_input_tokens": sum(turn["prompt_length"] for turn in turns),
+        "n_cache_tokens": sum(turn["notes"].get("cached_tokens") or 0 for turn in turns),
+        "n_output_tokens": sum(turn["output_length"] for turn in turns),
+        "rollout_details": [rollout_detail(sample) for sample in samples],
+        "metadata": {
+            "session_id": session_id,
+            "outcome": str(outcome.kind),
+            "outcome_detail": outcome.detail,
+            "aborted": outcome.kind is OutcomeKind.DRAINED,
+            "samples": [_summary(sample) for sample in samples],
+            "ledger": record.session["ledger"],
+        },
+    }
+
+
+def rollout_detail(sample: Sample) -> Json:
+    """Return Harbor's `RolloutDetail` of a branch: lists with an entry per turn."""
+    ids, start = sample.tokens.tolist(), sample.tokens.size - sample.response_length
+    spans: list[tuple[int, int]] = sample.metadata["spans"]
+    return {
+        "prompt_token_ids": [ids[: start + begin] for begin, _ in spans],
+        "completion_token_ids": [ids[start + begin : start + end] for begin, end in spans],
+        "logprobs": [sample.rollout_log_probs[begin:end].tolist() for begin, end in spans],
+        "extra": {
+            "loss_mask": [sample.loss_mask[begin:end].tolist() for begin, end in spans],
+            "behavior_versions": [sample.behavior_versions[begin:end].tolist() for begin, end in spans],
+            "turn": list(sample.metadata["turns"]),
+        },
+    }
+
+
+def _summary(sample: Sample) -> Json:
+    return {
+        "role": sample.metadata["role"],
+        "status": str(sample.status),
+        "turns": len(sample.metadata["turns"]),
+        "trained_tokens": int(sample.loss_mask.sum()),
+        "weight": sample.weight,
+    }

@@ -1,17 +1,6 @@
-"""Harbor (interface of harbor 0.26) over a session server: `SessionAgent` for the `import_path` of a job's agent.
+"""Harbor (interface of harbor 0.26) over a session server: an agent for a job's `import_path`. See docs/tasks.md."""
 
-See docs/tasks.md.
-"""
+from harness._front_door import lazy_loader
 
-from typing import Any
-
-__all__ = ["SessionAgent"]
-
-
-def __getattr__(name: str) -> Any:
-    """Return `SessionAgent`, importing Harbor, which has its base."""
-    if name != "SessionAgent":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.adapters.harbor.session_agent import SessionAgent
-
-    return SessionAgent
+# Harbor, which has the agent's base, has an environment of its own.
+__getattr__ = lazy_loader(globals(), {"SessionAgent": "harness.adapters.harbor.session_agent"})

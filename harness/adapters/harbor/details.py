@@ -1,22 +1,23 @@
 """From a session's record to the fields of Harbor's `AgentContext`, without I/O."""
 
 from asyncio import CancelledError
+from typing import Any
+
+import numpy.typing as npt
 
 from harness.rollouts.client.ended_session import SessionRecord
 from harness.rollouts.outcome import AgentEnd, Ending, RolloutFacts, classify
 from harness.samples.roles import Role
 from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.lifecycle import Phase
-from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
 
 _MOST_DETAIL = 200  # of an error, which may hold the output of a command
 
 
 def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
-    """Classify a run that raised `failure`: DRAINED if its session ended before the agent."""
-    phase, turns = record.facts.phase, record.facts.turns
-    failed = turns.get(TurnStatus.FAILED, 0)
+    """Classify a run that raised `failure`; DRAINED if its session ended first."""
+    phase = record.facts.phase
     is_deleted = record.lost is None and phase not in list(Phase)
     if is_deleted or (failure is not None and phase == Phase.CLOSING):
         # Without its session an agent fails in a way of its own, or waits for Harbor's timeout.
@@ -27,16 +28,7 @@ def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
         end = AgentEnd(Ending.RAISED, detail=f"{type(failure).__name__}: {failure}"[:_MOST_DETAIL])
     else:
         end = AgentEnd(Ending.RETURNED)
-    return classify(
-        RolloutFacts(
-            end=end,
-            answered=sum(turns.values()) - failed,
-            failed=failed,
-            refusals=record.facts.refusals,
-            is_drained=phase == Phase.CLOSING,
-            session_lost=record.lost,
-        )
-    )
+    return classify(RolloutFacts.of(end, record))
 
 
 def context_fields(session_id: str, outcome: Outcome, record: SessionRecord) -> Json:
@@ -53,7 +45,9 @@ def context_fields(session_id: str, outcome: Outcome, record: SessionRecord) -> 
             "outcome": str(outcome.kind),
             "outcome_detail": outcome.detail,
             "aborted": outcome.kind is OutcomeKind.DRAINED,
-            "samples": [_summary(sample) for sample in samples],
+            "samples": [
+                {"role": each.metadata["role"], "status": str(each.status), "weight": each.weight} for each in samples
+            ],
             "ledger": record.session["ledger"],
         },
     }
@@ -63,23 +57,17 @@ def rollout_detail(sample: Sample) -> Json:
     """Return Harbor's `RolloutDetail` of a branch: lists with an entry per turn."""
     ids, start = sample.tokens.tolist(), sample.tokens.size - sample.response_length
     spans: list[tuple[int, int]] = sample.metadata["spans"]
+
+    def cut(column: npt.NDArray[Any]) -> list[list[Any]]:
+        return [column[begin:end].tolist() for begin, end in spans]
+
     return {
         "prompt_token_ids": [ids[: start + begin] for begin, _ in spans],
         "completion_token_ids": [ids[start + begin : start + end] for begin, end in spans],
-        "logprobs": [sample.rollout_log_probs[begin:end].tolist() for begin, end in spans],
+        "logprobs": cut(sample.rollout_log_probs),
         "extra": {
-            "loss_mask": [sample.loss_mask[begin:end].tolist() for begin, end in spans],
-            "behavior_versions": [sample.behavior_versions[begin:end].tolist() for begin, end in spans],
+            "loss_mask": cut(sample.loss_mask),
+            "behavior_versions": cut(sample.behavior_versions),
             "turn": list(sample.metadata["turns"]),
         },
-    }
-
-
-def _summary(sample: Sample) -> Json:
-    return {
-        "role": sample.metadata["role"],
-        "status": str(sample.status),
-        "turns": len(sample.metadata["turns"]),
-        "trained_tokens": int(sample.loss_mask.sum()),
-        "weight": sample.weight,
     }

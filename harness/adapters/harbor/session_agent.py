@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harbor.agents.base import BaseAgent
@@ -14,20 +12,15 @@ from harness.adapters.harbor.details import context_fields, outcome_of
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL
 from harness.errors import SessionServerError
 from harness.machine.deadlines import to_the_end
-from harness.machine.log import get_logger
 from harness.rollouts.agents.agent_environment import client_variables
 from harness.rollouts.client.connections import SessionServerAddress, server_url
 from harness.rollouts.client.ended_session import read_record
 from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
+from harness.samples.rollout import OutcomeKind
 from harness.sessions.lifecycle import RolloutEnd
 from harness.types import Json
 
-HARBOR_SESSION_NOT_DELETED = "harbor_session_not_deleted"
-
-# Harbor waits for a cancelled trial.
-_DEADLINES = Deadlines(read_s=20.0, end_s=5.0)
-
-_log = get_logger(__name__)
+_DEADLINES = Deadlines(read_s=20.0, end_s=5.0)  # Harbor waits for a cancelled trial
 
 
 class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environment of its own
@@ -37,20 +30,19 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
     at `session_server`, too; `HARNESS_ADMIN_TOKEN` holds its token. The rest is Harbor's.
     """
 
-    def __init__(
-        self, logs_dir: Path, model_name: str | None = None, *, agent: str, session_server: str, **options: Any
-    ) -> None:
+    def __init__(self, *, agent: str, session_server: str, model_name: str | None = None, **options: Any) -> None:
         env = dict(options.pop("extra_env", None) or {})
         own = {name: options[name] for name in ("logger", "mcp_servers", "skip_model_parsing") if name in options}
-        super().__init__(logs_dir, model_name, extra_env=env, **own)
+        super().__init__(options["logs_dir"], model_name, extra_env=env, **own)
         self._agent, self._options = agent, options
         self._server = SessionServerAddress(server_url(session_server), os.environ.get(ADMIN_TOKEN_VARIABLE))
         self._session: SessionHandle | None = None
         self._known: Json = {}  # fields of the context, after a run
+        self._is_aborted = False
         self._make_agent({})  # Harbor asks for its capabilities before the setup
 
     @classmethod
-    def preflight(cls, kwargs: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> None:
+    def preflight(cls, kwargs: dict[str, Any] | None = None, env: dict[str, str] | None = None) -> None:
         """Check the agent's options. Raises as the agent does."""
         options = {**(kwargs or {})}
         options.pop("session_server", None)
@@ -105,7 +97,7 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
         await self.run(instruction, environment, context, verb="load")
 
     def populate_context_post_run(self, context: Any) -> None:
-        """Let the agent read its logs, then fill what the session knows."""
+        """Fill what the agent reads from its logs, then what the session knows."""
         try:
             self._played.populate_context_post_run(context)
         except Exception:
@@ -113,10 +105,6 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
                 raise
         finally:
             self._fill(context)
-
-    @property
-    def _is_aborted(self) -> bool:
-        return "metadata" in self._known and self._known["metadata"]["aborted"]
 
     async def _require_session(self) -> SessionHandle:
         # Each step of a task has its own, that of the first since the setup.
@@ -133,14 +121,15 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
             record = await read_record(client, session.session_id, end_s=_DEADLINES.end_s)
             outcome = outcome_of(failure, record)
             self._known = context_fields(session.session_id, outcome, record)
+            self._is_aborted = outcome.kind is OutcomeKind.DRAINED
             try:
                 await client.delete(session.session_id, RolloutEnd(str(outcome.kind), outcome.detail))
             except SessionServerError as error:
-                _log.warning(HARBOR_SESSION_NOT_DELETED, error=error.message)
+                self.logger.warning("session %s was not deleted: %s", session.session_id, error.message)
 
-    def _make_agent(self, variables: Mapping[str, str]) -> None:
+    def _make_agent(self, variables: dict[str, str]) -> None:
         config = AgentConfig(name=self._agent, model_name=self.model_name, env={**self._extra_env, **variables})
-        self._played = AgentFactory.create_agent_from_config(config, logs_dir=self.logs_dir, **self._options)
+        self._played = AgentFactory.create_agent_from_config(config, **self._options)
         self._played.session_id, self._played.context_id = self.session_id, self.context_id
         self.capabilities = self._played.capabilities
 

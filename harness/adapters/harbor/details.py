@@ -12,8 +12,6 @@ from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.lifecycle import Phase
 from harness.types import Json, Sample
 
-_MOST_DETAIL = 200  # of an error, which may hold the output of a command
-
 
 def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
     """Classify a run that raised `failure`; DRAINED if its session ended first."""
@@ -25,7 +23,8 @@ def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
     elif isinstance(failure, CancelledError):
         end = AgentEnd(Ending.TIMED_OUT)
     elif failure is not None:
-        end = AgentEnd(Ending.RAISED, detail=f"{type(failure).__name__}: {failure}"[:_MOST_DETAIL])
+        # Its text may hold the output of a command.
+        end = AgentEnd(Ending.RAISED, detail=f"{type(failure).__name__}: {failure}"[:200])
     else:
         end = AgentEnd(Ending.RETURNED)
     return classify(RolloutFacts.of(end, record))

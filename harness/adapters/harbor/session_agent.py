@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partialmethod
 from typing import Any
 
 from harbor.agents.base import BaseAgent
@@ -63,8 +64,9 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
         return self._played.extra_env
 
     async def set_web_tools_disabled(self, disabled: bool, environment: Any) -> None:
-        await self._require_session()  # called before each step, for the agent of its session
-        await self._played.set_web_tools_disabled(disabled, environment)
+        if not self._is_aborted:
+            await self._require_session()  # called before each step, for the agent of its session
+            await self._played.set_web_tools_disabled(disabled, environment)
 
     async def setup(self, environment: Any) -> None:
         """Create a session and set the agent up. Raises `SessionServerError`, and as the agent does."""
@@ -78,7 +80,11 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
 
     async def run(self, instruction: str, environment: Any, context: Any, *, verb: str = "run") -> None:
         """Play the agent. Raises as the agent does, unless its session was aborted."""
-        session, failure = await self._require_session(), None
+        if self._is_aborted:  # in an earlier step of the task
+            context.metadata = {"aborted": True}
+            return
+        session = await self._require_session()
+        failure: BaseException | None = None
         try:
             with environment.scoped_exec_env(self.extra_env):
                 await getattr(self._played, verb)(instruction=instruction, environment=environment, context=context)
@@ -90,11 +96,8 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
         if failure is not None and not (self._is_aborted and isinstance(failure, Exception)):
             raise failure
 
-    async def resume(self, instruction: str, environment: Any, context: Any) -> None:
-        await self.run(instruction, environment, context, verb="resume")
-
-    async def load(self, instruction: str, environment: Any, context: Any) -> None:
-        await self.run(instruction, environment, context, verb="load")
+    resume = partialmethod(run, verb="resume")
+    load = partialmethod(run, verb="load")
 
     def populate_context_post_run(self, context: Any) -> None:
         """Fill what the agent reads from its logs, then what the session knows."""

@@ -39,7 +39,11 @@ while True:
 
 
 class ShellAgent(BaseInstalledAgent):
-    """An agent that runs the model's commands."""
+    """An agent that runs the model's commands. `breaks` names what raises: `install`, or `logs`."""
+
+    def __init__(self, *args: Any, breaks: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._breaks = breaks
 
     @staticmethod
     def name() -> str:
@@ -48,6 +52,8 @@ class ShellAgent(BaseInstalledAgent):
 
     async def install(self, environment: BaseEnvironment) -> None:
         """Put the program into the environment."""
+        if self._breaks == "install":
+            raise RuntimeError("no such package")
         program = self.logs_dir / "shell.py"
         program.write_text(SHELL)
         await environment.upload_file(program, "/installed-agent/shell.py")
@@ -61,6 +67,8 @@ class ShellAgent(BaseInstalledAgent):
 
     def populate_context_post_run(self, context: Any) -> None:
         """Tell that this was asked, after the logs had come."""
+        if self._breaks == "logs":
+            raise RuntimeError("no such log")
         context.metadata = {"agent": "was asked", "outcome": "of the agent"}
 
 

@@ -21,7 +21,7 @@ from harness.server.collecting import collect_json
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore, read_session
-from harness.types import Json
+from harness.types import Json, as_ids
 from tests.builders import toy_template
 from tests.checkout import ROOT
 from tests.real.trainers.test_trainers_themselves import ask, python_with
@@ -42,7 +42,7 @@ TOKEN = "secret"
 
 
 class HarborRun(NamedTuple):
-    """A session server, what it stores, and a job."""
+    """A session server, its store and a job."""
 
     server: RunningServer
     engine: ScriptedEngine
@@ -124,35 +124,73 @@ async def test_a_job_has_rewards_and_every_token(tmp_path: Path, monkeypatch: py
         )
 
 
+def task_of_two_steps(folder: Path) -> Path:
+    """Write a task whose steps are both rewarded."""
+    task = folder / "two-steps"
+    (task / "environment").mkdir(parents=True)
+    steps = "".join(f'[[steps]]\nname = "{name}"\n' for name in ("one", "two"))
+    (task / "task.toml").write_text(f'version = "1.0"\n{steps}')
+    for name in ("one", "two"):
+        (task / "steps" / name / "tests").mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"This is step {name}.")
+        (task / "steps" / name / "tests" / "test.sh").write_text("#!/bin/sh\necho 1 >/logs/verifier/reward.txt\n")
+    return task
+
+
+async def test_each_step_has_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of a step are those of its own conversation."""
+    async with harbor_run(tmp_path, monkeypatch, *STEPS) as run:
+        [trial] = await run.play(tmp_path, tasks=[{"path": str(task_of_two_steps(tmp_path))}])
+
+    assert trial["exception_info"] is None
+    decode = toy_template().tokenizer.decode
+    for step in trial["step_results"]:
+        assert step["verifier_result"]["rewards"] == {"reward": 1.0}
+        check_details(step, run.samples(step))
+        [detail] = step["agent_result"]["rollout_details"]
+        assert f"This is step {step['step_name']}." in decode(as_ids(detail["prompt_token_ids"][0]))
+        assert len(detail["completion_token_ids"]) == len(STEPS)
+
+
 async def test_an_abort_is_no_failure_and_keeps_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both agents are in a turn when the rollout ends; they meet its end, and their trials tell it."""
+    """All agents are in a turn when the rollout ends; they meet its end, and their trials tell it. No step follows."""
     async with harbor_run(tmp_path, monkeypatch, STEPS[0], ENDLESS) as run:
-        playing = asyncio.create_task(run.play(tmp_path))
-        while sum(each.sampled > 5 for each in run.engine.live) < 2:
+        run.job["agents"][0]["kwargs"]["breaks"] = "logs"
+        tasks = [*run.job["tasks"], {"path": str(task_of_two_steps(tmp_path))}]
+        playing = asyncio.create_task(run.play(tmp_path, tasks=tasks))
+        while sum(each.sampled > 5 for each in run.engine.live) < len(tasks):
             await asyncio.sleep(0.05)
-        report = await abort_rollout(
-            [], session_servers=[SessionServerAddress(run.server.url, TOKEN)], engine_workers=[run.engine]
-        )
+        server = SessionServerAddress(run.server.url, TOKEN)
+        report = await abort_rollout([], session_servers=[server], engine_workers=[run.engine])
         trials = await playing
 
     assert not report.problems
-    for trial in trials:
+    assert [trial["exception_info"] for trial in trials] == [None] * len(tasks)
+    [steps] = [trial["step_results"] for trial in trials if trial["step_results"]]
+    for trial in [steps[0], *(trial for trial in trials if not trial["step_results"])]:
         told = trial["agent_result"]
         assert trial["exception_info"] is None
         assert (told["metadata"]["outcome"], told["metadata"]["aborted"]) == ("drained", True)
         check_details(trial, run.samples(trial))
         assert [each["status"] for each in told["metadata"]["samples"]] == ["aborted"]
         assert told["rollout_details"][0]["completion_token_ids"][1]
+    assert steps[1]["exception_info"] is None
+    assert steps[1]["agent_result"]["metadata"] == {"aborted": True}
+    assert steps[1]["agent_result"]["rollout_details"] is None
 
 
-async def test_a_timeout_is_an_error_and_keeps_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Harbor cancels the agent in its second turn; no client takes what that one says."""
+async def test_failures_are_errors_and_keep_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harbor cancels one agent in its second turn, which no client takes; the other cannot be installed."""
     async with harbor_run(tmp_path, monkeypatch, STEPS[0], ENDLESS) as run:
         [agent] = run.job["agents"]
-        agents = [{**agent, "override_timeout_sec": 15}]
-        [trial] = await run.play(tmp_path, agents=agents, tasks=run.job["tasks"][1:])
+        broken = {**agent, "kwargs": {**agent["kwargs"], "breaks": "install"}}
+        agents = [{**agent, "override_timeout_sec": 15}, broken]
+        trials = await run.play(tmp_path, agents=agents, tasks=run.job["tasks"][1:])
 
-    assert trial["exception_info"]["exception_type"] == "AgentTimeoutError"
+    by_error = {trial["exception_info"]["exception_type"]: trial for trial in trials}
+    assert by_error.keys() == {"AgentTimeoutError", "RuntimeError"}
+    assert by_error["RuntimeError"]["agent_result"] is None
+    trial = by_error["AgentTimeoutError"]
     told = trial["agent_result"]["metadata"]
     assert (told["outcome"], told["aborted"]) == ("timed_out", False)
     assert [each["status"] for each in told["samples"]] == ["completed"]

@@ -93,7 +93,7 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
         await to_the_end(self._close(session, failure))
         if not context.is_empty():  # else Harbor calls `populate_context_post_run`
             self._fill(context)
-        if failure is not None and not (self._is_aborted and isinstance(failure, Exception)):
+        if failure is not None and not (isinstance(failure, Exception) and self._is_aborted):
             raise failure
 
     resume = partialmethod(run, verb="resume")

@@ -23,10 +23,10 @@ from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal
-from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
+from harness.rollouts.agents.agent_runner import AgentRunner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.ended_session import SessionRecord, read_record
+from harness.rollouts.client.ended_session import read_record
 from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
@@ -37,9 +37,8 @@ from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.server.telemetry.printable import shorten_secrets
-from harness.sessions.lifecycle import Phase, RolloutEnd
+from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.record import empty_record
-from harness.turn_ends import TurnStatus
 from harness.types import Sample
 
 ROLLOUT_ENDED = "rollout_ended"
@@ -139,7 +138,7 @@ class SessionManager:
             record = await read_record(self._client, session.session_id, end_s=self._client.deadlines.end_s)
             rollout = Rollout(
                 session_id=session.session_id,
-                outcome=classify(_facts_of(run, record)),
+                outcome=classify(RolloutFacts.of(run.end, record, run.result)),
                 samples=record.samples,
                 session=record.session,
                 agent_result=run.result.value,
@@ -292,20 +291,6 @@ class SessionManager:
     def _require_runner(self) -> AgentRunner:
         assert self._runner is not None, "use `async with SessionManager(...)`"
         return self._runner
-
-
-def _facts_of(run: AgentRun, record: SessionRecord) -> RolloutFacts:
-    turns = record.facts.turns
-    failed = turns.get(TurnStatus.FAILED, 0)
-    return RolloutFacts(
-        end=run.end,
-        result=run.result,
-        answered=sum(turns.values()) - failed,
-        failed=failed,
-        refusals=record.facts.refusals,
-        is_drained=record.facts.phase == Phase.CLOSING,
-        session_lost=record.lost,
-    )
 
 
 def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:

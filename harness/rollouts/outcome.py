@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import Signals
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from harness.errors import (
     BranchEnded,
@@ -20,7 +20,10 @@ from harness.errors import (
     TurnAborted,
 )
 from harness.rollouts.agents.result import AgentResult, ResultState
+from harness.rollouts.client.ended_session import SessionRecord
 from harness.samples.rollout import Outcome, OutcomeKind
+from harness.sessions.lifecycle import Phase
+from harness.turn_ends import TurnStatus
 
 
 class Ending(StrEnum):
@@ -84,6 +87,21 @@ class RolloutFacts:
     """True if the session was drained before the agent ended."""
     session_lost: str | None = None
     """Reason that the session could not be read back."""
+
+    @classmethod
+    def of(cls, end: AgentEnd, record: SessionRecord, result: AgentResult | None = None) -> Self:
+        """Combine the ends of agent and session."""
+        turns = record.facts.turns
+        failed = turns.get(TurnStatus.FAILED, 0)
+        return cls(
+            end=end,
+            result=result or AgentResult(),
+            answered=sum(turns.values()) - failed,
+            failed=failed,
+            refusals=record.facts.refusals,
+            is_drained=record.facts.phase == Phase.CLOSING,
+            session_lost=record.lost,
+        )
 
     @property
     def has_ended_well(self) -> bool:

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
-from contextlib import suppress
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -186,3 +188,22 @@ async def test_a_thousand_connections_leave_the_server_to_others(tmp_path: Path)
         for _, writer in opened:
             writer.close()
     assert set(closed) == {b""}
+
+
+async def test_a_relay_that_is_not_opened_to_the_end_listens_no_more(tmp_path: Path):
+    """Cancelled after it began to listen."""
+    loop, path, may_go_on = asyncio.get_running_loop(), tmp_path / "relay.sock", threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, may_go_on.wait)  # so the socket's mode cannot be set
+    async with AsyncExitStack() as stack:
+        relay = open_relay(handle_of(Served("a" * 32, f"http://localhost{OWN}", "own")), path)
+        opening = asyncio.create_task(stack.enter_async_context(relay))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    await busy
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        await asyncio.open_unix_connection(str(path))

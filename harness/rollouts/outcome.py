@@ -55,6 +55,8 @@ class AgentEnd:
     detail: str = ""
     left: Sequence[int] = ()
     """Ids of its processes that could not be ended."""
+    is_boxed: bool = False
+    """True if it ran in a sandbox."""
 
     @property
     def words(self) -> str:
@@ -125,6 +127,7 @@ ABORT_CODES = error_codes(TurnAborted)
 ENGINE_CODES = error_codes(EngineError)
 HARNESS_CODES = error_codes(StoreError, SessionDamaged, GateClosed, LedgerImbalance) | {HarnessError.code}
 
+_BOX_CANNOT_RUN = 125  # podman, docker and `bwrap.py`: they failed, not the command
 _SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was not found
 
 
@@ -143,6 +146,11 @@ RULES = (
     OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
     OutcomeRule(lambda facts: facts.end.ending is Ending.BOX_FAILED, OutcomeKind.SANDBOX_FAILED, Cause.HARNESS),
     OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_STARTED, OutcomeKind.NOT_STARTED, Cause.AGENT),
+    OutcomeRule(
+        lambda facts: facts.end.is_boxed and facts.end.code == _BOX_CANNOT_RUN and not facts.answered,
+        OutcomeKind.SANDBOX_FAILED,
+        Cause.HARNESS,
+    ),
     OutcomeRule(
         lambda facts: facts.end.ending is Ending.EXITED and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered,
         OutcomeKind.NOT_STARTED,

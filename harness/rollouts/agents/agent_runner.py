@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from harness.dialects.openai_chat import base_url
-from harness.errors import AgentError, SandboxFailed
+from harness.errors import AgentError, CannotListen, SandboxFailed
 from harness.machine.deadlines import ended, to_the_end
 from harness.machine.disk import make_way
 from harness.machine.watchdog import Watchdog
@@ -189,8 +189,11 @@ class AgentRunner:
             self._cleaning[spec.kind] = asyncio.create_task(remove_left({spec.kind}), name="remove left sandboxes")
 
         async def open_clean() -> Box:
-            await asyncio.shield(self._cleaning[spec.kind])
-            return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
+            try:
+                await asyncio.shield(self._cleaning[spec.kind])
+                return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
+            except (OSError, CannotListen) as error:
+                raise SandboxFailed(f"its sandbox cannot be made: {error}") from error
 
         # An image may have to be pulled first, and neither an abort nor the deadline waits for that.
         opening = asyncio.create_task(open_clean(), name="open a sandbox")
@@ -201,8 +204,9 @@ class AgentRunner:
             await to_the_end(ended(opening))
         if not opening.cancelled():
             return opening.result()
-        ending = Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT
-        return AgentEnd(ending, detail="its sandbox was not ready")
+        if signal.enforced.done() or self._cleaning[spec.kind].cancelled():
+            return AgentEnd(Ending.STOPPED, detail="its sandbox was not ready")
+        raise SandboxFailed(f"expected a sandbox within {task.deadline_s:g} s; pull its image before, or wait longer")
 
     async def _run_after(self, after: Awaitable[None], end: AgentEnd, signal: AbortSignal) -> AgentEnd:
         """Await `after`, for as long as its author lets it, and return the agent's end unless an abort came first."""
@@ -271,7 +275,7 @@ class AgentRunner:
             # Also under cancellation: nothing of the agent may outlive this call.
             left = await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
-        return replace(end, left=left)
+        return replace(end, left=left, is_boxed=box is not None)
 
 
 def resolve_command(command: Sequence[str], search_path: str | None, workdir: Path) -> tuple[str, ...]:

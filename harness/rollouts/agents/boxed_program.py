@@ -24,7 +24,7 @@ _OURS = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.versi
 async def open_boxed_program(
     spec: SandboxSpec, agent: ProgramAgent, task: AgentTask, session: SessionHandle
 ) -> AsyncIterator[Box]:
-    """Open the sandbox of `agent`. Raises `SandboxFailed`."""
+    """Open the sandbox of `agent`. Raises `SandboxFailed`, `CannotListen` or `OSError`."""
     place = task.workdir.absolute()
     shown = await asyncio.to_thread(find_programs, agent)
     async with open_box(spec, place, shown, session, _OURS) as box:

@@ -55,17 +55,17 @@ def seen_from_inside(session: SessionHandle, port: int) -> SessionHandle:
 
 @asynccontextmanager
 async def open_relay(session: SessionHandle, socket: Path, *, mode: int = 0o600) -> AsyncIterator["Relay"]:
-    """Listen on `socket` during the block. Raises `CannotListen`.
+    """Listen on `socket` during the block. Raises `CannotListen`, or `OSError` if its mode cannot be set.
 
     `mode` says who may connect: 0o666 for a sandbox with a user of its own, in a folder that only it can enter.
     """
     relay = Relay(session)
     try:
         server = await asyncio.start_unix_server(relay.carry, socket)
-        await asyncio.to_thread(socket.chmod, mode)
     except OSError as error:
         raise CannotListen(f"expected to listen on {socket}, got {error}; name a short path in a folder") from error
     try:
+        await asyncio.to_thread(socket.chmod, mode)
         yield relay
     finally:
         server.close()

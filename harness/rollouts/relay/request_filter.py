@@ -6,7 +6,7 @@ disagree where it ends. A request before the answer to the last one is refused, 
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,7 +22,9 @@ _QUERY = re.compile(rb"[!-~]*")
 _VALUE = re.compile(rb"[\t -~\x80-\xff]*")
 _FRAMING = (b"content-length", b"transfer-encoding")
 _CHUNKED = b"chunked"
-_BETWEEN_NEIGHBORS = (b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer")
+_BETWEEN_NEIGHBORS = (
+    *(b"connection", b"host", b"http2-settings", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade"),
+)
 
 
 def refusal_answer(reason: str) -> bytes:
@@ -52,7 +54,7 @@ class RequestFilter:
         self._out: list[bytes] = []
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
+        self._head_bytes = self._beside_body_bytes = 0
         self._is_chunked = False
         self.refusal: str | None = None
         """Reason why the connection passes nothing any more."""
@@ -63,9 +65,7 @@ class RequestFilter:
         """Return what to send to the server for `data` of the client."""
         try:
             if self.refusal is None:
-                self._parser.feed_data(data)
-        except HttpParserUpgrade:
-            self._refuse("expected no other protocol")
+                self._parse(data)
         except HttpParserError as error:
             self._refuse(f"expected HTTP/1.1, got {error}")
         out, self._out = b"".join(self._out), []
@@ -74,6 +74,25 @@ class RequestFilter:
     def feed_answer(self, data: bytes) -> None:
         """Follow `data` of the server. Raises `ConnectionError` if it is not HTTP."""
         self._answers.feed(data)
+
+    def _parse(self, data: bytes) -> None:
+        # The parser hands a line out when it is complete, and copies its beginning for each piece until then.
+        self._beside_body_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as offer:
+            if self.refusal is not None or not self._is_declined:
+                self._refuse("expected no other protocol")
+                return
+            # The server declines too, but the parser would take the body for the other protocol.
+            version = self._parser.get_http_version().encode()
+            head = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version)]
+            head += [b"%b: %b" % each for each in self._headers if each[0] != b"upgrade"]
+            self._parser = HttpRequestParser(self)
+            self._begin()
+            self._parse(b"\r\n".join((*head, b"", b"")) + data[offer.args[0] :])
+        if self._beside_body_bytes > _HEAD_BYTES:
+            self._refuse(f"expected at most {_HEAD_BYTES} bytes without a body's")
 
     # Called by the parser
 
@@ -88,7 +107,7 @@ class RequestFilter:
         self._bound_head(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
-        if self.refusal is not None:
+        if self.refusal is not None or self._is_declined:
             return
         method = self._parser.get_method()
         head = _Head(method, self._parser.get_http_version(), self._target, self._headers)
@@ -105,13 +124,26 @@ class RequestFilter:
         self._out.append(b"\r\n".join((b"%b %b HTTP/1.1" % (method, self._target), *lines, b"", b"")))
 
     def on_body(self, body: bytes) -> None:
+        self._beside_body_bytes = 0
         if self.refusal is None:
             self._out.append(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
 
     def on_message_complete(self) -> None:
+        if self._is_declined:
+            return
         if self.refusal is None and self._is_chunked:
             self._out.append(b"0\r\n\r\n")  # without the trailers, which count as headers of nothing
-        self._target, self._headers, self._head_bytes, self._is_chunked = b"", [], 0, False
+        self._begin()
+
+    @property
+    def _is_declined(self) -> bool:
+        """True if the request offers a protocol that it can do without."""
+        is_needed = self._parser.get_method() == b"CONNECT" or _asks_for_websocket(self._headers)
+        return self._parser.should_upgrade() and not is_needed
+
+    def _begin(self) -> None:
+        self._target, self._headers, self._is_chunked = b"", [], False
+        self._head_bytes = self._beside_body_bytes = 0
 
     def _bound_head(self, size_bytes: int) -> None:
         self._head_bytes += size_bytes
@@ -138,11 +170,15 @@ def _reason_against(request: _Head, base: bytes, host: bytes) -> str | None:
         (_PATH.fullmatch(path) and _QUERY.fullmatch(query), "expected a plain path without escapes"),
         (path.startswith(base) and (is_call or is_liveness), "expected a model call below the session's own URL"),
         (len(hosts) == 1 and (hosts[0] == host or _LOOPBACK.fullmatch(hosts[0])), "expected one `Host`, this address"),
-        (b"upgrade" not in names, "expected no other protocol"),
+        (not _asks_for_websocket(request.headers), "expected no other protocol"),
         (sum(name in _FRAMING for name in names) <= 1 and encoding == _CHUNKED, "expected one length, or chunks"),
         (all(_VALUE.fullmatch(value) for _, value in request.headers), "expected no control characters in headers"),
     )
     return next((reason for holds, reason in rules if not holds), None)
+
+
+def _asks_for_websocket(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
 
 
 class _AnswerEnds:

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from harness.machine.log import get_logger
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.relay.outside import client_program, open_relay, seen_from_inside
 from harness.rollouts.sandboxes.kinds import factory_of
-from harness.rollouts.sandboxes.left_behind import new_name
+from harness.rollouts.sandboxes.left_behind import folder_of, new_name
 from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, Sandbox, StartOnHost
 from harness.rollouts.sandboxes.spec import SandboxSpec
 
@@ -48,12 +47,12 @@ class Box(NamedTuple):
 async def open_box(
     spec: SandboxSpec, workdir: Path, programs: Sequence[Path], session: SessionHandle, interpreter: Path
 ) -> AsyncIterator[Box]:
-    """Start a sandbox for the block. Raises `SandboxFailed`.
+    """Start a sandbox for the block. Raises `SandboxFailed`, `CannotListen` or `OSError`.
 
     `interpreter`: Python for the relay's client, if the image has none.
     """
     async with AsyncExitStack() as stack:
-        folder = Path(tempfile.gettempdir()) / new_name()
+        folder = folder_of(new_name())
         stack.push_async_callback(_remove_folder, folder)
         place = Place(folder.name, workdir, folder / "shown", tuple(programs))
         _make_folder(place.folder)

@@ -12,14 +12,15 @@ from pathlib import Path
 from harness.errors import SandboxFailed
 from harness.rollouts.sandboxes.cgroup import Cgroup
 from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, StartOnHost, call, describe_full_disk
-from harness.rollouts.sandboxes.spec import SandboxSpec
+from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
 
 _START_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 # The rest of /etc may hold secrets of this machine.
 _SETTINGS = (
     *("passwd", "group", "nsswitch.conf", "hosts", "resolv.conf", "services", "protocols", "localtime", "mime.types"),
-    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "pki", "os-release"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ca-certificates", "os-release"),
+    *("ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust"),
 )
 _TMP_BYTES = 1 << 30
 # Root of the box is this machine's root without capabilities, if the harness runs as root, and owns these files. The
@@ -63,11 +64,11 @@ class BwrapSandbox:
 
     async def put(self, source: Path, target: Path) -> None:
         """See `Sandbox`."""
-        await asyncio.to_thread(_copy, source, self._require_lasting(target))
+        await asyncio.to_thread(self._put, source, target)
 
     async def get(self, source: Path, target: Path) -> None:
         """See `Sandbox`."""
-        await asyncio.to_thread(_copy, self._require_lasting(source), target)
+        await asyncio.to_thread(self._get, source, target)
 
     async def find_failure(self) -> str | None:
         """See `Sandbox`."""
@@ -91,16 +92,35 @@ class BwrapSandbox:
         yield from _show_system()
         for program in place.programs:
             yield from ("--ro-bind", str(program), str(program))
-        for mount in spec.shown:
+        for mount in self._mounts:
             yield from ("--bind" if mount.is_writable else "--ro-bind", str(mount.source), mount.target)
-        yield from ("--ro-bind", str(place.folder), str(place.folder))
-        yield from ("--bind", str(place.workdir), str(place.workdir), "--remount-ro", "/")
+        yield from ("--ro-bind", str(place.folder), str(place.folder), "--remount-ro", "/")
 
-    def _require_lasting(self, path: Path) -> Path:
-        roots = (self._place.workdir, *(Path(mount.target) for mount in self._spec.shown))
-        if not any(path.resolve().is_relative_to(root) for root in roots):
-            raise SandboxFailed(f"expected a path in the workdir or a mount, got {path}: nothing else of bwrap lasts")
-        return path
+    @property
+    def _mounts(self) -> list[Mount]:
+        """The mounts and the workdir, each after those that would hide it."""
+        workdir = Mount(self._place.workdir, str(self._place.workdir), is_writable=True)
+        return sorted((*self._spec.shown, workdir), key=lambda mount: len(Path(mount.target).parts))
+
+    def _put(self, source: Path, target: Path) -> None:
+        mount, path = self._find_on_host(target)
+        if not mount.is_writable or _real(path.parent) != path.parent:
+            raise SandboxFailed(f"expected a path in the workdir or a mount with `rw`, not behind a link, got {target}")
+        _copy(source, path)
+
+    def _get(self, source: Path, target: Path) -> None:
+        mount, path = self._find_on_host(source)
+        real = _real(path)
+        if not real.is_relative_to(_real(mount.source)):
+            raise SandboxFailed(f"expected a path in the workdir or a mount, got {source}, a link to elsewhere")
+        _copy(real, target)
+
+    def _find_on_host(self, path: Path) -> tuple[Mount, Path]:
+        """Return the mount with `path` of the box, and its path on this machine, which an agent's links may be in."""
+        for mount in reversed(self._mounts):
+            if path.is_relative_to(mount.target) and ".." not in path.parts:
+                return mount, _real(mount.source) / path.relative_to(mount.target)
+        raise SandboxFailed(f"expected a path in the workdir or a mount, got {path}: nothing else of bwrap lasts")
 
 
 def _show_system() -> Iterator[str]:
@@ -127,12 +147,26 @@ def _own_environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `Path.resolve` fails on links in a circle
+
+
 def _copy(source: Path, target: Path) -> None:
     try:
+        for path in (source, *source.rglob("*")):
+            _make_room(path, target / path.relative_to(source))
         if source.is_dir():
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    except (OSError, shutil.Error) as error:
+    except (OSError, RecursionError, shutil.Error) as error:
         raise SandboxFailed(f"{source} cannot be copied to {target}: {error}") from error
+
+
+def _make_room(source: Path, target: Path) -> None:
+    # Into a link that an agent left, the copy would go elsewhere.
+    if target.is_symlink() or not target.is_dir():
+        target.unlink(missing_ok=True)
+    elif not source.is_dir():
+        shutil.rmtree(target)

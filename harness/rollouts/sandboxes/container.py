@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from errno import ENAMETOOLONG
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
@@ -21,9 +22,6 @@ from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
 BOX_LABEL = "harness.sandbox"
 ROLLOUT_LABEL = "harness.rollout"
 
-ENGINE_FAILED = 125
-"""Exit code of podman and docker if they, not the command, failed."""
-
 _PULL_S = 600.0  # an image may be pulled first
 _CALL_S = 30.0
 _REMOVE_S = 60.0
@@ -31,7 +29,7 @@ _REMOVE_S = 60.0
 # Of the container itself. It ignores the SIGTERM that asks all of its processes to end; its `sleep` is started anew.
 _KEEPER = 'trap "" TERM INT HUP; while :; do sleep 3600; done'
 _VARIABLES = "variables.sh"
-_ENTER = '. "$1" && shift && cd "$1" && shift && exec "$@"'
+_ENTER = 'command . "$1" && cd "$2" || exit 125; shift 2; exec "$@"'
 _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
@@ -43,6 +41,7 @@ class ContainerSandbox:
     def __init__(self, spec: SandboxSpec, place: Place) -> None:
         self._spec = spec
         self._place = place
+        self._user: tuple[int, int] | None = None
 
     async def start(self) -> None:
         """See `Sandbox`."""
@@ -50,6 +49,10 @@ class ContainerSandbox:
         await self._require(
             "run", "--detach", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S
         )
+        user = await self.ask("exec", self._place.name, "sh", "-c", "id -u; id -g")
+        match user.output.split():
+            case [uid, gid] if uid.isdecimal() and gid.isdecimal() and uid != "0" and not os.getuid():
+                self._user = int(uid), int(gid)
 
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
@@ -57,8 +60,12 @@ class ContainerSandbox:
         """See `Sandbox`."""
         # No command line shows the variables, which hold the session's key; `--env-file` knows no lines in a value.
         variables = self._place.folder / _VARIABLES
-        await asyncio.to_thread(_write_variables, variables, env)
-        await asyncio.to_thread(self._give_workdir)
+        try:
+            await asyncio.to_thread(_write_variables, variables, env)
+            if self._user is not None:
+                await asyncio.to_thread(_give, self._place.workdir, *self._user)
+        except OSError as error:
+            raise SandboxFailed(f"the files of the sandbox cannot be made: {error}") from error
         await self._require("start", self._place.name)  # a command before it may have needed `kill`
         entered = ("exec", self._place.name, "sh", "-c", _ENTER, "sh", str(variables), str(cwd))
         client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder.parent)
@@ -76,9 +83,12 @@ class ContainerSandbox:
         """See `Sandbox`."""
         if await self._has_hit_memory_limit():
             return f"the memory limit of {self._spec.memory_mb} MB killed it; set a larger memory_mb"
-        state = await self.ask("inspect", "--format", "{{.State.Status}}", self._place.name)
-        if state.code or state.output.strip() != "running":
-            return f"the container is gone: {state.output.strip() or state.messages.strip()[-300:]}"
+        # A container that has exited was ended from inside: an agent may kill all of its processes.
+        state = await self.ask("inspect", "--format", "{{.State.OOMKilled}}", self._place.name)
+        if state.code:
+            return f"the container is gone: {state.messages.strip()[-300:]}"
+        if state.output.strip() == "true":
+            return "this machine's memory ran out; set memory_mb, or run fewer rollouts at once"
         return await asyncio.to_thread(describe_full_disk, self._place.workdir)
 
     async def stop(self) -> None:
@@ -139,14 +149,6 @@ class ContainerSandbox:
         for mount in (*ours, *spec.shown, Mount(place.workdir, str(place.workdir), is_writable=True)):
             yield from ("--volume", f"{mount.source}:{mount.target}:{'rw' if mount.is_writable else 'ro'}")
 
-    def _give_workdir(self) -> None:
-        # Without capabilities, root of the container cannot write to what belongs to another user either.
-        uid, _, gid = (self._spec.user or "").partition(":")
-        if os.getuid() or not uid.isdecimal():
-            return
-        for path in (self._place.workdir, *self._place.workdir.rglob("*")):
-            os.chown(path, int(uid), int(gid or uid), follow_symlinks=False)
-
 
 class ContainerCommand:
     """Command behind the engine's client, which passes output on but no signals."""
@@ -184,3 +186,20 @@ def _write_variables(path: Path, env: Mapping[str, str]) -> None:
     path.unlink(missing_ok=True)
     path.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
     path.chmod(0o444)
+
+
+def _give(workdir: Path, uid: int, gid: int) -> None:
+    folders = [workdir]  # no recursion: an agent may nest a thousand folders
+    while folders:
+        folder = folders.pop()
+        try:
+            os.chown(folder, uid, gid, follow_symlinks=False)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry))
+                    else:
+                        os.chown(entry, uid, gid, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != ENAMETOOLONG:  # of an agent, which owns it
+                raise

@@ -24,6 +24,8 @@ from harness.rollouts.sandboxes.spec import CONTAINERS
 
 PREFIX = "harness-box-"
 _NAME = re.compile(rf"{PREFIX}([0-9a-f]{{8}})-(\d+)-(\d+)-[0-9a-f]{{12}}")
+_SHORT = Path("/tmp")  # noqa: S108  # a box's folder has a name of its own
+_LONGEST_BYTES = 30  # of 107 that Linux lets a socket's path have
 _CALL_S = 30.0
 _REMOVE_S = 120.0
 
@@ -42,6 +44,12 @@ def new_name() -> str:
     """Return the unique name of a box of this process."""
     ours = ProcessName.of(os.getpid())
     return f"{PREFIX}{_system(ours.boot)}-{ours.pid}-{ours.started}-{uuid4().hex[:12]}"
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of box `name`, short enough for the socket in it."""
+    ours = Path(tempfile.gettempdir())
+    return (ours if len(os.fsencode(ours)) <= _LONGEST_BYTES else _SHORT) / name
 
 
 def is_left(name: str) -> bool:
@@ -85,7 +93,8 @@ def _remove_local(found: LeftBehind) -> None:
             group.remove()
             is_there = any(folder.exists() for folder in group.folders)
             (found.failures if is_there else found.cgroups).append(group.name)
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    parents = {Path(tempfile.gettempdir()), _SHORT}
+    for folder in (found for parent in parents for found in parent.glob(f"{PREFIX}*")):
         if is_left(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
             (found.failures if folder.exists() else found.folders).append(str(folder))

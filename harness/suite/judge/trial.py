@@ -107,6 +107,8 @@ class Trial:
         make_way(self._folder)
         for name in ("agent", "verifier", "artifacts", "tests"):
             (self._folder / name).mkdir(parents=True)
+            (self._folder / name).chmod(0o777)  # the image may have any user
+        self._folder.chmod(0o700)  # no other user of this machine
         if self._is_oracle:
             _show(self._task.directory / "solution", self._folder / "solution", "solve.sh")
         if self._spec.kind == BWRAP:

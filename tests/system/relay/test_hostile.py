@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
-from contextlib import suppress
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from harness.rollouts.relay.carrier import BEGIN, GREETING, ID_BYTES, KNOWN, RESUME, UNKNOWN
 from harness.rollouts.relay.link import DATA
 from harness.rollouts.relay.outside import open_relay
+from harness.rollouts.relay.request_filter import RequestFilter
 from tests.session_servers.scripted import CannedServer, canned_server, http_answer
 from tests.session_servers.served import Served, serving
 from tests.system.relay.relayed import chat, handle_of, relayed, request, speak
@@ -52,7 +55,6 @@ ATTEMPTS = {
     "two hosts": request("GET", f"{OWN}/v1/models", "host: localhost", "host: metadata.internal"),
     "no host": request("GET", f"{OWN}/v1/models", "x: y"),
     "a WebSocket": request("GET", f"{OWN}/v1/models", "host: x", "connection: upgrade", "upgrade: websocket"),
-    "HTTP/2 offered": request("GET", f"{OWN}/v1/models", "host: localhost", "connection: upgrade", "upgrade: h2c"),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/1.0": f"GET {OWN}/v1/models HTTP/1.0\r\nhost: localhost\r\n\r\n".encode(),
     "length and chunks": request("POST", CALL, "host: localhost", "transfer-encoding: chunked", body=b"0\r\n\r\n"),
@@ -62,6 +64,8 @@ ATTEMPTS = {
     "a space before the colon": request("POST", CALL, "host: localhost", "content-length : 5", body=BODY),
     "a control character": request("GET", f"{OWN}/v1/models", "host: localhost", "x: a\x01b"),
     "a head without end": request("GET", f"{OWN}/v1/models", "host: localhost", *["x: " + "y" * 1000] * 100)[:-2],
+    "a line without end": request("GET", f"{OWN}/v1/models", "host: localhost", "x: " + "y" * 100_000)[:-4],
+    "a target without end": b"GET /" + b"y" * 100_000,
     "no HTTP": b"hello\r\n\r\n",
 }
 
@@ -120,6 +124,9 @@ async def test_what_clients_do_passes(tmp_path: Path):
                     "connection: close", body=chat(max_tokens=20, stream=True)),
             request("POST", f"{own}/v1/chat/completions", "host: localhost", key, "connection: close",
                     "transfer-encoding: chunked") + chunks,
+            request("POST", f"{own}/v1/chat/completions", "host: localhost", key,
+                    "connection: upgrade, http2-settings, close", "upgrade: h2c", "http2-settings: AAM", body=BODY),
+            request("GET", f"{own}/v1/models", "host: localhost", "connection: close", "upgrade: h2c"),
         ):  # fmt: skip
             answer = await speak(path, *(call[at : at + 7] for at in range(0, len(call), 7)))
             assert answer.startswith(b"HTTP/1.1 200 "), (call, answer)
@@ -132,6 +139,16 @@ async def test_what_clients_do_passes(tmp_path: Path):
             if method == b"GET":
                 await asyncio.wait_for(reader.readuntil(b"}"), 30)
         writer.close()
+
+
+@pytest.mark.parametrize("framing", [b"0\r\nx: ", b"2;x="], ids=["a trailer", "a chunk's extension"])
+def test_a_line_of_a_body_without_end_is_refused(framing: bytes):
+    """The relay reads no further, however much is sent."""
+    head = request("POST", CALL, "host: localhost", "transfer-encoding: chunked")
+    calls = RequestFilter(f"http://localhost{OWN}")
+    assert calls.feed(head + b"2\r\n{}\r\n" + framing).endswith(b"2\r\n{}\r\n")
+    fed = [calls.feed(b"y" * 1000) for _ in range(100)]
+    assert (set(fed), "without a body's" in (calls.refusal or "")) == ({b""}, True)
 
 
 @pytest.mark.parametrize("name", [*MALFORMED, "half a greeting", "no verb", "an unknown link", "half a frame"])
@@ -171,3 +188,22 @@ async def test_a_thousand_connections_leave_the_server_to_others(tmp_path: Path)
         for _, writer in opened:
             writer.close()
     assert set(closed) == {b""}
+
+
+async def test_a_relay_that_is_not_opened_to_the_end_listens_no_more(tmp_path: Path):
+    """Cancelled after it began to listen."""
+    loop, path, may_go_on = asyncio.get_running_loop(), tmp_path / "relay.sock", threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, may_go_on.wait)  # so the socket's mode cannot be set
+    async with AsyncExitStack() as stack:
+        relay = open_relay(handle_of(Served("a" * 32, f"http://localhost{OWN}", "own")), path)
+        opening = asyncio.create_task(stack.enter_async_context(relay))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    await busy
+    with pytest.raises(OSError, match=r"No such file|refused"):
+        await asyncio.open_unix_connection(str(path))

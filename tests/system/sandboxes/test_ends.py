@@ -141,6 +141,23 @@ async def test_an_image_that_does_not_exist(spec_of, run_boxed):
     assert left_of_boxes() == NOTHING
 
 
+async def test_an_agent_that_kills_its_container(spec_of, run_boxed):
+    """All of its processes at once: it is to blame, not the box."""
+    rollout = await run_boxed(spec_of("podman"), "import os, time; os.kill(-1, 9); time.sleep(60)")
+    assert (rollout.outcome.kind, rollout.outcome.cause) == ("crashed", Cause.AGENT), rollout.outcome
+    assert "SIGKILL" in rollout.outcome.detail
+    assert left_of_boxes() == NOTHING
+
+
+async def test_the_user_of_an_image_owns_the_workdir(spec_of, run_boxed):
+    """Without a name for it in the sandbox's settings."""
+    image = "localhost/harness-test:user"
+    told = f"FROM {spec_of('podman').image}\nUSER 1234:99\n"
+    subprocess.run(("podman", "build", "--tag", image, "-"), input=told, text=True, check=True, capture_output=True)
+    rollout = await run_boxed(spec_of("podman", image=image), "import os; open('f', 'w'); os.mkdir('.home/folder')")
+    assert "exit code 0" in rollout.outcome.detail, rollout.outcome
+
+
 async def test_an_agent_that_fills_its_own_tmp(spec_of, run_boxed):
     """/tmp of bwrap is memory, which has a bound of its own, or the memory limit's."""
     rollout = await run_boxed(spec_of("bwrap", memory_mb=64), FILLS_TMP)

@@ -80,3 +80,11 @@ async def test_a_hostile_agent_reaches_nothing_of_others(
     assert {attempt: result for attempt, result in results.items() if not result.startswith("refused: ")} == {}
     assert len(results) >= LEAST_ATTEMPTS
     assert [path.name for path in (tmp_path / "run" / "2").iterdir()] == ["secret"]
+
+
+async def test_bwrap_shows_certificates_and_no_private_key(spec_of, run_boxed):
+    """/etc/ssl and /etc/pki of this machine hold both."""
+    keys = ("/etc/ssl/private", "/etc/pki/tls/private")
+    script = f"import os; raise SystemExit(any(map(os.path.exists, {keys})) or not os.listdir('/etc/ssl/certs'))"
+    rollout = await run_boxed(spec_of("bwrap"), script)
+    assert "exit code 0" in rollout.outcome.detail, rollout.outcome

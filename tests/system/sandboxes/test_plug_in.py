@@ -1,6 +1,10 @@
 """A kind of one's own: the seam is enough for a box that the harness does not know."""
 
+import asyncio
+from errno import ENOSPC
 from pathlib import Path
+
+import pytest
 
 from harness.errors import SandboxFailed
 from harness.rollouts.sandboxes.spec import SandboxSpec
@@ -15,14 +19,18 @@ class OpenBox:
     has_own_network = False
 
     def __init__(self, spec, place):
-        self._is_broken = spec.user == "nobody"
+        self._user = spec.user
         CALLS.append(f"made for {place.workdir.name}")
 
     async def start(self):
         """See `Sandbox`."""
         CALLS.append("start")
-        if self._is_broken:
+        if self._user == "nobody":
             raise SandboxFailed("no room for a box")
+        if self._user == "late":
+            await asyncio.sleep(60)
+        if self._user == "full":
+            raise OSError(ENOSPC, "no space left")
 
     async def exec(self, command, *, env, cwd, on_host):
         """See `Sandbox`."""
@@ -57,6 +65,15 @@ async def test_a_box_that_cannot_be_made_is_stopped_too(run_boxed):
     CALLS.clear()
     rollout = await run_boxed(SandboxSpec(kind=f"{__name__}:OpenBox", user="nobody"), "")
     assert (rollout.outcome.kind, "no room for a box" in rollout.outcome.detail) == ("sandbox_failed", True)
+    assert CALLS == ["made for 1", "start", "stop"]
+
+
+@pytest.mark.parametrize(("user", "word"), [("late", "expected a sandbox within 0.5 s"), ("full", "no space left")])
+async def test_a_box_that_is_late_or_meets_a_full_disk_has_failed(run_boxed, user, word):
+    """Neither is the agent's end, nor the batch's."""
+    CALLS.clear()
+    rollout = await run_boxed(SandboxSpec(kind=f"{__name__}:OpenBox", user=user), "", deadline_s=0.5)
+    assert (rollout.outcome.kind, word in rollout.outcome.detail) == ("sandbox_failed", True), rollout.outcome
     assert CALLS == ["made for 1", "start", "stop"]
 
 

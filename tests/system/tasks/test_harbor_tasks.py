@@ -150,3 +150,19 @@ async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):
     assert "expected the verifier to write reward.txt or reward.json, got neither" in str(said["silent"])
     assert "reward.txt: expected a reward, got 'well" in str(said["mumbles"])
     assert [path.read_text() for path in (tmp_path / "run/trials").glob("*/agent/seen")] == [""] * 4
+
+
+async def test_a_user_of_an_image_writes_logs_and_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Into folders that the harness made, which no other user of this machine can enter."""
+    require_program("podman")
+    configure_podman(tmp_path, monkeypatch)
+    task = _task(tmp_path / "suite" / "as-a-user", "echo 1 >/logs/verifier/reward.txt")
+    (task / "environment").mkdir()
+    (task / "environment" / "Dockerfile").write_text(f"FROM {podman_image()}\nCOPY . /app\nUSER 1234:99\n")
+    records = await _play(task.parent, tmp_path / "run", "podman")
+    image = HarborTask.load(task).image("podman")
+    subprocess.run(["podman", "rmi", "--force", image], check=True, capture_output=True, timeout=60)
+
+    assert records["as-a-user"].reward == 1.0, records
+    (seen,) = (tmp_path / "run/trials").glob("*/agent/seen")
+    assert (seen.stat().st_uid, seen.parent.parent.stat().st_mode & 0o777) == (1234, 0o700)

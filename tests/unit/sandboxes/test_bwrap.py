@@ -28,15 +28,61 @@ async def test_files_and_folders_go_in_and_out(box, tmp_path):
 
 async def test_nothing_else_of_the_machine_is_read_or_written(box, tmp_path):
     """Neither by a path nor by a link that an agent made."""
-    secret = tmp_path / "secret"
+    secret, work = tmp_path / "secret", tmp_path / "work"
     secret.write_text("x")
-    link = tmp_path / "work" / "link"
-    link.symlink_to(secret)
-    up = tmp_path / "work" / ".." / "secret"
-    for path in (secret, link, up, Path("/tmp/x")):
+    (work / "link").symlink_to(secret)
+    (work / "links").symlink_to(tmp_path)
+    (work / "circle").symlink_to("circle")
+    for path in (secret, work / ".." / "secret", Path("/tmp/x"), work / "links" / "secret"):
         with pytest.raises(SandboxFailed, match="expected a path in the workdir or a mount"):
             await box.get(path, tmp_path / "out")
         with pytest.raises(SandboxFailed, match="expected a path in the workdir or a mount"):
             await box.put(secret, path)
     with pytest.raises(SandboxFailed, match="cannot be copied"):
+        await box.put(secret, work / "circle" / "x")
+    with pytest.raises(SandboxFailed, match="a link to elsewhere"):
+        await box.get(work / "link", tmp_path / "out")
+    with pytest.raises(SandboxFailed, match="cannot be copied"):
         await box.get(tmp_path / "work" / "missing", tmp_path / "out")
+
+
+async def test_what_an_agent_left_is_replaced_not_followed(box, tmp_path):
+    """A link to a file or folder, a folder in place of a file."""
+    tests, work, keys = tmp_path / "tests", tmp_path / "work", tmp_path / "keys"
+    for folder in (tests / "data", keys, work / "tests" / "other.sh"):
+        folder.mkdir(parents=True)
+    for name in ("test.sh", "other.sh", "data/list"):
+        (tests / name).write_text("ours")
+    (keys / "authorized").write_text("theirs")
+    (work / "tests" / "test.sh").symlink_to(keys / "authorized")
+    (work / "tests" / "data").symlink_to(keys)
+    (work / "again").symlink_to(keys)
+    for target in (work / "tests", work / "again"):
+        await box.put(tests, target)
+        assert {name: (target / name).read_text() for name in ("test.sh", "other.sh", "data/list")} == {
+            "test.sh": "ours", "other.sh": "ours", "data/list": "ours",
+        }  # fmt: skip
+    assert [(path.name, path.read_text()) for path in keys.iterdir()] == [("authorized", "theirs")]
+
+
+async def test_a_mount_is_found_by_its_target(tmp_path):
+    """The innermost, and only with `rw` is it written."""
+    for name in ("real/work", "data/x", "data/y"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    workdir, source = tmp_path / "link" / "work", tmp_path / "file"
+    source.write_text("x")
+    mounts = (f"{tmp_path}/data/x:/logs/verifier:rw", f"{tmp_path}/data/y:/logs", f"{tmp_path}/data:{workdir}/data:rw")
+    spec = SandboxSpec(kind="bwrap", mounts=mounts)
+    box = BwrapSandbox(spec, Place("harness-box-0-1-2-3", workdir, tmp_path / "box"))
+    for path, found in {
+        "/logs/verifier/f": tmp_path / "data" / "x" / "f",
+        f"{workdir}/data/y/f": tmp_path / "data" / "y" / "f",
+        f"{workdir}/f": tmp_path / "real" / "work" / "f",
+    }.items():
+        await box.put(source, Path(path))
+        assert found.read_text() == "x"
+        await box.get(Path(path), tmp_path / "out")
+    await box.get(Path("/logs/f"), tmp_path / "out")
+    with pytest.raises(SandboxFailed, match="a mount with `rw`"):
+        await box.put(source, Path("/logs/f"))

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,7 +72,7 @@ async def test_a_box_has_every_limit_and_no_network(engine, place):
     """The whole command line, word by word."""
     limits = {"cpus": 1.5, "memory_mb": 512, "pids": 99, "user": "1000:100", "mounts": ["/data", "/out:/o:rw"]}
     await box_of(engine, place, **limits).start()
-    (words,) = engine.heard
+    words = engine.heard[0]
     volumes = [words[number + 1] for number, word in enumerate(words) if word == "--volume"]
     assert words[:2] == ["run", "--detach"]
     assert words[words.index("registry/agent:1") + 1 :][:2] == ["sh", "-c"]
@@ -116,6 +118,48 @@ async def test_no_command_line_shows_a_variable(engine, place):
     assert (await shell.communicate())[0].decode() == SECRET
 
 
+async def test_a_workdir_is_the_users_of_the_image(engine, place):
+    """Whoever that is, as deep as an agent nests folders, and without following its links."""
+    outside = place.workdir.parent / "outside"
+    outside.touch()
+    (place.workdir / "link").symlink_to(outside)
+    folder = os.open(place.workdir, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("folder", dir_fd=folder)
+        above, folder = folder, os.open("folder", os.O_RDONLY, dir_fd=folder)
+        os.close(above)
+    os.close(folder)
+    engine.answer({"exec": (0, "1234\n99")})
+    box = box_of(engine, place, user="node")
+    await box.start()
+    await box.exec(("agent",), env={}, cwd=place.workdir, on_host=lambda *_: asyncio.sleep(0))
+    subprocess.run(("rm", "-rf", place.workdir / "folder"), check=True)
+    owners = [(path.lstat().st_uid, path.lstat().st_gid) for path in (place.workdir, place.workdir / "link", outside)]
+    ours = (os.getuid(), os.getgid())
+    assert owners == [ours if os.getuid() else (1234, 99)] * 2 + [ours]
+
+
+async def test_a_box_whose_files_cannot_be_made_has_failed(engine, place):
+    """The agent is not to blame for a full disk."""
+    (place.folder / "variables.sh").mkdir()
+    with pytest.raises(SandboxFailed, match="files of the sandbox cannot be made"):
+        await box_of(engine, place).exec(("agent",), env={}, cwd=place.workdir, on_host=lambda *_: asyncio.sleep(0))
+
+
+async def test_a_command_without_its_variables_or_directory_ends_like_a_failed_engine(engine, place):
+    """With 125, and not with an exit code of the shell's."""
+    started: list[list[str]] = []
+    box = box_of(engine, place)
+    await box.exec(
+        ("true",), env={}, cwd=place.workdir, on_host=lambda *told: asyncio.sleep(0, started.append(list(told[0])))
+    )
+    entered = started[0][started[0].index("sh") :]
+    for missing, code in {"variables.sh": 125, "work": 125, "true": 127, "none": 0}.items():
+        told = ["/nowhere" if word.endswith(missing) else word for word in entered]
+        inside = await asyncio.create_subprocess_exec(*told)
+        assert await inside.wait() == code
+
+
 async def test_files_are_copied_by_the_engine(engine, place):
     """In and out, with the name of the box."""
     box = box_of(engine, place)
@@ -137,13 +181,13 @@ async def test_a_failure_of_the_engine_is_not_the_agents(engine, place, said):
     [
         ({"exec": (0, "oom_kill_disable 0 under_oom 0 oom_kill 2")}, "memory limit of 64 MB"),
         ({"exec": (1, ""), "inspect": (0, "true")}, "memory limit of 64 MB"),
-        ({"exec": (0, "oom_kill 0"), "inspect": (0, "exited")}, "container is gone: exited"),
+        ({"exec": (1, "not running"), "inspect": (0, "false")}, None),
         ({"exec": (0, "oom_kill 0"), "inspect": (1, "No such container")}, "container is gone: No such container"),
-        ({"exec": (0, "oom_kill 0"), "inspect": (0, "running")}, None),
+        ({"exec": (0, "oom_kill 0"), "inspect": (0, "false")}, None),
     ],
 )
 async def test_what_made_an_agent_fail_is_asked_of_the_box(engine, place, answers, expected):
-    """Memory counts even if the container is running; a running container has not failed."""
+    """Memory counts even if the container is running; an agent may end its container."""
     engine.answer(answers)
     failure = await box_of(engine, place, memory_mb=64).find_failure()
     assert failure is None if expected is None else expected in (failure or "")

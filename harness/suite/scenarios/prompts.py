@@ -45,6 +45,10 @@ class ScenarioPrompts:
 
     def check(self) -> None:
         """Read all rows once. Raises `ScenarioError`, or `NothingSelected` for none."""
+        if isinstance(self._rows, TaskRows):
+            agent = self._scenario.agent
+            for number in self._kept:
+                self._rows.load(int(number)).require_playable(agent.name, agent.sandbox)
         _ = self._kept
 
     def read(self, position: int) -> Prompt:

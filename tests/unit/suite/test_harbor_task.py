@@ -123,6 +123,18 @@ def test_another_agent_plays_a_model(tmp_path: Path):
     assert (scenario.agent.profile, scenario.engine.name) == ("react_chat", "local")
 
 
+def test_another_agent_replaces_the_agent_alone(tmp_path: Path):
+    """Whatever it was, and not the engine's script."""
+    directory = _task(tmp_path / "tasks/a", "FROM a").parent
+    scenario = {"schema_version": 1, "name": "s", "description": "", "harbor": ".", "engine": {"script": "script.json"}}
+    scenario["agent"] = {"command": ["sh", "-c", "true"], "sandbox": {"kind": "bwrap"}}
+    (directory / "script.json").write_text('{"steps": [{"text": "a"}]}')
+    (directory / "scenario.toml").write_text(tomli_w.dumps(scenario))
+    found = select(str(directory), Overrides(agent="react_chat", engine="scripted")).folders[0].scenario
+
+    assert (found.agent.name, found.agent.command, found.engine.script) == ("react_chat", [], "script.json")
+
+
 def test_no_task_is_nothing_to_run(tmp_path: Path):
     ended = harness("run", "--harbor", tmp_path)
     assert ended.code == exit_code_of(NothingSelected("")) == ExitCode.NOTHING_SELECTED

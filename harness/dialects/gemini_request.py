@@ -51,7 +51,7 @@ class _FunctionCalling(msgspec.Struct, rename="camel"):
 
 
 class _ToolConfig(msgspec.Struct, rename="camel"):
-    function_calling_config: _FunctionCalling | None = None
+    function_calling_config: msgspec.Raw = NULL
 
 
 class _ThinkingConfig(msgspec.Struct, rename="camel"):
@@ -79,7 +79,7 @@ class _GenerationConfig(msgspec.Struct, rename="camel"):
     response_mime_type: str | None = None
     response_schema: msgspec.Raw = NULL
     response_json_schema: msgspec.Raw = NULL
-    thinking_config: _ThinkingConfig | None = None
+    thinking_config: msgspec.Raw = NULL
     # Refused
     candidate_count: int | None = None
     response_modalities: list[str] | None = None
@@ -117,7 +117,9 @@ _FUNCTIONS = "functionDeclarations"
 _T = TypeVar("_T", bound=msgspec.Struct)
 _decoder = BodyDecoder(_GeminiBody)
 _generation_decoder = BodyDecoder(_GenerationConfig)
-_tool_config_decoder = msgspec.json.Decoder(_ToolConfig | None)
+_tool_config_decoder = BodyDecoder(_ToolConfig)
+_calling_decoder = BodyDecoder(_FunctionCalling)
+_thinking_decoder = BodyDecoder(_ThinkingConfig)
 _tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _function_decoder = msgspec.json.Decoder(_Declaration)
@@ -150,9 +152,20 @@ def parse_request(
     if not wire.contents:
         raise MalformedRequest("contents: expected at least one content, got none", param="contents")
     limits.require("messages", len(messages), "contents")
-    mode, name = _read_choice(wire, tools)
-    ignored = _find_ignored(wire, config, unknown, unknown_settings)
-    thinking = config.thinking_config
+    tool_config, unknown_tool_config = _decode(_tool_config_decoder, wire.tool_config, "toolConfig")
+    choice, unknown_choice = _decode(_calling_decoder, tool_config.function_calling_config, _CHOICE)
+    mode, name = _read_choice(choice, tools)
+    thinking, unknown_thinking = _decode(_thinking_decoder, config.thinking_config, "generationConfig.thinkingConfig")
+    budgets = {"thinkingBudget": thinking.thinking_budget, "thinkingLevel": thinking.thinking_level}
+    found = {
+        "": find_ignored(wire, _SETTINGS, (), unknown),
+        "generationConfig.thinkingConfig.": {name: value for name, value in budgets.items() if value is not None}
+        | find_ignored(thinking, {}, (), unknown_thinking),
+        "generationConfig.": find_ignored(config, {}, (), unknown_settings),
+        "toolConfig.": find_ignored(tool_config, {}, (), unknown_tool_config),
+        f"{_CHOICE}.": find_ignored(choice, {}, (), unknown_choice),
+    }
+    ignored = {f"{place}{name}": value for place, values in found.items() for name, value in values.items()}
     form = MEDIA_TYPE if call.query.get("alt") == "sse" else ARRAY
     request = ModelRequest(
         dialect=NAME,
@@ -172,7 +185,7 @@ def parse_request(
         ),
         wants_logprobs=bool(config.response_logprobs),
         model=model,
-        wants_reasoning=thinking is not None and bool(thinking.include_thoughts),
+        wants_reasoning=bool(thinking.include_thoughts),
         streaming=Streaming(wants_usage=True, media_type=form) if method == _STREAM else None,
         recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
         notes=TurnNotes(ignored=note_ignored(ignored), left_out=tuple(offer)[:MOST_NOTED]),
@@ -198,6 +211,7 @@ def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:
         ("candidateCount", config.candidate_count, (None, 1), "1; create one session per sample"),
         ("presencePenalty", config.presence_penalty, (None, 0), f"0, {REFUSED['presence_penalty']}"),
         ("frequencyPenalty", config.frequency_penalty, (None, 0), f"0, {REFUSED['frequency_penalty']}"),
+        ("topK", (config.top_k or 0) % 1, (0,), "a whole number"),
         ("responseModalities", config.response_modalities, (None, [], ["TEXT"]), "TEXT: nothing else can be recorded"),
     )
     for name, value, neutral, expected in refusals:
@@ -242,9 +256,7 @@ def _read_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple
     return tuple(tools.values())
 
 
-def _read_choice(wire: _GeminiBody, tools: Sequence[Json]) -> tuple[ToolMode, str | None]:
-    config = decode_json(_tool_config_decoder, respell(wire.tool_config), "toolConfig") or _ToolConfig()
-    choice = config.function_calling_config or _FunctionCalling()
+def _read_choice(choice: _FunctionCalling, tools: Sequence[Json]) -> tuple[ToolMode, str | None]:
     names = choice.allowed_function_names or []
     mode = _TOOL_MODES[choice.mode or "AUTO"]
     if mode is ToolMode.REQUIRED and not tools:
@@ -279,14 +291,3 @@ def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools:
     schema = decode_json(_object_decoder, raw, param)
     check_json(schema, param, limits.json_depth)
     return msgspec.json.encode(json_schema(schema) if raw is config.response_schema else schema).decode()
-
-
-def _find_ignored(
-    wire: _GeminiBody, config: _GenerationConfig, unknown: Sequence[str], unknown_settings: Sequence[str]
-) -> Json:
-    thinking = config.thinking_config or _ThinkingConfig()
-    stated = {"thinkingBudget": thinking.thinking_budget, "thinkingLevel": thinking.thinking_level}
-    settings = {f"thinkingConfig.{name}": value for name, value in stated.items() if value is not None}
-    settings |= find_ignored(config, {}, (), unknown_settings)
-    ignored = find_ignored(wire, _SETTINGS, (), unknown)
-    return ignored | {f"generationConfig.{name}": value for name, value in settings.items()}

@@ -60,7 +60,12 @@ def json_schema(schema: Any) -> Any:
     if isinstance(order, list) and isinstance(properties, dict):
         first = {name: properties[name] for name in order if isinstance(name, str) and name in properties}
         formed["properties"] = first | properties
-    if formed.pop("nullable", None) is True and isinstance(formed.get("type"), str):
-        formed["type"] = [formed["type"], "null"]
-        formed |= {"enum": [*formed["enum"], None]} if isinstance(formed.get("enum"), list) else {}
-    return formed
+    return _with_null(formed) if formed.pop("nullable", None) is True else formed
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        schema |= {"anyOf": [{"$ref": schema.pop("$ref")}]}
+    for name, null in (("anyOf", {"type": "null"}), ("enum", None)):
+        schema |= {name: [*schema[name], null]} if isinstance(schema.get(name), list) else {}
+    return schema | ({"type": [schema["type"], "null"]} if isinstance(schema.get("type"), str) else {})

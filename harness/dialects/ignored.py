@@ -5,6 +5,7 @@ been meant to change the sampling. Values of named settings are noted; any other
 refuses these fields (`Session.require_served`).
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -88,7 +89,7 @@ class BodyDecoder(Generic[_T]):
         known, unsaid = wire.__struct_encode_fields__, bytes(NULL)
         fields = decode_json(_fields_decoder, content).items()
         return wire, [
-            name for name, raw in fields if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(name))
+            name for name, raw in fields if name not in known and bytes(raw) not in (unsaid, _NEUTRAL.get(_snake(name)))
         ]
 
 
@@ -102,8 +103,8 @@ def find_ignored(
     """
     unknown = list(unknown)
     for name in unknown:
-        if name in REFUSED:
-            raise MalformedRequest(f"{name}: expected none, {REFUSED[name]}", param=name)
+        if expected := REFUSED.get(_snake(name)):
+            raise MalformedRequest(f"{name}: expected none, {expected}", param=name)
     found: dict[str, Any] = {}
     spelled = dict(zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True))
     for name, neutral in settings.items():
@@ -117,6 +118,10 @@ def find_ignored(
 def note_ignored(ignored: Mapping[str, Any]) -> Json:
     """Return at most `MOST_NOTED` fields, for `TurnNotes.ignored`."""
     return dict(list(ignored.items())[:MOST_NOTED])
+
+
+def _snake(name: str) -> str:
+    return re.sub("([A-Z])", r"_\1", name).lower()
 
 
 def _shorten(raw: bytes) -> Any:

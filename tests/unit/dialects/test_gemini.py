@@ -187,6 +187,20 @@ def test_a_schema_of_the_api_is_a_json_schema():
     assert list(formed["properties"]) == ["rows", "type"]
 
 
+@pytest.mark.parametrize(
+    ("schema", "formed"),
+    [
+        ({"anyOf": [{"type": "STRING"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {}}},
+            {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {}}},
+        ),
+    ],
+)
+def test_null_is_one_of_the_choices(schema: Json, formed: Json):
+    assert json_schema(schema | {"nullable": True}) == formed
+
+
 def test_a_schema_for_the_answer_is_served_in_either_form():
     """The subset of OpenAPI, JSON Schema, and none."""
     ways = ({"responseSchema": {"type": "STRING"}}, {"responseJsonSchema": {"type": "string"}}, {})
@@ -220,9 +234,15 @@ def test_tools_of_the_vendor_are_left_out_and_settings_ignored_by_name():
         tools=[{"googleSearch": {}, "functionDeclarations": [ADD]}],
         safetySettings=[{"category": "X"}],
         labels={"a": "b"},
-        generationConfig={"thinkingConfig": {"thinkingBudget": -1, "thinkingLevel": "HIGH"}, "mediaResolution": "LOW"},
+        toolConfig={"functionCalling": {"mode": "ANY"}, "functionCallingConfig": {"strength": 2}},
+        generationConfig={
+            "thinkingConfig": {"thinkingBudget": -1, "thinkingLevel": "HIGH", "include_thoughts": True, "depth": 2},
+            "mediaResolution": "LOW",
+            "bestOf": 1,
+        },
     )
 
+    assert asked.wants_reasoning
     assert asked.notes.left_out == ("googleSearch",)
     assert [each["function"]["name"] for each in asked.tools] == ["add"]
     assert asked.notes.ignored == {
@@ -230,7 +250,10 @@ def test_tools_of_the_vendor_are_left_out_and_settings_ignored_by_name():
         "labels": None,
         "generationConfig.thinkingConfig.thinkingBudget": -1,
         "generationConfig.thinkingConfig.thinkingLevel": "HIGH",
+        "generationConfig.thinkingConfig.depth": None,
         "generationConfig.mediaResolution": None,
+        "toolConfig.functionCalling": None,
+        "toolConfig.functionCallingConfig.strength": None,
     }
 
 
@@ -280,6 +303,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "two candidates": ({"generationConfig": {"candidateCount": 2}}, "candidateCount"),
     "a penalty": ({"generationConfig": {"presencePenalty": 0.5}}, "presencePenalty"),
     "another penalty": ({"generation_config": {"frequency_penalty": 0.5}}, "frequencyPenalty"),
+    "a third penalty": ({"generationConfig": {"repetitionPenalty": 1.3}}, "repetitionPenalty"),
+    "the best of some": ({"generationConfig": {"bestOf": 4}}, "bestOf"),
+    "stops": ({"generationConfig": {"stopTokenIds": [3]}}, "stopTokenIds"),
+    "a grammar": ({"generationConfig": {"guidedRegex": "a+"}}, "guidedRegex"),
+    "half a token": ({"generationConfig": {"topK": 0.5}}, "topK"),
     "speech": ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "responseModalities"),
     "a cache": ({"cachedContent": "cachedContents/1"}, "cachedContent"),
     "a temperature": ({"generationConfig": {"temperature": -1}}, "generationConfig.temperature"),

@@ -164,7 +164,7 @@ class Trial:
 
 def read_rewards(folder: Path) -> Score:
     """Read `reward.json`, else `reward.txt`. Raises `ScenarioError` without a finite reward."""
-    text = ""
+    path, text = None, ""
     try:
         path = next((folder / name for name in ("reward.json", "reward.txt") if (folder / name).is_file()), None)
         if path is None or path.is_symlink():
@@ -176,7 +176,7 @@ def read_rewards(folder: Path) -> Score:
         numbers = {name: float(value) for name, value in parts.items() if type(value) in (int, float)}
         "".join(parts).encode()  # the record is UTF-8, and JSON can name lone surrogates
     except (ValueError, OverflowError, RecursionError, OSError) as error:
-        raise ScenarioError(f"{folder}: expected a reward, got {text[:60]!r}: {error!s:.200}") from None
+        raise ScenarioError(f"{path or folder}: expected a reward, got {text[:60]!r}: {error!s:.200}") from None
     reward = numbers.get("reward", next(iter(numbers.values()), None) if len(parts) == 1 else None)
     if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
         raise ScenarioError(f"{path}: expected finite numbers, and a reward, got {text[:60]!r}")

@@ -25,7 +25,7 @@ from harness.suite.judge.reward import Score
 from harness.suite.tasks.harbor_task import DOCKERFILE, ORACLE, HarborTask
 
 # A home of the verifier's own: Python executes what an agent may have written to the usual one.
-_FRESH_HOME = 'export HOME="$(mktemp -d)"'
+_HOME = "/logs/verifier/home"
 _RUN_TESTS = "/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1"
 _GRACE_S = 2.0
 _INSPECT_S = 30.0
@@ -98,9 +98,9 @@ class Trial:
         """Run the task's tests in the box of the agent, which has ended. Raises `SandboxFailed`."""
         keys = self._task.keys
         deadline_s = keys.verifier.timeout_sec
-        env = {"PYTHONNOUSERSITE": "1"} | ({"PATH": _PATH} if self._spec.kind == BWRAP else {})
+        env = {"HOME": _HOME, "PYTHONNOUSERSITE": "1"} | ({"PATH": _PATH} if self._spec.kind == BWRAP else {})
         env |= self._task.variables(keys.environment.env | keys.verifier.env)
-        command = ("sh", "-c", _RUN_TESTS if "HOME" in env else f"{_FRESH_HOME}; {_RUN_TESTS}")
+        command = ("sh", "-c", _RUN_TESTS)
         try:
             await asyncio.to_thread(self._show_tests)
             tests = await sandbox.exec(command, env=env, cwd=Path(self._task.workdir), on_host=start)
@@ -120,6 +120,7 @@ class Trial:
             self._verdict = Score(error=f"the verifier did not end within {deadline_s:g} s")
         finally:
             await tests.stop(grace_s=_GRACE_S)
+            await asyncio.to_thread(make_way, self._folder / _HOME.removeprefix("/logs/"))
 
     def score(self, outcome: OutcomeKind) -> Score:
         """Return the verdict, or why there is none."""
@@ -139,10 +140,9 @@ class Trial:
     def _make_folders(self) -> None:
         make_way(self._folder)
         self._folder.mkdir(mode=0o700, parents=True)
-        for name in ("agent", "verifier", "artifacts", "tests"):
-            (self._folder / name).mkdir()
-            if self._spec.kind != BWRAP and name != "tests":  # the user of a container is any
-                (self._folder / name).chmod(0o777)
+        (self._folder / "tests").mkdir()
+        for name in ("agent", "verifier", "artifacts"):
+            self._make_writable(self._folder / name)
         if self._is_oracle:
             _show(self._task.directory / "solution", self._folder / "solution", "solve.sh")
         if self._spec.kind == BWRAP:
@@ -152,13 +152,18 @@ class Trial:
                 ignore = shutil.ignore_patterns(DOCKERFILE, ".dockerignore")
                 shutil.copytree(source, self._folder / "workdir", symlinks=True, dirs_exist_ok=True, ignore=ignore)
 
+    def _make_writable(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755 if self._spec.kind == BWRAP else 0o777)  # the user of a container is any
+
     def _show_tests(self) -> None:
         verifier = self._folder / "verifier"
-        verifier.chmod(0o777 if self._spec.kind != BWRAP else 0o755)
+        self._make_writable(verifier)
         for path in verifier.iterdir():  # a reward that the agent wrote
             make_way(path)
         if any(verifier.iterdir()):
             raise OSError(errno.ENOTEMPTY, "the agent left what cannot be removed", str(verifier))
+        self._make_writable(self._folder / _HOME.removeprefix("/logs/"))
         _show(self._task.directory / "tests", self._folder / "tests", "test.sh")
 
 

@@ -75,6 +75,19 @@ async def test_solutions_get_the_reward_in_containers(built: Path, tmp_path: Pat
     assert {name: record.reward for name, record in solved.items()} == dict.fromkeys(NAMES, 1.0), solved
 
 
+async def test_any_user_of_a_container_gets_a_verdict(built: Path, tmp_path: Path):
+    """Its verifier has a home that the agent never had. As that user, the solution cannot write to the workdir."""
+    task = built / "sum-sales"
+    test = (task / "tests/test.sh").read_text()
+    (task / "tests/test.sh").write_text(f"{test}cd && touch any && printf %s $PWD >/logs/verifier/wrote\n")
+    settings = ['agent.sandbox.kind="podman"', 'agent.sandbox.user="1000"']
+    await play(task, tmp_path / "run", Overrides(settings=settings))
+    [record] = read_rollouts(tmp_path / "run/run.db").values()
+
+    assert record.reward == 0.0, record
+    assert (tmp_path / "run/trials/0/verifier/wrote").read_text() == "/logs/verifier/home"
+
+
 async def test_a_model_that_says_some_solutions_gets_their_rewards(tasks: Path, tmp_path: Path):
     """Three of five; each is one sample with its reward."""
     require_program("bwrap")

@@ -119,10 +119,10 @@ class SessionManager:
             session = await self._create(task, signal)
         except ScenarioError as error:
             outcome = Outcome(OutcomeKind.NOT_STARTED, error.cause, error.message)
-            return _rollout_without_session(task, outcome, time.monotonic() - started)
+            return rollout_without_session(task, outcome, time.monotonic() - started)
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
-            return _rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code)
+            return rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code)
         self._live[session.session_id] = _LiveRollout(task, signal)
         try:
             return await self._run_on(session, task, signal, started)
@@ -301,7 +301,8 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
 
 
-def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:
+def rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:
+    """Return the rollout of a task that did not begin."""
     return Rollout(
         session_id=None,
         outcome=outcome,

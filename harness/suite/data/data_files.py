@@ -11,7 +11,7 @@ DATA_SUFFIXES = (".parquet", ".csv", ".arrow", ".jsonl", ".ndjson")
 
 _STATE = "state.json"
 """List of the data files beside it, in order."""
-_SHARD = re.compile(r"[-_./]?\d+(-of-\d+)?$")
+_SHARD = re.compile(r"[-_./]?\d+(-of-\d+)?(-[0-9a-f]{16})?$")
 
 
 def find_data_files(path: Path, split: str | None) -> list[Path]:

@@ -52,14 +52,24 @@ class Filter:
         return self.column.partition(".")[0]
 
     def fits(self, row: Json) -> bool:
-        """Return True if it holds: between numbers by value, else as text. A missing value is `null`, in no order."""
+        """Return True if it holds. A missing value is `null`, in no order.
+
+        Numbers compare by value, and so does the order of texts that name numbers; anything else compares as text.
+        """
         value: Any = row
         for name in [self.column] if self.column in row else self.column.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is None and self.operator not in ("=", "!="):
             return False
         found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self.operator != "~":
+        if self.operator[0] in "<>" or (self.operator != "~" and isinstance(value, int | float)):
             with suppress(ValueError):
-                return _COMPARE[self.operator](float(found), float(self.value))
+                return _COMPARE[self.operator](_number(found), _number(self.value))
         return _COMPARE[self.operator](found, self.value)
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)  # exact, which a float of 2^53 or more is not
+    except ValueError:
+        return float(text)

@@ -1,8 +1,9 @@
-"""JSON lines, by an index of their starts."""
+"""JSON lines, by an index of their starts. Blank lines at the end are none."""
 
 import json
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,12 +19,14 @@ class JsonLinesFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._starts, position = array("q"), 0
+        self._starts, position, count = array("q", [0]), 0, 0
+        """Starts of the lines, and the end of the last one."""
         with _opened(path) as file:
             for line in file:
-                self._starts.append(position)
                 position += len(line)
-        self._starts.append(position)
+                self._starts.append(position)
+                count = count if line.isspace() else len(self)
+        del self._starts[count + 1 :]
         self.columns: Sequence[str] = tuple(self.read(0)) if len(self) else ()
 
     def __len__(self) -> int:
@@ -32,7 +35,7 @@ class JsonLinesFile:
     def scan(self, columns: Collection[str]) -> Iterator[Json]:
         del columns  # a line is read whole
         with _opened(self._path) as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(islice(file, len(self))):
                 yield self._parse(number, line)
 
     def read(self, number: int) -> Json:

@@ -44,7 +44,7 @@ class DataSet:
         self.files = find_data_files(path, split)
         self._parts = [_KINDS.get(file.suffix, JsonLinesFile)(file) for file in self.files]
         self._ends = list(accumulate(map(len, self._parts)))
-        if not len(self):
+        if not any(self._ends):
             raise ScenarioError(f"{path}: expected rows, got none")
         self.columns = next(part for part in self._parts if len(part)).columns
 

@@ -45,7 +45,7 @@ class ArrowFile:
         group = bisect_right(self._ends, number) - 1
         with _readable(self.where(number)):
             [row] = self._group(group).slice(number - self._ends[group], 1).to_pylist()
-        return cast("Json", msgspec.to_builtins(row))
+            return cast("Json", msgspec.to_builtins(row))
 
     def where(self, number: int) -> str:
         return f"{self._path}: row {number + 1}"
@@ -129,5 +129,5 @@ def _readable(where: str) -> Iterator[None]:
         raise ScenarioError(f"{where}: expected pyarrow to read it: pip install 'session-harness[parquet]'") from None
     try:
         yield
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
         raise ScenarioError(f"{where}: expected a table with text in UTF-8: {error}") from None

@@ -5,10 +5,12 @@ which is the image's in a container.
 """
 
 import asyncio
+import errno
 import json
 import math
 import os
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,34 +24,54 @@ from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.reward import Score
 from harness.suite.tasks.harbor_task import DOCKERFILE, ORACLE, HarborTask
 
-_TESTS = "/tests/test.sh"
-_STDOUT = "/logs/verifier/test-stdout.txt"
+# A home of the verifier's own: Python executes what an agent may have written to the usual one.
+_HOME = "/logs/verifier/home"
+_RUN_TESTS = "/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1"
 _GRACE_S = 2.0
 _INSPECT_S = 30.0
 _MOST_CHARACTERS = 1 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+class TaskImages:
+    """Images of tasks, each built once, however many rollouts wait for it."""
+
+    def __init__(self) -> None:
+        self._building: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def make(self, task: HarborTask, kind: str) -> str:
+        """Return the name of the task's image, which exists now unless the task names it. Raises `SandboxFailed`."""
+        image = await asyncio.to_thread(task.image, kind)
+        if task.keys.environment.docker_image is None:
+            async with self._building[image]:
+                await _build(task, kind, image)
+        return image
+
+
 class Trial:
     """One rollout's folders, box and verdict."""
 
-    def __init__(self, task: HarborTask, folder: Path, spec: SandboxSpec, agent: str) -> None:
+    def __init__(self, task: HarborTask, folder: Path, spec: SandboxSpec, agent: str, images: TaskImages) -> None:
         """`folder` is outside the rollout's workdir, where the agent may write."""
-        self._task, self._folder = task, folder.absolute()
+        self._task, self._folder, self._images = task, folder.absolute(), images
         self._spec, self._is_oracle = spec, agent == ORACLE
-        self._problem: str | None = "the verifier did not run"
+        self._verdict = Score(error="the verifier did not run")
 
     async def around(self, task: AgentTask) -> AgentTask:
-        """Return the rollout's `task` in a sandbox with a verifier. Raises `SandboxFailed` or `ScenarioError`."""
+        """Return the rollout's `task` in a sandbox with a verifier. Raises `SandboxFailed`."""
         keys = self._task.keys
         env = self._task.variables(keys.environment.env | (keys.solution.env if self._is_oracle else {}))
         assert isinstance(task.agent, ProgramAgent), "a function has no sandbox"
+        try:
+            sandbox = await self._prepare()
+        except OSError as error:
+            raise SandboxFailed(f"the trial's folders cannot be made: {error}") from error
         return replace(
             task,
             agent=replace(task.agent, env={**env, **task.agent.env}),
             deadline_s=keys.agent.timeout_sec or task.deadline_s,
             cwd=Path(self._task.workdir),
-            sandbox=await self._prepare(),
+            sandbox=sandbox,
             after=self._verify,
         )
 
@@ -62,7 +84,7 @@ class Trial:
         if self._spec.kind == BWRAP:
             mounts.append(f"workdir:{self._task.workdir}:rw")
         elif image is None:
-            image = await _build(self._task, self._spec.kind)
+            image = await self._images.make(self._task, self._spec.kind)
         given, keys = self._spec, self._task.keys.environment
         return SandboxSpec(
             **given.model_dump(exclude={"image", "mounts", "cpus", "memory_mb"}),
@@ -76,39 +98,51 @@ class Trial:
         """Run the task's tests in the box of the agent, which has ended. Raises `SandboxFailed`."""
         keys = self._task.keys
         deadline_s = keys.verifier.timeout_sec
-        await asyncio.to_thread(self._show_tests)
-        env = {"PATH": _PATH, "HOME": "/tmp"} if self._spec.kind == BWRAP else {}  # noqa: S108  # of the box
+        env = {"HOME": _HOME, "PYTHONNOUSERSITE": "1"} | ({"PATH": _PATH} if self._spec.kind == BWRAP else {})
         env |= self._task.variables(keys.environment.env | keys.verifier.env)
-        command = ("sh", "-c", f"{_TESTS} >{_STDOUT} 2>&1")
-        tests = await sandbox.exec(command, env=env, cwd=Path(self._task.workdir), on_host=start)
+        command = ("sh", "-c", _RUN_TESTS)
+        try:
+            await asyncio.to_thread(self._show_tests)
+            tests = await sandbox.exec(command, env=env, cwd=Path(self._task.workdir), on_host=start)
+        except (OSError, ValueError) as error:
+            self._verdict = Score(error=f"the verifier did not start: {error}")
+            return
         try:
             async with asyncio.timeout(deadline_s):
                 code = await tests.wait()
-            failure = await sandbox.find_failure() if code else None
+            verdict = await asyncio.to_thread(self._read_verdict)
+            # The memory limit may have killed programs of the agent before; a verdict says that it spared the verifier.
+            failure = await sandbox.find_failure() if code and verdict.reward is None else None
             if failure is not None:
                 raise SandboxFailed(f"in the verifier: {failure}")
-            self._problem = None
+            self._verdict = verdict
         except TimeoutError:
-            self._problem = f"the verifier did not end within {deadline_s:g} s"
+            self._verdict = Score(error=f"the verifier did not end within {deadline_s:g} s")
         finally:
             await tests.stop(grace_s=_GRACE_S)
+            await asyncio.to_thread(make_way, self._folder / _HOME.removeprefix("/logs/"))
 
     def score(self, outcome: OutcomeKind) -> Score:
         """Return the verdict, or why there is none."""
-        if self._problem is not None:
-            return Score(error=f"{self._problem}; the rollout is {outcome}", details={"task": self._task.name})
+        error = self._verdict.error
+        return replace(
+            self._verdict,
+            details={"task": self._task.name, **self._verdict.details},
+            error=error and f"{error}; the rollout is {outcome}",
+        )
+
+    def _read_verdict(self) -> Score:
         try:
-            verdict = read_rewards(self._folder / "verifier")
-            return replace(verdict, details={"task": self._task.name, **verdict.details})
+            return read_rewards(self._folder / "verifier")
         except ScenarioError as error:
-            return Score(error=error.message, details={"task": self._task.name})
+            return Score(error=error.message)
 
     def _make_folders(self) -> None:
         make_way(self._folder)
-        for name in ("agent", "verifier", "artifacts", "tests"):
-            (self._folder / name).mkdir(parents=True)
-            (self._folder / name).chmod(0o777)  # the image may have any user
-        self._folder.chmod(0o700)  # no other user of this machine
+        self._folder.mkdir(mode=0o700, parents=True)
+        (self._folder / "tests").mkdir()
+        for name in ("agent", "verifier", "artifacts"):
+            self._make_writable(self._folder / name)
         if self._is_oracle:
             _show(self._task.directory / "solution", self._folder / "solution", "solve.sh")
         if self._spec.kind == BWRAP:
@@ -118,51 +152,53 @@ class Trial:
                 ignore = shutil.ignore_patterns(DOCKERFILE, ".dockerignore")
                 shutil.copytree(source, self._folder / "workdir", symlinks=True, dirs_exist_ok=True, ignore=ignore)
 
+    def _make_writable(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755 if self._spec.kind == BWRAP else 0o777)  # the user of a container is any
+
     def _show_tests(self) -> None:
-        for path in (self._folder / "verifier").iterdir():  # a reward that the agent wrote
+        verifier = self._folder / "verifier"
+        self._make_writable(verifier)
+        for path in verifier.iterdir():  # a reward that the agent wrote
             make_way(path)
+        if any(verifier.iterdir()):
+            raise OSError(errno.ENOTEMPTY, "the agent left what cannot be removed", str(verifier))
+        self._make_writable(self._folder / _HOME.removeprefix("/logs/"))
         _show(self._task.directory / "tests", self._folder / "tests", "test.sh")
 
 
 def read_rewards(folder: Path) -> Score:
     """Read `reward.json`, else `reward.txt`. Raises `ScenarioError` without a finite reward."""
-    path = next((folder / name for name in ("reward.json", "reward.txt") if (folder / name).is_file()), None)
-    if path is None or path.is_symlink():
-        raise ScenarioError(f"{folder}: expected the verifier to write reward.txt or reward.json, got neither")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(_MOST_CHARACTERS)
+    path, text = None, ""
     try:
+        path = next((folder / name for name in ("reward.json", "reward.txt") if (folder / name).is_file()), None)
+        if path is None or path.is_symlink():
+            raise ScenarioError(f"{folder}: expected the verifier to write reward.txt or reward.json, got neither")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_CHARACTERS)
         found: Any = json.loads(text) if path.suffix == ".json" else float(text)
-    except ValueError:
-        raise ScenarioError(f"{path}: expected a reward, got {text[:60]!r}") from None
-    parts = found if isinstance(found, dict) else {"reward": found}
-    reward = parts.get("reward", next(iter(parts.values())) if len(parts) == 1 else None)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise ScenarioError(f"{path}: expected a finite number as the reward, got {text[:60]!r}")
-    return Score(float(reward), {name: value for name, value in parts.items() if name != "reward"})
+        parts = found if isinstance(found, dict) else {"reward": found}
+        numbers = {name: float(value) for name, value in parts.items() if type(value) in (int, float)}
+        "".join(parts).encode()  # the record is UTF-8, and JSON can name lone surrogates
+    except (ValueError, OverflowError, RecursionError, OSError) as error:
+        raise ScenarioError(f"{path or folder}: expected a reward, got {text[:60]!r}: {error!s:.200}") from None
+    reward = numbers.get("reward", next(iter(numbers.values()), None) if len(parts) == 1 else None)
+    if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
+        raise ScenarioError(f"{path}: expected finite numbers, and a reward, got {text[:60]!r}")
+    return Score(reward, {name: value for name, value in numbers.items() if name != "reward"})
 
 
-async def _build(task: HarborTask, kind: str) -> str:
-    """Return the task's image, which exists now or is named. Raises `SandboxFailed` or `ScenarioError`."""
-    image = await asyncio.to_thread(task.image, kind)
-    if task.keys.environment.docker_image is not None:
-        return image
+async def _build(task: HarborTask, kind: str, image: str) -> None:
     if not (await call(kind, "image", "inspect", image, deadline_s=_INSPECT_S, env=os.environ)).code:
-        return image
-    if task.dockerfile is None:
-        raise ScenarioError(
-            f"{task.directory}: expected environment/{DOCKERFILE} or environment.docker_image, got neither"
-        )
+        return
+    assert task.dockerfile is not None, "`require_playable` checks it"
     build = (kind, "build", "--quiet", "--tag", image, str(task.dockerfile.parent))
     ended = await call(*build, deadline_s=task.keys.environment.build_timeout_sec, env=os.environ)
     if ended.code:
         raise SandboxFailed(f"{task.dockerfile}: `{kind} build` failed: {ended.messages.strip()[-500:]}")
-    return image
 
 
 def _show(source: Path, target: Path, script: str) -> None:
     """Copy what the box shows, with a script that can be executed."""
-    if not (source / script).is_file():
-        raise ScenarioError(f"{source}: expected {script}, got none")
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     (target / script).chmod(0o755)

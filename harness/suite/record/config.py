@@ -162,6 +162,7 @@ class SuiteSelection:
         for folder in resolved:  # settings may name other files
             check_files(folder, folder.directory / SCENARIO_FILE)
             folder.prompts.check()
+            folder.prompts.require_playable()
         entries = [
             ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
             for folder in resolved
@@ -187,10 +188,14 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
 
 
 def _play(scenario: Scenario, agent: str) -> Scenario:
-    spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
-    needs_model = scenario.harbor is not None and agent not in PLAYED and scenario.engine.model == SMALL_TOKENIZER
-    engine = EngineSpec() if needs_model else scenario.engine
-    return scenario.model_copy(update={"agent": spec, "engine": engine})
+    data = scenario.model_dump(exclude_unset=True)
+    data["agent"] |= {"profile": agent, "function": None, "command": []}
+    # Tasks without a scenario have an engine without a model or a script, which their solutions do not call.
+    engine = scenario.engine
+    is_mute = engine.model == SMALL_TOKENIZER and engine.script is None
+    if scenario.harbor is not None and agent not in PLAYED and is_mute:
+        data["engine"] |= {"name": EngineSpec().name, "model": EngineSpec().model}
+    return validate(Scenario, data, source=Path(f"{scenario.name} with --agent"))
 
 
 def _set_keys(scenario: Scenario, settings: Iterable[str]) -> Scenario:

@@ -5,22 +5,22 @@ Order and concurrency never change a rollout's result (I10).
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
-from harness.errors import Cause, EngineUnavailable, HarnessError, ScenarioError, StoreFull
+from harness.errors import Cause, EngineUnavailable, HarnessError, SandboxFailed, ScenarioError, StoreFull
 from harness.machine.disk import disk_full
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.client.session_server import SessionSummary
-from harness.rollouts.manager import SessionManager
+from harness.rollouts.manager import SessionManager, rollout_without_session
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
 from harness.samples.turn_rewards import reward_turns
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
-from harness.suite.judge.trial import Trial
+from harness.suite.judge.trial import TaskImages, Trial
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
@@ -64,6 +64,7 @@ class RolloutBatch:
     """Injector of faults; None without faults."""
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
+    images: TaskImages = field(default_factory=TaskImages)
 
     async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
@@ -98,9 +99,8 @@ class RolloutBatch:
             request_kwargs=spec.request_kwargs,
             metadata=prompt.metadata,
         )
-        task = task if trial is None else await trial.around(task)
         start = await self.services.start_of_server()
-        rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
+        rollout = await self._play(task, trial, planned.number)
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
         if self.finished is not None:
@@ -131,9 +131,20 @@ class RolloutBatch:
         if problem is not None:
             raise problem
 
+    async def _play(self, task: AgentTask, trial: Trial | None, number: int) -> Rollout | None:
+        try:
+            task = task if trial is None else await trial.around(task)
+        except SandboxFailed as error:
+            return rollout_without_session(
+                task, Outcome(OutcomeKind.SANDBOX_FAILED, Cause.HARNESS, error.message), seconds=0.0
+            )
+        return await (self.manager.run(task) if self.faults is None else self.faults.run(task, number))
+
     def _trial(self, planned: PlannedRollout, prompt: Prompt) -> Trial | None:
         task, agent = planned.folder.prompts.task_of(prompt), planned.folder.scenario.agent
-        return None if task is None else Trial(task, self.directory.trial(planned.number), agent.sandbox, agent.name)
+        if task is None:
+            return None
+        return Trial(task, self.directory.trial(planned.number), agent.sandbox, agent.name, self.images)
 
     async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
         """Blame the server, so that the rollout runs again on resume.

@@ -8,7 +8,6 @@ The order depends on the data and `[data]` alone (I10).
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,13 @@ class ScenarioPrompts:
         """Read all rows once. Raises `ScenarioError`, or `NothingSelected` for none."""
         _ = self._kept
 
+    def require_playable(self) -> None:
+        """Raise `ScenarioError` if a Harbor task cannot be played by this agent in this sandbox."""
+        if isinstance(self._rows, TaskRows):
+            agent = self._scenario.agent
+            for number in self._kept:
+                self._rows.load(int(number)).require_playable(agent.name, agent.sandbox)
+
     def read(self, position: int) -> Prompt:
         """Return the prompt at `position`, which may be in a further epoch. Raises `ScenarioError`."""
         epoch, place = divmod(position, len(self._kept))
@@ -84,25 +90,29 @@ class ScenarioPrompts:
     @cached_property
     def _kept(self) -> RowNumbers:
         """Numbers of the rows of an epoch."""
-        most = self._spec.limit if self._spec.shuffle is None else None
-        kept = np.fromiter(islice(self._fitting(), most), np.int64)
+        kept = np.fromiter(self._fitting(self._spec.limit if self._spec.shuffle is None else None), np.int64)
         if not kept.size:
             raise NothingSelected(f"{self._place}: expected a row that passes {self._spec.filter}, got none")
         return self._permute(kept, 0)[: self._spec.limit]
 
-    def _fitting(self) -> Iterator[int]:
+    def _fitting(self, most: int | None) -> Iterator[int]:
         filters = [Filter.parse(text) for text in self._spec.filter]
-        unseen, named = {each.top for each in filters}, set(self._named)
-        mapped = [*self._named, self._prompt_column or ""] if self._is_mapped else Prompt.model_fields
-        for number, row in enumerate(self._rows.scan({*mapped, *unseen})):
-            unseen -= row.keys()
-            if all(each.fits(row) for each in filters):
+        unseen, named = filters, set(self._named)
+        wanted = {name for each in filters for name in (each.column, each.top)}
+        mapped = [*self._named, self._prompt_column or ""] if self._is_mapped else self._rows.columns
+        for number, row in enumerate(self._rows.scan({*mapped, *wanted})):
+            unseen = [each for each in unseen if row.keys().isdisjoint((each.column, each.top))]
+            if most == 0:  # a column that no row has would pass as `null`, so only that is looked for
+                if not unseen:
+                    return
+            elif all(each.fits(row) for each in filters):
                 # Building each prompt would take a second for 100,000 rows.
                 if not (self._is_mapped and row.keys() >= named and _is_said(row.get(self._prompt_column or ""))):
                     self._prompt(number, row)
+                most = None if most is None else most - 1
                 yield number
         if unseen:
-            raise ScenarioError(f"{self._place}: filter: {_missing(min(unseen), self._rows.columns)}")
+            raise ScenarioError(f"{self._place}: filter: {_missing(unseen[0].top, self._rows.columns)}")
 
     def _shuffled(self, epoch: int) -> RowNumbers:
         return self._permute(self._kept, epoch) if epoch else self._kept

@@ -1,5 +1,6 @@
 """Tasks in Harbor's format, in boxes of both kinds: solved by their solutions, by nothing, and by a model's words."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from harness.errors import SandboxFailed
 from harness.rollouts.agents.bundled import bundled_directory
-from harness.suite.exits import ExitCode, exit_code_of
+from harness.samples.rollout import OutcomeKind
+from harness.suite.judge.trial import TaskImages
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.tasks.harbor_task import HarborTask, find_tasks
@@ -74,6 +75,19 @@ async def test_solutions_get_the_reward_in_containers(built: Path, tmp_path: Pat
     assert {name: record.reward for name, record in solved.items()} == dict.fromkeys(NAMES, 1.0), solved
 
 
+async def test_any_user_of_a_container_gets_a_verdict(built: Path, tmp_path: Path):
+    """Its verifier has a home that the agent never had. As that user, the solution cannot write to the workdir."""
+    task = built / "sum-sales"
+    test = (task / "tests/test.sh").read_text()
+    (task / "tests/test.sh").write_text(f"{test}cd && touch any && printf %s $PWD >/logs/verifier/wrote\n")
+    settings = ['agent.sandbox.kind="podman"', 'agent.sandbox.user="1000"']
+    await play(task, tmp_path / "run", Overrides(settings=settings))
+    [record] = read_rollouts(tmp_path / "run/run.db").values()
+
+    assert record.reward == 0.0, record
+    assert (tmp_path / "run/trials/0/verifier/wrote").read_text() == "/logs/verifier/home"
+
+
 async def test_a_model_that_says_some_solutions_gets_their_rewards(tasks: Path, tmp_path: Path):
     """Three of five; each is one sample with its reward."""
     require_program("bwrap")
@@ -102,18 +116,40 @@ async def test_a_model_that_says_some_solutions_gets_their_rewards(tasks: Path, 
     }
 
 
-async def test_an_image_that_cannot_be_built_ends_the_run(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As infrastructure that failed: no rollout has a reward, and the run can be taken up."""
+def _fake_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     fake = tmp_path / "bin/podman"
     fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\necho no such base >&2\nexit 125\n")
+    fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    with pytest.raises(SandboxFailed, match=r"Dockerfile: `podman build` failed: no such base"):
-        await _play(tasks, tmp_path / "run", "podman")
 
-    assert exit_code_of(SandboxFailed("")) == ExitCode.INFRASTRUCTURE
-    assert not (tmp_path / "run/result.json").exists()
+
+async def test_an_image_that_cannot_be_built_is_its_tasks_outcome(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a sandbox that failed, which runs again on resume; other tasks go on."""
+    _fake_podman(tmp_path, monkeypatch, "echo no such base >&2\nexit 125")
+    await play(tasks, tmp_path / "run", Overrides(settings=['agent.sandbox.kind="podman"']))
+    records = read_rollouts(tmp_path / "run/run.db").values()
+
+    assert {(record.outcome, record.reward) for record in records} == {(OutcomeKind.SANDBOX_FAILED, None)}
+    assert {record.number for record in records} == set(range(len(NAMES)))
+    assert all("Dockerfile: `podman build` failed: no such base" in record.detail for record in records)
+
+
+async def test_an_image_is_built_once_for_all_who_wait(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """However many rollouts of its task begin at one time."""
+    log = tmp_path / "calls"
+    _fake_podman(
+        tmp_path,
+        monkeypatch,
+        f'echo "$1" >>{log}\ncase "$1" in image) test -e {log}.built;; build) sleep 0.5; touch {log}.built;; esac',
+    )
+    task, images = HarborTask.load(tasks / "sum-sales"), TaskImages()
+    names = await asyncio.gather(*(images.make(task, "podman") for _ in range(5)))
+
+    assert names == [task.image("podman")] * 5
+    assert sorted(log.read_text().split()) == ["build", *["image"] * 5]
 
 
 def _solution(name: str) -> str:
@@ -130,6 +166,39 @@ def _task(directory: Path, test: str, **keys: object) -> Path:
         "#!/bin/sh\necho 1 >/logs/verifier/reward.txt\nls /tests >/logs/agent/seen\n"
     )
     return directory
+
+
+async def test_a_solution_cannot_end_its_verifier(tasks: Path, tmp_path: Path):
+    """A module whose import ends the process is no solution."""
+    require_program("bwrap")
+    solution = tasks / "fix-the-calendar/solution/solve.sh"
+    solution.write_text("#!/bin/sh\necho 'raise SystemExit(0)' >/app/calendar_days.py\n")
+    [record] = (await _play(tasks / "fix-the-calendar", tmp_path / "run", "bwrap")).values()
+
+    assert record.reward == 0.0, record
+
+
+HOSTILE = {
+    "deep": "cd /logs/verifier; mkdir -p $(printf 'd/%.0s' $(seq 1500))",
+    "absurd": """echo '{"reward": 1, "x": "\\ud800"}' >/logs/verifier/reward.json""",
+    "shut": "mkdir -p /logs/verifier/a/b; echo 1 >/logs/verifier/reward.txt; chmod 0 /logs/verifier",
+    "greedy": "python3 -c 'bytearray(1 << 30)' || true",
+}
+"""What agents do to their verifiers."""
+
+
+async def test_no_agent_ends_the_rollouts_of_others(tmp_path: Path):
+    """Whatever it leaves for the verifier, whose verdict counts."""
+    require_program("bwrap")
+    suite = tmp_path / "suite"
+    limits = {"memory_mb": 256} if os.access("/sys/fs/cgroup", os.W_OK) else {}
+    for name, script in HOSTILE.items():
+        test = "echo 0.5 >/logs/verifier/reward.txt; exit 3"
+        directory = _task(suite / name, test, environment=limits)
+        (directory / "solution/solve.sh").write_text(f"#!/bin/sh\n{script}\n")
+    records = await _play(suite, tmp_path / "run", "bwrap")
+
+    assert {name: record.reward for name, record in records.items()} == dict.fromkeys(HOSTILE, 0.5), records
 
 
 async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):

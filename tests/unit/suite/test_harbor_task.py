@@ -19,7 +19,8 @@ def _task(directory: Path, dockerfile: str | None = None, **keys: object) -> Pat
         (directory / name).mkdir(parents=True)
     (directory / "task.toml").write_text(tomli_w.dumps({"version": "1.0", "metadata": {"category": "any"}, **keys}))
     (directory / "instruction.md").write_text("Do it.")
-    (directory / "tests/test.sh").write_text("#!/bin/sh")
+    for script in ("tests/test.sh", "solution/solve.sh"):
+        (directory / script).write_text("#!/bin/sh")
     if dockerfile is not None:
         (directory / "environment/Dockerfile").write_text(dockerfile)
     return directory
@@ -56,6 +57,21 @@ def test_variables_of_this_machine_are_named(tmp_path: Path, monkeypatch: pytest
         ({"verifier": {"timeout_sec": "soon"}}, "", "verifier.timeout_sec: "),
         ({"steps": [{"name": "one"}]}, "", "expected a task of one step on Linux, got steps"),
         ({"environment": {"os": "windows", "gpus": 2}}, "", "got environment.gpus, os = 'windows'"),
+        ({"agent": {"user": "ada"}, "verifier": {"user": "root"}}, "", "got agent.user, verifier.user;"),
+        ({"verifier": {"environment": {}, "collect": [{}]}}, "", "got verifier.environment, verifier.collect;"),
+        ({"environment": {"healthcheck": {"command": "a"}}}, "", "got environment.healthcheck;"),
+        ({"environment": {"mcp_servers": [{"name": "a"}], "tpu": {"type": "a"}}}, "", "environment.mcp_servers;"),
+        ({"environment": {"workdir": "app"}}, "", "environment.workdir: "),
+        ({"environment": {"cpus": 0}}, "", "environment.cpus: "),
+        ({"environment": {"memory_mb": 8}}, "", "environment.memory_mb: "),
+        ({"environment": {"memory": "8 MB"}}, "", "environment.memory"),
+        ({"environment": {"memory": "much"}}, "", "got 'much'"),
+        (
+            {"environment": {"docker_image": "a"}},
+            "solution/solve.sh",
+            "expected solution/solve.sh for the agent oracle",
+        ),
+        ({"verifier": {"env": {"A": "${NO_SUCH_VARIABLE}"}}}, "", "expected the environment variable NO_SUCH_VARIABLE"),
     ],
 )
 def test_a_task_that_cannot_run_here_is_named(tmp_path: Path, keys: Json, gone: str, said: str):
@@ -67,10 +83,33 @@ def test_a_task_that_cannot_run_here_is_named(tmp_path: Path, keys: Json, gone: 
     assert said in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("podman", "expected environment/Dockerfile"), ("a:b", "expected an image")]
+)
+def test_a_task_without_an_image_is_named(tmp_path: Path, kind: str, said: str):
+    directory = _task(tmp_path / "a")
+    with pytest.raises(ScenarioError, match=said):
+        select(str(directory), Overrides(settings=[f'agent.sandbox.kind="{kind}"']))
+
+
+@pytest.mark.parametrize(("memory", "size"), [("2G", 2048), ("512m", 512), ("1.5 GB", 1536)])
+def test_sizes_of_older_tasks_count(tmp_path: Path, memory: str, size: int):
+    assert HarborTask.load(_task(tmp_path / "a", environment={"memory": memory})).keys.environment.memory_mb == size
+
+
+@pytest.mark.parametrize(
+    "mark", ["<!-- harbor-canary GUID 1 -->\n", "<!-- harbor-canary 1 -->\n# harbor-canary 2\n\n \n"]
+)
+def test_no_agent_learns_a_canary(tmp_path: Path, mark: str):
+    directory = _task(tmp_path / "a")
+    (directory / "instruction.md").write_text(f"{mark}# Do it\n<!-- harbor-canary 3 -->\n")
+    assert HarborTask.load(directory).instruction == "# Do it\n<!-- harbor-canary 3 -->\n"
+
+
 def test_a_folder_of_tasks_is_a_suite(tmp_path: Path):
     """Rows of which are filtered by the task's name; a task alone is one too."""
     for name in ("b", "a"):
-        _task(tmp_path / "Some Tasks" / name)
+        _task(tmp_path / "Some Tasks" / name, "FROM a")
     folder = select(str(tmp_path / "Some Tasks"), Overrides(filter=["metadata.task=b"], agent="nop")).folders[0]
     alone = select(str(tmp_path / "Some Tasks/a"), Overrides()).folders[0]
 
@@ -80,8 +119,20 @@ def test_a_folder_of_tasks_is_a_suite(tmp_path: Path):
 
 
 def test_another_agent_plays_a_model(tmp_path: Path):
-    scenario = select(str(_task(tmp_path / "a")), Overrides(agent="react_chat")).folders[0].scenario
+    scenario = select(str(_task(tmp_path / "a", "FROM a")), Overrides(agent="react_chat")).folders[0].scenario
     assert (scenario.agent.profile, scenario.engine.name) == ("react_chat", "local")
+
+
+def test_another_agent_replaces_the_agent_alone(tmp_path: Path):
+    """Whatever it was, and not the engine's script."""
+    directory = _task(tmp_path / "tasks/a", "FROM a").parent
+    scenario = {"schema_version": 1, "name": "s", "description": "", "harbor": ".", "engine": {"script": "script.json"}}
+    scenario["agent"] = {"command": ["sh", "-c", "true"], "sandbox": {"kind": "bwrap"}}
+    (directory / "script.json").write_text('{"steps": [{"text": "a"}]}')
+    (directory / "scenario.toml").write_text(tomli_w.dumps(scenario))
+    found = select(str(directory), Overrides(agent="react_chat", engine="scripted")).folders[0].scenario
+
+    assert (found.agent.name, found.agent.command, found.engine.script) == ("react_chat", [], "script.json")
 
 
 def test_no_task_is_nothing_to_run(tmp_path: Path):
@@ -117,6 +168,13 @@ def test_rewards_are_read(tmp_path: Path, name: str, content: str, reward: float
         ("reward.json", '{"reward": true}'),
         ("reward.json", "{"),
         ("reward.json", "\udcff"),
+        ("reward.json", '{"reward": 1' + "0" * 400 + "}"),
+        ("reward.json", "[" * 100_000),
+        ("reward.json", '{"reward": 1, "x": "\\ud800"}'),
+        ("reward.json", '{"reward": 1, "\\ud800": 2}'),
+        ("reward.json", '{"reward": 1, "x": NaN}'),
+        ("reward.json", '{"reward": 1, "x": "well"}'),
+        ("reward.txt", "1" * 400),
     ],
 )
 def test_another_verdict_is_none(tmp_path: Path, name: str, content: str):

@@ -178,13 +178,15 @@ def test_each_line_is_a_prompt_and_what_changes_in_the_file_is_noticed(tmp_path:
         ("x.csv", b"question\na\n\xff\n", "x.csv: expected a table with text in UTF-8: In CSV column #0: Row #3"),
         ("x.parquet", b"PAR1", "x.parquet: expected a table with text in UTF-8"),
         ("x.arrow", b"", "x.arrow: expected a table"),
+        ("saved/state.json", b'{"_data_files": []}', "saved: expected rows, got none"),
         ("../x.jsonl", b"", "prompts_file: expected a path within the folder, or an absolute one, got '../x.jsonl'"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, name: str, content: bytes | None, said: str):
     """All are, before the first one runs."""
-    directory = _scenario(tmp_path, name)
+    directory = _scenario(tmp_path, name.removesuffix("/state.json"))
     if content is not None:
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
     with pytest.raises(ScenarioError) as refused:
         _prompts(directory)
@@ -198,6 +200,7 @@ def test_a_wrong_row_is_named(tmp_path: Path, name: str, content: bytes | None, 
         ({"prompt": "Question"}, "expected a column 'Question', got question, level, answer"),
         ({"metadata": ["lvl"]}, "expected a column 'lvl', got question, level, answer"),
         ({"filter": ["lvl=3"]}, "filter: expected a column 'lvl', got question, level, answer"),
+        ({"filter": ["lvl!=3"], "limit": 2}, "filter: expected a column 'lvl', got question, level, answer"),
         ({"filter": ["level"]}, "data.filter[0]: filter: expected COLUMN=VALUE"),
         ({"filter": ["level~["]}, "expected a regular expression behind ~, got '['"),
         ({"split": "train"}, "expected a folder beside data.split = 'train'"),
@@ -210,6 +213,72 @@ def test_a_wrong_column_or_filter_is_named(tmp_path: Path, name: str, data: Json
     with pytest.raises(ScenarioError) as refused:
         _prompts(directory)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_a_column_that_is_no_key_of_a_prompt_is_named_before_the_run(tmp_path: Path, name: str):
+    directory = _scenario(tmp_path, name)
+    WRITERS[name](directory / name, [{"text": "a", "level": 1}])
+    with pytest.raises(ScenarioError, match="level: expected a known key"):
+        _prompts(directory)
+
+
+@pytest.mark.parametrize(
+    ("condition", "fitting"),
+    [
+        ("id=9007199254740993", "b"),
+        ("id>=9007199254740993", "b"),
+        ("id=9007199254740992.0", "a"),
+        ("lang=nan", "b"),
+        ("lang!=nan", "a"),
+        ("version=1.10", "b"),
+        ("version>=1.2", ""),
+        ("a.b=2", "b"),
+        ("size<10", "a"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_filters_compare_values_as_what_they_are(tmp_path: Path, name: str, condition: str, fitting: str):
+    """Texts that name numbers are in the order of numbers."""
+    directory = _scenario(tmp_path, name)
+    rows = [
+        {"question": "a", "id": 2**53, "lang": "de", "version": "1.1", "a.b": 1, "size": "9"},
+        {"question": "b", "id": 2**53 + 1, "lang": "nan", "version": "1.10", "a.b": 2, "size": "10"},
+    ]
+    WRITERS[name](directory / name, rows)
+    if fitting:
+        assert _texts(_prompts(directory, filter=[condition])) == [fitting]
+    else:
+        with pytest.raises(NothingSelected):
+            _prompts(directory, filter=[condition])
+
+
+def test_a_column_of_later_lines_may_be_filtered_below_a_limit(tmp_path: Path):
+    directory = _scenario(tmp_path, "x.jsonl")
+    _write_jsonl(directory / "x.jsonl", [*ROWS, {"question": "last", "error": "late"}])
+    assert _texts(_prompts(directory, filter=["error!=late"], limit=2)) == ["0 + 0?", "1 + 1?"]
+
+
+def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path):
+    directory = _scenario(tmp_path, "x.jsonl")
+    (directory / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n\n  \n')
+    assert _texts(_prompts(directory)) == ["a", "b"]
+
+
+def test_shards_of_the_hub_may_have_digests(tmp_path: Path):
+    directory = _scenario(tmp_path, "hub")
+    (directory / "hub").mkdir()
+    for shard in range(2):
+        _write_parquet(directory / f"hub/train-0000{shard}-of-00002-a09b74b3ef9c3b56.parquet", ROWS)
+    assert len(_prompts(directory)) == 14
+
+
+def test_a_time_that_no_text_holds_is_named(tmp_path: Path):
+    directory = _scenario(tmp_path, "x.parquet", {"metadata": ["at"]})
+    times = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns"))
+    pq.write_table(pa.table({"question": ["a"], "at": times}), directory / "x.parquet")
+    with pytest.raises(ScenarioError, match=r"x\.parquet: expected a table"):
+        _prompts(directory)
 
 
 def test_a_row_without_a_text_may_be_left_out(tmp_path: Path):

@@ -1,5 +1,5 @@
 #!/bin/sh
-if python3 /tests/check.py; then
+if python3 -I /tests/check.py; then
     echo 1 >/logs/verifier/reward.txt
 else
     echo 0 >/logs/verifier/reward.txt

@@ -36,7 +36,10 @@ asked = json.loads(env["HARNESS_METADATA"])
 host, own = env["OPENAI_BASE_URL"].removesuffix("/v1").split("/sessions/")
 key = env["OPENAI_API_KEY"]
 HELLO = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 64}
-CALLS = {"/completions": HELLO, "/messages": HELLO, "/count_tokens": HELLO, "/responses": {"input": "Hello."}}
+PARTS = {"contents": [{"role": "user", "parts": [{"text": "Hello."}]}]}
+NAMES = {"{version}": "v1beta", "{model:path}": "m", "{method}": "generateContent"}
+CALLS = {":generateContent": PARTS, ":countTokens": PARTS, "/responses": {"input": "Hello."}}
+CALLS |= {"/completions": HELLO, "/messages": HELLO, "/count_tokens": HELLO}
 seen = []
 
 def ask(method, path, headers):
@@ -73,7 +76,10 @@ credentials = {
 for method, route in asked["routes"]:
     for whose, session in (("own", own), ("other", other)):
         for name, headers in credentials.items():
-            status, text = ask(method, route.replace("{id}", session), headers)
+            path = route.replace("{id}", session)
+            for place, value in NAMES.items():
+                path = path.replace(place, value)
+            status, text = ask(method, path, headers)
             seen.append([method, route, whose, name, status, text.replace(own, "OWN").replace(other, "OTHER")[:200]])
 commands = [pathlib.Path(f"/proc/{pid}/cmdline").read_text() for pid in ("self", os.getppid())]
 arguments = [word for command in commands for word in command.split("\\0")]
@@ -104,6 +110,11 @@ OWN: set[Route] = {
     *(
         ("POST", f"{prefix}/v1/{call}")
         for call in ("chat/completions", "messages", "messages/count_tokens", "responses")
+        for prefix in ("/sessions/{id}", "")
+    ),
+    *(
+        ("POST", f"{prefix}/{{version}}/models/{{model:path}}:{call}")
+        for call in ("{method}", "countTokens")
         for prefix in ("/sessions/{id}", "")
     ),
     *((method, f"{prefix}/v1/models") for method in ("GET", "HEAD") for prefix in ("/sessions/{id}", "")),
@@ -137,7 +148,9 @@ def judge(result: dict[str, Any], liveness: Mapping[Route, set[str]]) -> int:
             assert "OTHER" not in text, what
     assert result["turns"] == [200, 200]
     return 2 + sum(
-        row[4] == 200 for row in result["seen"] if row[1].endswith(("/completions", "/messages", "/responses"))
+        row[4] == 200
+        for row in result["seen"]
+        if row[1].endswith(("/completions", "/messages", "/responses", ":{method}"))
     )
 
 

@@ -58,7 +58,7 @@ def test_the_version_is_printed():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run",), "Missing argument"),
+        (("run",), "expected a scenario, a suite or --harbor DIR, got none"),
         (("run", "--nope", "x"), "No such option: --nope"),
         (("run", "quickstart", "-n", "0"), "-n"),
         (("run", "quickstart", "--engine", "magic"), "magic"),

@@ -1,5 +1,6 @@
 """An agent with a profile plays for a trainer as it does anywhere: with its programs, its variables, its sessions."""
 
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +86,7 @@ async def test_a_command_line_plays_for_a_trainer(tmp_path: Path) -> None:
     """It needs no profile, in any adapter; a word that is a file is that file."""
     address = 'os.environ["OPENAI_BASE_URL"] + "/chat/completions"'
     (tmp_path / "play.py").write_text(PROGRAM.replace('os.environ["ADDRESS"]', address))
-    command = f"{sys.executable} {tmp_path / 'play.py'}"
+    command = shlex.join((sys.executable, str(tmp_path / "play.py")))
     settings = read_settings(miles_args("--harness-session-server", "http://s", "--harness-agent", command))
     assert find_agent(settings, lambda _: None) == (sys.executable, str(tmp_path / "play.py"))
     async with miles_run(*STEPS) as run:

@@ -44,7 +44,7 @@ def test_pages_of_metrics_are_one_page_that_a_scraper_reads():
     one, two = ServerMetrics(), ServerMetrics()
     one.error_answered("gate_closed")
     two.error_answered("gate_closed")
-    two.turns_in_flight(7)
+    two.count_turns_in_flight(lambda: 7)
     families = list(text_string_to_metric_families(merge_metrics({"0": one.render(), "1": two.render()}).decode()))
 
     names = [family.name for family in families]

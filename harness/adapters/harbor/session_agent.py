@@ -126,7 +126,7 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
             self._known = context_fields(session.session_id, outcome, record)
             self._is_aborted = outcome.kind is OutcomeKind.DRAINED
             try:
-                await client.delete(session.session_id, RolloutEnd(str(outcome.kind), outcome.detail))
+                await client.delete(session.session_id, RolloutEnd(str(outcome.kind), outcome.detail[:300]))
             except SessionServerError as error:
                 self.logger.warning("session %s was not deleted: %s", session.session_id, error.message)
 

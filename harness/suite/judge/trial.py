@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,21 @@ _HOME = "/logs/verifier/home"
 _RUN_TESTS = "/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1"
 _GRACE_S = 2.0
 _INSPECT_S = 30.0
-_BUILDS = 4
-_LOST = "not known"
 _MOST_CHARACTERS = 1 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class TaskImages:
-    """Images of tasks, each built once, one at a time, however many rollouts wait for it."""
+    """Images of tasks, each built once, however many rollouts wait for it."""
 
     def __init__(self) -> None:
-        self._building = asyncio.Lock()
+        self._building: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def make(self, task: HarborTask, kind: str) -> str:
         """Return the name of the task's image, which exists now unless the task names it. Raises `SandboxFailed`."""
         image = await asyncio.to_thread(task.image, kind)
         if task.keys.environment.docker_image is None:
-            async with self._building:
+            async with self._building[image]:
                 await _build(task, kind, image)
         return image
 
@@ -194,13 +193,9 @@ async def _build(task: HarborTask, kind: str, image: str) -> None:
         return
     assert task.dockerfile is not None, "`require_playable` checks it"
     build = (kind, "build", "--quiet", "--tag", image, str(task.dockerfile.parent))
-    for builds_left in reversed(range(_BUILDS)):
-        ended = await call(*build, deadline_s=task.keys.environment.build_timeout_sec, env=os.environ)
-        if not ended.code:
-            return
-        # podman loses layers and containers ("... not known") when another command removes some at the same time.
-        if not builds_left or _LOST not in ended.messages:
-            raise SandboxFailed(f"{task.dockerfile}: `{kind} build` failed: {ended.messages.strip()[-500:]}")
+    ended = await call(*build, deadline_s=task.keys.environment.build_timeout_sec, env=os.environ)
+    if ended.code:
+        raise SandboxFailed(f"{task.dockerfile}: `{kind} build` failed: {ended.messages.strip()[-500:]}")
 
 
 def _show(source: Path, target: Path, script: str) -> None:

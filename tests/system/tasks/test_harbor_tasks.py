@@ -47,7 +47,8 @@ def _built(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     require_program("podman")
     configure_podman(tmp_path, monkeypatch)
     for recipe in tasks.glob("*/environment/Dockerfile"):
-        recipe.write_text(recipe.read_text().replace("python:3.12-slim", podman_image()))
+        # Images of its own: removing them below ends the containers of every test that has the same.
+        recipe.write_text(f"# {tmp_path}\n" + recipe.read_text().replace("python:3.12-slim", podman_image()))
     yield tasks
     images = [HarborTask.load(task).image("podman") for task in find_tasks(tasks)]
     subprocess.run(["podman", "rmi", "--force", *images], check=True, capture_output=True, timeout=60)

@@ -130,7 +130,7 @@ def write_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str
 
 
 def prepare_workdir(task: AgentTask) -> None:
-    """Write the task's files, and remove an earlier attempt's result."""
+    """Write the task's files and copy the agent's, and remove an earlier attempt's result. Raises `OSError`."""
     workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
     files = {METADATA_FILE: json.dumps(task.metadata)}
@@ -145,10 +145,11 @@ def prepare_workdir(task: AgentTask) -> None:
         make_way_below(workdir, name).write_text(text, encoding="utf-8")
     for name in (RESULT_FILE, LOG_FILE):
         make_way(workdir / name)
+    if isinstance(task.agent, ProgramAgent):
+        _copy_files(task.agent, workdir)
 
 
-def copy_files(agent: ProgramAgent, workdir: Path) -> None:
-    """Copy the agent's files into `workdir` and create its directory. Raises `OSError`."""
+def _copy_files(agent: ProgramAgent, workdir: Path) -> None:
     for name, source in agent.files.items():
         target = make_way_below(workdir, name)
         if source.is_dir():

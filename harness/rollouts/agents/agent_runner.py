@@ -26,7 +26,6 @@ from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
     RESULT_FILE,
     agent_environment,
-    copy_files,
     home_of,
     prepare_home,
     prepare_workdir,
@@ -129,7 +128,7 @@ class AgentRunner:
 
     async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
         try:
-            prepare_workdir(task)
+            await asyncio.to_thread(prepare_workdir, task)
             log = AgentLog(task.workdir / LOG_FILE)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_PREPARED, detail=str(error)))
@@ -232,7 +231,6 @@ class AgentRunner:
             command = tuple(expand(word, env) for word in command)
         if not agent.key_in_environment:
             env = without_session(env, session)
-        await asyncio.to_thread(copy_files, agent, task.workdir)
         cwd = (task.cwd or task.workdir / agent.cwd).absolute()
         start = partial(self._start_on_host, log, terminal=task.terminal)
         if box is None:

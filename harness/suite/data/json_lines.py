@@ -21,7 +21,7 @@ class JsonLinesFile:
         self._path = path
         self._starts, position, count = array("q", [0]), 0, 0
         """Starts of the lines, and the end of the last one."""
-        with _opened(path) as file:
+        with _open(path) as file:
             for line in file:
                 position += len(line)
                 self._starts.append(position)
@@ -34,12 +34,12 @@ class JsonLinesFile:
 
     def scan(self, columns: Collection[str]) -> Iterator[Json]:
         del columns  # a line is read whole
-        with _opened(self._path) as file:
+        with _open(self._path) as file:
             for number, line in enumerate(islice(file, len(self))):
                 yield self._parse(number, line)
 
     def read(self, number: int) -> Json:
-        with _opened(self._path) as file:
+        with _open(self._path) as file:
             file.seek(self._starts[number])
             return self._parse(number, file.read(self._starts[number + 1] - self._starts[number]))
 
@@ -61,7 +61,7 @@ class JsonLinesFile:
         )
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:

@@ -37,7 +37,7 @@ class ScenarioPrompts:
         """Open nothing yet. `source` is the `scenario.toml`."""
         self._source, self._scenario, self._instruction = source, scenario, instruction
         self._spec, self._named = scenario.data, scenario.data.columns
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._order = lru_cache(maxsize=2)(self._shuffle)
 
     def __len__(self) -> int:
         return len(self._kept) * self._spec.epochs
@@ -114,7 +114,7 @@ class ScenarioPrompts:
         if unseen:
             raise ScenarioError(f"{self._place}: filter: {_missing(unseen[0].top, self._rows.columns)}")
 
-    def _shuffled(self, epoch: int) -> RowNumbers:
+    def _shuffle(self, epoch: int) -> RowNumbers:
         return self._permute(self._kept, epoch) if epoch else self._kept
 
     def _permute(self, numbers: RowNumbers, epoch: int) -> RowNumbers:

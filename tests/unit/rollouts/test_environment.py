@@ -17,7 +17,6 @@ from harness.rollouts.agents.agent_environment import (
     REQUEST_KWARGS_FILE,
     RESULT_FILE,
     agent_environment,
-    copy_files,
     prepare_home,
     prepare_workdir,
     without_session,
@@ -225,7 +224,6 @@ def test_links_of_an_earlier_agent_are_not_followed(tmp_path: Path) -> None:
         (task.workdir / name).symlink_to(outside)
 
     prepare_workdir(task)
-    copy_files(agent, task.workdir)
     prepare_home({"a": "b"}, task, {})
     with AgentLog(task.workdir / LOG_FILE) as log:
         log.write(b"said")

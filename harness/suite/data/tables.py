@@ -64,11 +64,11 @@ class CsvFile(ArrowFile):
         import pyarrow as pa
         from pyarrow import csv
 
-        parsing = csv.ParseOptions(newlines_in_values=True)
-        with csv.open_csv(self._path, parse_options=parsing) as reader:
-            texts = csv.ConvertOptions(column_types=dict.fromkeys(reader.schema.names, pa.string()))
         # Without threads, an error names its row.
         reading = csv.ReadOptions(use_threads=False)
+        parsing = csv.ParseOptions(newlines_in_values=True)
+        with csv.open_csv(self._path, read_options=reading, parse_options=parsing) as reader:
+            texts = csv.ConvertOptions(column_types=dict.fromkeys(reader.schema.names, pa.string()))
         reader = csv.open_csv(self._path, read_options=reading, parse_options=parsing, convert_options=texts)
         return _map_batches(reader.schema, reader)
 

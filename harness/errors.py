@@ -350,6 +350,14 @@ class BranchEnded(TurnRefused):
     code = "branch_ended"
 
 
+class InheritanceEnded(TurnRefused):
+    """A strict heir got a request that its inherited record does not have."""
+
+    cause = Cause.AGENT
+    code = "inheritance_ended"
+    trainable = False
+
+
 class LimitReached(TurnRefused):
     """A limit of the session (turns, tokens, staleness) is used up."""
 

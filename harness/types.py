@@ -272,6 +272,10 @@ class UnknownOutput:
     """Error code, else `given_up` or `retracted`."""
 
 
+INHERITED_TRAINED, INHERITED_MASKED = "trained", "masked"
+"""Values of `TurnNotes.inherited`."""
+
+
 class TurnNotes(Struct, frozen=True, kw_only=True):
     """Facts of a turn beside its tokens. Their JSON has those that differ from the default, in this order."""
 
@@ -321,6 +325,10 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """Stop string that ended the output."""
     error: Json = {}
     """`code`, `cause` and `message`."""
+    inherited: str = ""
+    """Loss mask of a turn of an earlier session (`sessions.inheritance`); empty for the session's own."""
+    asked_again: bool = False
+    """The restarted agent repeated the call of an inherited turn."""
     others: Json = {}
     """Notes of other versions and dialects."""
 
@@ -392,9 +400,10 @@ class Turn:
 
     @property
     def masked_from(self) -> int:
-        """Index of the first output token that is never trained: the model did not choose it."""
+        """Index of the first output token never trained: the model did not choose it, or another session trains it."""
         # A guard forces the final tokens, a script all of them.
-        return int(self.output_ids.size) - self.forced_tokens if self.notes.script_step is None else 0
+        is_trainable = self.notes.script_step is None and self.notes.inherited != INHERITED_MASKED
+        return int(self.output_ids.size) - self.forced_tokens if is_trainable else 0
 
     @property
     def asked_at(self) -> float:

@@ -39,6 +39,8 @@ class Role(StrEnum):
     """Title, topic or probe: text is used nowhere later."""
     STRAY = "stray"
     """Call of another program than the agent."""
+    SUPERSEDED = "superseded"
+    """Inherited turn that the restarted agent did not ask for again."""
 
 
 class CallRole(NamedTuple):
@@ -80,8 +82,9 @@ class _Context:
 
 def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
     """Return roles by turn index; `turns` are in order of admission."""
-    live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
-    roles = _find_strays(live)
+    superseded = _find_superseded(turns)
+    live = [turn for turn in turns if turn.is_usable and turn.output_ids.size and turn.index not in superseded]
+    roles = superseded | _find_strays(live)
     contexts = _gather([turn for turn in live if turn.index not in roles])
     if contexts:
         main = _find_main(contexts)
@@ -110,6 +113,17 @@ def find_stray(turns: Sequence[Turn], notes: TurnNotes, messages: Sequence[Messa
     main = _find_main(contexts)
     waits = _open_waits(turn for context in contexts for turn in context.turns)
     return _other_client(main, _caller(notes), _Signature(_system(messages), notes.toolset), waits)
+
+
+def _find_superseded(turns: Sequence[Turn]) -> dict[int, CallRole]:
+    found: dict[int, CallRole] = {}
+    continued: set[int | None] = set()
+    for turn in reversed(turns):
+        if turn.notes.inherited and not turn.notes.asked_again and turn.index not in continued:
+            found[turn.index] = CallRole(Role.SUPERSEDED, "the restarted agent did not ask for it again")
+        else:
+            continued.add(turn.parent)
+    return found
 
 
 def _find_strays(live: Sequence[Turn]) -> dict[int, CallRole]:

@@ -23,10 +23,11 @@ from harness.server.store.base import DamagedSession, SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
+from harness.sessions.inheritance import heir_config, require_one_heir, turns_to_inherit
 from harness.sessions.lifecycle import CloseReason, RolloutEnd
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import IsComparable, Session
-from harness.sessions.session_config import SessionConfig
+from harness.sessions.session_config import Inheritance, SessionConfig
 from harness.sessions.shard_ids import ShardPlace
 from harness.sessions.takeover import successor_config, turns_to_take_over
 
@@ -137,8 +138,30 @@ class SessionRegistry:
         self._metrics.sessions_quarantined(len(self._quarantined))
         return len(sessions)
 
-    async def open(self, config: SessionConfig, live_version: int | None = None) -> Session:
-        """Open a session, which takes over the turns of `config.resumes`, if set.
+    async def find_record(self, inherits: Inheritance) -> Session:
+        """Return the earlier session of an heir, open or closed. Raises `MalformedRequest`, `SessionDamaged`."""
+        held = await self.find(inherits.session_id)
+        if held is not None:
+            return held
+        try:
+            record = await self._store.read_record(inherits.session_id)
+        except StoreError as error:
+            raise MalformedRequest(
+                f"inherits.session_id: expected a session in the store of this server: {error.message}",
+                param="inherits.session_id",
+            ) from error
+        if record.tokenizer.digest not in (None, self._store.tokenizer.digest):
+            raise MalformedRequest(
+                f"inherits.session_id: expected a record of this server's tokenizer, {self._store.tokenizer.name},"
+                f" that one has the tokens of {record.tokenizer.name}",
+                param="inherits.session_id",
+            )
+        return record.session
+
+    async def open(
+        self, config: SessionConfig, live_version: int | None = None, previous: Session | None = None
+    ) -> Session:
+        """Open a session, which takes over the turns of `config.resumes`, or inherits those of `previous`, if set.
 
         Turns too old for its limits under `live_version` stay behind.
 
@@ -148,7 +171,7 @@ class SessionRegistry:
         if config.resumes is not None:
             session = await self._take_over(config, config.resumes, live_version)
         else:
-            session = self._new(config)
+            session = self._new(config) if previous is None else self._new_heir(config, previous, live_version)
             self._held.hold(session)
             try:
                 await self._store.create(session)
@@ -276,6 +299,15 @@ class SessionRegistry:
         previous.close(CloseReason.TAKEN_OVER)
         if self._tracer is not None:
             self._tracer.tell_takeover(previous, session)
+        return session
+
+    def _new_heir(self, config: SessionConfig, previous: Session, live_version: int | None) -> Session:
+        inherits = config.inherits
+        assert inherits is not None, "only an heir has a predecessor"
+        require_one_heir((each for each in self if isinstance(each, Session)), inherits)
+        session = self._new(heir_config(previous, config, inherits))
+        for turn in turns_to_inherit(previous, inherits, config.limits, live_version):
+            session.restore(turn)
         return session
 
     def _new(self, config: SessionConfig) -> Session:

@@ -71,7 +71,8 @@ class OwnSessions(SessionsApi):
         config = await self._read_config(body)
         client = ClientConnection.of(request)
         with client.watch():
-            if config.resumes is not None:
+            previous = None if config.inherits is None else await self._sessions.find_record(config.inherits)
+            if config.resumes is not None or previous is not None:
                 await self._turns.live.look()
             with self._turns.callers.present(client):
                 await self._turns.gatekeeper.enter(Work.CREATE, client)
@@ -82,7 +83,7 @@ class OwnSessions(SessionsApi):
                     limit="sessions",
                 )
             # No `await` in between, so a drain meets either the gate or the session.
-            session = await self._sessions.open(config, self._turns.live.version)
+            session = await self._sessions.open(config, self._turns.live.version, previous)
         base = self._settings.public_url or str(request.base_url)
         return json_response(
             {

@@ -17,6 +17,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self, assert_never
 
@@ -28,8 +29,9 @@ from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, W
 from harness.dialects.prompt_noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import MalformedRequest, StrayRefused, TurnAborted
+from harness.errors import MalformedRequest, StrayRefused, TurnAborted, TurnRefused
 from harness.machine.clock import Clock
+from harness.machine.deadlines import to_the_end
 from harness.machine.log import bound
 from harness.machine.peer_processes import PeerProcesses
 from harness.samples.roles import find_stray
@@ -166,6 +168,8 @@ class TurnService:
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
         known, own_id = session.known_answer(digest, says_retry=client.says_retry), next(self._request_ids)
+        if known is None and session.inherits:
+            known = _inherited_answer(session, read)
         head = AnswerHead(read.request, own_id if known is None else known.response_id, self.model, began_at)
         return ModelCall(session, read, digest, client, head, own_id, known, began_at)
 
@@ -231,6 +235,8 @@ class TurnService:
         session, asked = call.session, call.request
         if session.config.strict:
             require_served(asked.ignored)
+        if session.inherits and await self._repeat_inherited(call):
+            return None
         await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
         point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot continue makes this a new root
@@ -260,6 +266,17 @@ class TurnService:
         for name in asked.ignored:
             self.metrics.parameter_ignored(asked.dialect, name)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
+
+    async def _repeat_inherited(self, call: ModelCall) -> bool:
+        # The recorded answer needs no engine, so neither weights nor an encoder are waited for.
+        await call.client.know_process()
+        session, read = call.session, call.read
+        turn = session.find_inherited(session.attach(read.prefixes, read.request.messages), read.request.sampling)
+        if turn is None:
+            return False
+        taken = session.take_inherited(turn, call.digest, call.client.notes())
+        await to_the_end(self.store.commit(session.session_id, taken))
+        return True
 
     async def _sample(self, call: ModelCall, admission: Admission, asked_in: int | None = None) -> ServedTurn:
         # `asked_in` is the gate epoch in which admission queried the weight version.
@@ -342,6 +359,14 @@ class TurnService:
         )
         error = generation.limit or generation.failure
         return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)
+
+
+def _inherited_answer(session: Session, read: ReadCall) -> KnownAnswer | None:
+    with suppress(TurnRefused):  # refused once it is served
+        turn = session.find_inherited(session.attach(read.prefixes, read.request.messages), read.request.sampling)
+        if turn is not None and turn.notes.response_id:
+            return KnownAnswer(turn.index, turn.notes.response_id)
+    return None
 
 
 def _root_notes(read: ReadCall) -> TurnNotes:

@@ -1,4 +1,4 @@
-"""Ledger of sampled tokens (I4): generated = trained + masked + dropped(reason).
+"""Ledger of sampled tokens (I4): generated + inherited = trained + masked + dropped(reason).
 
 Engines report the left side, samples give the right one; a difference is a bug and fails the run. `unknown`, on neither
 side, bounds the tokens that engines may have sampled and never returned, for comparison with their counter.
@@ -23,13 +23,14 @@ class DropReason(StrEnum):
     """After a turn that is not COMPLETED (I3)."""
     OTHER_SAMPLE = "other_sample"
     MAIN = "main"
-    """Untrained role, like the six below (`samples.roles`)."""
+    """Untrained role, like the seven below (`samples.roles`)."""
     RESAMPLE = "resample"
     COMPACTION = "compaction"
     REJECTED = "rejected"
     SUBAGENT = "subagent"
     SIDE = "side"
     STRAY = "stray"
+    SUPERSEDED = "superseded"
     FAILED_TURN = "failed_turn"
     UNDELIVERED = "undelivered"
     """Client left and has not returned."""
@@ -80,17 +81,20 @@ class Ledger:
     masked: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     unknown: Unknown = NOTHING_UNKNOWN
+    inherited: int = 0
+    """Generated for an earlier session (`sessions.inheritance`)."""
 
     @property
     def difference(self) -> int:
         """Unaccounted tokens."""
-        return self.generated - self.trained - self.masked - sum(self.dropped.values())
+        return self.generated + self.inherited - self.trained - self.masked - sum(self.dropped.values())
 
     def check(self, of: str) -> None:
         """Raise `LedgerImbalance`, naming `of`, unless balanced."""
         if self.difference:
             raise LedgerImbalance(
-                f"{of}: {self.generated} tokens generated, but {self.trained} trained + {self.masked} masked"
+                f"{of}: {self.generated + self.inherited} tokens generated, but {self.trained} trained"
+                f" + {self.masked} masked"
                 f" + {sum(self.dropped.values())} dropped leaves {self.difference} unaccounted for"
             )
 
@@ -102,6 +106,7 @@ class Ledger:
             "masked": self.masked,
             "dropped": dict(self.dropped),
             "unknown": self.unknown.to_json(),
+            **({"inherited": self.inherited} if self.inherited else {}),
         }
 
 
@@ -143,7 +148,7 @@ def account(
 ) -> Ledger:
     """Return a session's ledger as of now."""
     dispositions = find_dispositions(turns, plan)
-    trained = masked = 0
+    trained = masked = inherited = 0
     # `left_behind` belongs to turns that this session did not take over.
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
@@ -156,13 +161,15 @@ def account(
             dropped[reason] += turn.output_ids.size
         for each in turn.discarded:
             dropped[each.reason] += each.tokens
-    unknown = unknown_left_behind + Unknown.of(each for turn in turns for each in turn.unknown)
-    return Ledger(generated, trained, masked, dict(dropped), unknown)
+        inherited += turn.sampled_tokens if turn.notes.inherited else 0
+    unheard = (each for turn in turns if not turn.notes.inherited for each in turn.unknown)
+    unknown = unknown_left_behind + Unknown.of(unheard)
+    return Ledger(generated, trained, masked, dict(dropped), unknown, inherited)
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
     """Add up the ledgers."""
-    generated = trained = masked = 0
+    generated = trained = masked = inherited = 0
     dropped: Counter[str] = Counter()
     unknown = NOTHING_UNKNOWN
     for ledger in ledgers:
@@ -171,4 +178,5 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
         masked += ledger.masked
         dropped.update(ledger.dropped)
         unknown += ledger.unknown
-    return Ledger(generated, trained, masked, dict(dropped), unknown)
+        inherited += ledger.inherited
+    return Ledger(generated, trained, masked, dict(dropped), unknown, inherited)

@@ -9,9 +9,12 @@ method waits, so one thread needs no lock; others read a `snapshot`.
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from copy import copy
+from dataclasses import replace
 from typing import NamedTuple, Self
 
-from harness.errors import BranchEnded, HarnessError, SessionClosing
+from msgspec import structs
+
+from harness.errors import BranchEnded, HarnessError, InheritanceEnded, SessionClosing
 from harness.samples.delivery import DeliveryPlan, plan_delivery
 from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
@@ -29,7 +32,7 @@ from harness.sessions.weights.waiting import WaitingTurns
 from harness.tokens.history import History, Prefix
 from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
-from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn, VersionSpan
+from harness.types import Json, Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
 """True if a turn's logprobs are on the engine's input scale."""
@@ -64,6 +67,7 @@ class Session:
         self._latest_with_body: dict[str, int] = {}
         self.digest_kinds: set[str] = set()
         self._abandoned: set[int] = set()
+        self._unasked: dict[ChainKey, tuple[int, ...]] = {}  # inherited turns that the agent has not asked for again
         self._waiting = WaitingTurns()
         self._tools: tuple[Json, ...] | None = None  # of the latest turn; lost in a restart
         self._plan: DeliveryPlan | None = None  # None after a turn has changed
@@ -120,6 +124,42 @@ class Session:
         admission = self._in_flight.get(index)
         known = (self._tree.turn(index) if admission is None else admission.request).notes.response_id
         return KnownAnswer(index, known) if known else None
+
+    def find_inherited(self, point: AttachPoint, asked: SamplingWishes) -> Turn | None:
+        """Return the inherited turn that a call repeats; None for a new call.
+
+        Raise `InheritanceEnded` for a new call of a strict heir, while inherited turns are left.
+        """
+        wishes = asked.to_dict()
+        turns = map(self._tree.turn, self._unasked.get(point.key, ()))
+        repeated = [turn for turn in turns if turn.sampling["asked"] == wishes]
+        if repeated:
+            return max(repeated, key=lambda turn: (turn.parent == point.parent, -turn.index))
+        if self._unasked and self.config.inherits is not None and self.config.inherits.strict:
+            left = sorted(index for indices in self._unasked.values() for index in indices)
+            raise InheritanceEnded(
+                f"the restarted agent sent another request than the recorded one of turn {left[0]}; {len(left)}"
+                " recorded turns are left"
+            )
+        return None
+
+    def take_inherited(self, turn: Turn, digest: str, client: Json) -> Turn:
+        """Answer the call with that `digest` by an inherited turn. Return the changed turn, to store."""
+        notes = structs.replace(turn.notes, asked_again=True, client=client)
+        taken = replace(self._tree.turn(turn.index), request_digest=digest, notes=notes)
+        left = tuple(index for index in self._unasked.pop(turn.key, ()) if index != turn.index)
+        if left:
+            self._unasked[turn.key] = left
+        self._tree.replace(taken)
+        self._latest_with_body[digest] = turn.index
+        self.digest_kinds.add(digest_kind(digest))
+        self._plan = None
+        return taken
+
+    @property
+    def inherits(self) -> bool:
+        """True while recorded answers of an earlier session wait for their calls."""
+        return bool(self._unasked)
 
     def turns_until(self, response_id: str) -> list[Turn]:
         """Return the branch up to that response."""
@@ -315,9 +355,12 @@ class Session:
     def restore(self, turn: Turn) -> None:
         """Add a stored turn, in order of admission."""
         self._count(turn.index, turn.key, turn.ordinal)
-        self._latest_with_body[turn.request_digest] = turn.index
-        self.digest_kinds.add(digest_kind(turn.request_digest))
-        self._generated += turn.sampled_tokens
+        if turn.notes.inherited and not turn.notes.asked_again:
+            self._unasked[turn.key] = (*self._unasked.get(turn.key, ()), turn.index)
+        else:
+            self._latest_with_body[turn.request_digest] = turn.index
+            self.digest_kinds.add(digest_kind(turn.request_digest))
+        self._generated += 0 if turn.notes.inherited else turn.sampled_tokens
         self._waiting.note(turn)
         self._plan = None
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))
@@ -326,7 +369,8 @@ class Session:
         """Mark the last answers undelivered; return changed turns."""
         # After a restart, a turn that was extended was read. Any other may not have been, so a retry gets its answer
         # (I5).
-        extended = {turn.parent for turn in self.turns}
+        unasked = {index for indices in self._unasked.values() for index in indices}
+        extended = {turn.parent for turn in self.turns if turn.index not in unasked}
         doubtful = [turn.index for turn in self.turns if turn.delivered and turn.index not in extended]
         for index in doubtful:
             self.mark_delivered(index, delivered=False)

@@ -39,6 +39,19 @@ class Strays(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Inheritance:
+    """Earlier session whose record the session begins with (`sessions.inheritance`)."""
+
+    session_id: str
+    before: int | None = None
+    """Turn from which on nothing is inherited; None inherits all."""
+    trained: bool = True
+    """False masks inherited tokens."""
+    strict: bool = False
+    """Refuse a call that repeats none of the inherited ones, while any is left."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Owner's decisions at creation."""
 
@@ -62,6 +75,7 @@ class SessionConfig:
     script: Script | None = None
     resumes: str | None = None
     """See `sessions.takeover`."""
+    inherits: Inheritance | None = None
     session_id: str | None = None
     """32 hex digits."""
     left_behind: int = 0

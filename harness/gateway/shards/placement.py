@@ -34,18 +34,22 @@ class Wish(NamedTuple):
     """Id chosen by the owner."""
     resumes: str | None
     """Session to take over, which fixes the shard."""
+    inherits: str | None = None
+    """Session to inherit from, likewise."""
 
     @property
     def is_repeatable(self) -> bool:
         """True if a retry may create another session."""
-        return self.session_id is None and self.resumes is None
+        return self.session_id is None and self.resumes is None and self.inherits is None
 
     def find_place(self, shards: int) -> int | None:
         """Return the only possible shard, or None for any. Raises `MalformedRequest`."""
-        places = {find_shard(each, shards) for each in (self.session_id, self.resumes) if each is not None}
+        named = (self.session_id, self.resumes, self.inherits)
+        places = {find_shard(each, shards) for each in named if each is not None}
         if len(places) > 1:
             raise MalformedRequest(
-                "session_id: expected one whose first byte names the shard of the session that is resumed, or none",
+                "session_id: expected one whose first byte names the shard of the session that is resumed or inherited"
+                " from, or none",
                 param="session_id",
             )
         return places.pop() if places else None
@@ -55,9 +59,14 @@ class Wish(NamedTuple):
         return msgspec.json.encode({**self.fields, "session_id": session_id})
 
 
+class _Earlier(msgspec.Struct):
+    session_id: str | None = None
+
+
 class _Places(msgspec.Struct):
     session_id: str | None = None
     resumes: str | None = None
+    inherits: _Earlier | None = None
 
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -70,4 +79,5 @@ def read_wish(body: bytes) -> Wish:
         fields, places = _fields.decode(body or b"{}"), _places.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"expected a JSON object with session_id and resumes as texts: {error}") from error
-    return Wish(fields, places.session_id, places.resumes)
+    inherits = None if places.inherits is None else places.inherits.session_id
+    return Wish(fields, places.session_id, places.resumes, inherits)

@@ -19,7 +19,7 @@ from harness.server.http.packed_body import unpack_body
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.script import Script
-from harness.sessions.session_config import AfterIncomplete, SessionConfig, Strays, StreamingMode
+from harness.sessions.session_config import AfterIncomplete, Inheritance, SessionConfig, Strays, StreamingMode
 from harness.sessions.weights.weight_update import ExpectedWeights
 from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
@@ -51,6 +51,13 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
 
 
+class _Inherits(msgspec.Struct, forbid_unknown_fields=True):
+    session_id: _SessionId
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    trained: bool = True
+    strict: bool = False
+
+
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     metadata: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     limits: _Limits = msgspec.field(default_factory=_Limits)
@@ -65,6 +72,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     request_template_variables: bool | None = None
     strict: bool = False
     resumes: str | None = None
+    inherits: _Inherits | None = None
     session_id: _SessionId | None = None
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
@@ -172,6 +180,8 @@ def parse_session_config(
             f" {', '.join(wire.trained_roles) or 'none'}",
             param="trained_roles",
         )
+    if wire.inherits is not None and wire.resumes is not None:
+        raise MalformedRequest("inherits: expected none beside resumes", param="inherits")
     return SessionConfig(
         metadata=metadata,
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
@@ -187,6 +197,7 @@ def parse_session_config(
         matching=wire.matching,
         script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,
+        inherits=None if wire.inherits is None else Inheritance(**msgspec.structs.asdict(wire.inherits)),
         session_id=wire.session_id,
     )
 

@@ -44,6 +44,13 @@ class LoadedSessions(NamedTuple):
     damaged: Sequence[DamagedSession] = ()
 
 
+class StoredRecord(NamedTuple):
+    """A session and the tokenizer of its tokens."""
+
+    session: Session
+    tokenizer: TokenizerName
+
+
 class SessionStore(Protocol):
     """Async context manager; all methods raise `StoreError`."""
 
@@ -66,7 +73,7 @@ class SessionStore(Protocol):
         """Reason that writes fail until a restart, or None."""
 
     async def create(self, session: Session) -> None:
-        """Store a session without turns."""
+        """Store a session with the turns that it inherits, in one transaction."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
         """Move turns of `previous` to a new session, and close `previous`, in one transaction.
@@ -106,6 +113,10 @@ class SessionStore(Protocol):
 
     async def read(self, session_id: str) -> Session:
         """Load one session. Raises `StoreError` if it is missing or damaged."""
+        ...
+
+    async def read_record(self, session_id: str) -> StoredRecord:
+        """Load one session, closed or not. Raises `StoreError` as `read`."""
         ...
 
     async def keep_hold(self, hold: Hold) -> None:

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.errors import StoreError
-from harness.server.store.base import LoadedSessions, Take, as_read
+from harness.server.store.base import LoadedSessions, StoredRecord, Take, as_read
 from harness.server.store.rows import TokenizerName
 from harness.sessions.gate import Hold
 from harness.sessions.hold_times import HoldTime
@@ -75,6 +75,10 @@ class MemoryStore:
         return None
 
     async def read(self, session_id: str) -> Session:
+        """Raise `StoreError`."""
+        raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
+
+    async def read_record(self, session_id: str) -> StoredRecord:
         """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 

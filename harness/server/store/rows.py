@@ -52,16 +52,18 @@ UPDATE_SCORES = (
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
-LIST_SESSIONS = """
+OWN_TURN = "json_extract(iif(json_valid(notes), notes, '{}'), '$.inherited') IS NULL"
+"""True for turns that an engine generated for their session."""
+LIST_SESSIONS = f"""
 SELECT sessions.*, COALESCE(SUM(length(output_ids) / 4 + (
     SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
-)), 0) AS tokens
+)) FILTER (WHERE {OWN_TURN}), 0) AS tokens
 FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
-"""
-COUNT_UNKNOWN = """
+"""  # noqa: S608  # ours
+COUNT_UNKNOWN = f"""
 SELECT session_id, COUNT(*) AS requests, SUM(json_extract(value, '$.at_most')) AS tokens
-FROM turns, json_each(turns.unknown) GROUP BY session_id
-"""
+FROM turns, json_each(turns.unknown) WHERE {OWN_TURN} GROUP BY session_id
+"""  # noqa: S608  # ours
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 # Before store version 7 this column held a finish reason. Its words differ from those of ends, except where both mean
 # the same. It says less than an end: the noted error and the phase of the session supply the rest. An aborted turn of a

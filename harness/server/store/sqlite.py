@@ -18,7 +18,7 @@ import msgspec
 from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.server.store import rows
-from harness.server.store.base import DamagedSession, LoadedSessions, Take, as_read
+from harness.server.store.base import DamagedSession, LoadedSessions, StoredRecord, Take, as_read
 from harness.server.store.claim import claim
 from harness.server.store.only_reading import only_reading
 from harness.server.store.schema import bring_up_to_date, read_as_today
@@ -69,7 +69,11 @@ class SQLiteStore:
 
     async def create(self, session: Session) -> None:
         """See `SessionStore`."""
-        await self._writer.write((rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)))
+        statements = [
+            (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
+            *((rows.INSERT_TURN, rows.turn_row(session.session_id, turn)) for turn in session.turns),
+        ]
+        await self._writer.write(*statements)
 
     async def take_over(self, session: Session, previous: Session) -> None:
         """See `SessionStore`."""
@@ -153,6 +157,10 @@ class SQLiteStore:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_session, self._path, session_id)
 
+    async def read_record(self, session_id: str) -> StoredRecord:
+        """See `SessionStore`."""
+        return await asyncio.to_thread(read_record, self._path, session_id)
+
     async def keep_hold(self, hold: Hold) -> None:
         """See `SessionStore`."""
         await self._writer.write((rows.KEEP_HOLD, rows.hold_row(hold)))
@@ -204,11 +212,17 @@ class SQLiteStore:
 
 def read_session(path: Path, session_id: str) -> Session:
     """Load one session of a store. Raises `StoreError`."""
+    return read_record(path, session_id).session
+
+
+def read_record(path: Path, session_id: str) -> StoredRecord:
+    """Load one session of a store, with its tokenizer's name. Raises `StoreError`."""
     with reading(path) as connection:
         row = connection.execute(rows.SELECT_SESSION, (session_id,)).fetchone()
         if row is None:
             raise StoreError(f"{path}: no session {session_id}")
-        return _read_whole(path, connection, row)
+        tokenizer = rows.TokenizerName(row["tokenizer"], row["tokenizer_digest"])
+        return StoredRecord(_read_whole(path, connection, row), tokenizer)
 
 
 def list_sessions(path: Path) -> dict[str, rows.StoredLine]:

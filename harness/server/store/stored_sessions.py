@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from harness.server.store.rows import OWN_TURN
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 
@@ -25,14 +26,15 @@ class StoredSession(NamedTuple):
     unknown: Unknown
 
 
-_COUNT = """
+_COUNT = f"""
 SELECT session_id, phase, closed_at, closed_because,
        COALESCE(SUM(length(output_ids) / 4 + (
            SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
-       )), 0) + COALESCE(json_extract(config, '$.left_behind'), 0) AS generated,
-       COALESCE(SUM(json_array_length(turns.unknown)), 0)
+       )) FILTER (WHERE {OWN_TURN}), 0) + COALESCE(json_extract(config, '$.left_behind'), 0) AS generated,
+       COALESCE(SUM(json_array_length(turns.unknown)) FILTER (WHERE {OWN_TURN}), 0)
            + COALESCE(json_extract(config, '$.unknown_left_behind.requests'), 0) AS requests,
-       COALESCE(SUM((SELECT COALESCE(SUM(json_extract(value, '$.at_most')), 0) FROM json_each(turns.unknown))), 0)
+       COALESCE(SUM((SELECT COALESCE(SUM(json_extract(value, '$.at_most')), 0) FROM json_each(turns.unknown)))
+           FILTER (WHERE {OWN_TURN}), 0)
            + COALESCE(json_extract(config, '$.unknown_left_behind.tokens'), 0) AS tokens
 FROM sessions LEFT JOIN turns USING (session_id)
 WHERE session_id IN (
@@ -40,7 +42,7 @@ WHERE session_id IN (
     UNION ALL SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_at >= ?
 )
 GROUP BY session_id
-"""
+"""  # noqa: S608  # ours
 _IS_STORE = "SELECT 1 FROM sqlite_master WHERE name = 'turns'"
 _TAKEN_OVER = """
 SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_because = 'taken_over' AND closed_at < ?

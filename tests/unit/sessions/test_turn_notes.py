@@ -32,6 +32,8 @@ NOTED: Json = {
     "malformed_tool_call": True,
     "matched_stop": "\n",
     "error": {"code": "engine_down", "cause": "engine", "message": "gone"},
+    "inherited": "masked",
+    "asked_again": True,
 }
 FOREIGN: Json = {"of_a_later_version": [1, None], "others": {"a": 1}}
 

@@ -38,7 +38,7 @@ async def main():
     small = [take_turn(session, [user(str(number))], "ok") for number in range(4)]
     large = replace(small[1], context_ids=np.zeros(8 << 20, dtype=np.int32))
     async with SQLiteStore(Path(sys.argv[1])) as store:
-        await store.create(session)
+        await store.create(new_session())
         sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {16 << 20}")  # of the whole process, for good
         alone = [await commit(store, session, turn) for turn in (small[0], large, small[2])]
         together = await asyncio.gather(*(commit(store, session, turn) for turn in (small[0], large, small[3])))

@@ -1,0 +1,78 @@
+"""Inheritance: a session begins with the record of an earlier one, to resume or fork its rollout.
+
+A restarted agent repeats its calls. Each repeated call gets its recorded answer, without the engine
+(`Session.find_inherited`); one that differs is sampled, as a branch on inherited tokens. Turns are copied and the
+earlier record never changes. Their tokens keep ids, logprobs and versions, and `generated` does not count them again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from msgspec import structs
+
+from harness.errors import MalformedRequest
+from harness.samples.proximal import oldest_version
+from harness.sessions.admission import Limits, is_too_old
+from harness.sessions.session import Session
+from harness.sessions.session_config import Inheritance, SessionConfig
+from harness.turn_ends import TurnStatus
+from harness.types import INHERITED_MASKED, INHERITED_TRAINED, Turn
+
+
+def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance) -> SessionConfig:
+    """Return `config` with what `previous` passes on. Raise `MalformedRequest`."""
+    if previous.is_open or previous.turns_in_flight:
+        raise _refusal("a session that was ended or closed, this one still lives; end it first")
+    _require_forkable(previous, inherits.before)
+    if config.matching not in ((), previous.config.matching):
+        raise MalformedRequest(
+            f"matching: expected none, which keeps that of the earlier session, or {list(previous.config.matching)}",
+            param="matching",
+        )
+    if config.script not in (None, previous.config.script):
+        raise MalformedRequest("script: expected that of the earlier session, or none, which keeps it", param="script")
+    return replace(
+        config,
+        metadata={**previous.config.metadata, **config.metadata},
+        matching=previous.config.matching,
+        script=previous.config.script,
+    )
+
+
+def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, live: int | None) -> list[Turn]:
+    """Return copies of the turns that a session with `limits` can repeat under weight version `live`."""
+    note = INHERITED_TRAINED if inherits.trained else INHERITED_MASKED
+    kept: dict[int, Turn] = {}
+    for turn in previous.turns:
+        parent = None if turn.parent is None else kept.get(turn.parent)
+        goes_on = turn.parent is None or (parent is not None and parent.status is TurnStatus.COMPLETED)
+        is_answer = turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)
+        if not goes_on or not is_answer or (inherits.before is not None and turn.index >= inherits.before):
+            continue
+        if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
+            continue  # its descendants are left out, too
+        notes = structs.replace(turn.notes, inherited=note, asked_again=False)
+        kept[turn.index] = replace(turn, delivered=False, notes=notes)
+    return list(kept.values())
+
+
+def require_one_heir(held: Iterable[Session], inherits: Inheritance) -> None:
+    """Raise `MalformedRequest` if one of `held` resumes the same record, since both would train its tokens."""
+    for other in (each.config.inherits for each in held) if inherits.trained else ():
+        if other is not None and other.trained and other.session_id == inherits.session_id:
+            raise _refusal("a record without an heir, another session goes on with this one; inherit from that one")
+
+
+def _require_forkable(previous: Session, before: int | None) -> None:
+    if before is None:
+        return
+    turns = {turn.index: turn for turn in previous.turns}
+    if before not in turns:
+        raise _refusal(f"a turn of that session, which has {len(turns)}; there is no turn {before}", "before")
+    role = previous.plan().roles[before].role
+    if not previous.plan().is_trained(turns[before]):
+        raise _refusal(f"a trained turn; turn {before} is {role}, which is never trained", "before")
+
+
+def _refusal(expected: str, field: str = "session_id") -> MalformedRequest:
+    return MalformedRequest(f"inherits.{field}: expected {expected}", param=f"inherits.{field}")

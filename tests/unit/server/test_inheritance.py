@@ -1,0 +1,254 @@
+"""A session begins with the record of an earlier one: repeated calls get its answers, other calls are sampled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import user
+from tests.session_servers.served import Client, Served, says, serving
+
+ANSWERS = ("one", "two", "three")
+
+
+async def converse(client: Client[Any], session: Served, turns: int, first: str = "go") -> list[Any]:
+    """Ask `turns` questions; return the conversation so far."""
+    messages: list[Any] = [user(first)]
+    for number in range(turns):
+        messages += [await client.say(session, messages), user(f"more {number}")]
+    return messages
+
+
+async def close(client: Client[Any], session: Served) -> None:
+    """Delete a session, as a rollout that ended does."""
+    assert (await client.http.delete(f"/sessions/{session.session_id}")).status_code == 204
+
+
+async def inherit(client: Client[Any], session: Served, **how: Any) -> Served:
+    """Create an heir of `session`."""
+    return await client.create(inherits={"session_id": session.session_id, **how})
+
+
+async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path: Path):
+    """No engine request for them; they are trained in one sample, and no ledger counts them twice."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        earlier = await client.record(old)
+        await close(client, old)
+        heir = await inherit(client, old)
+        untouched = await client.record(heir)
+        again = await converse(client, heir, 2)
+        repeated = client.engine.played[heir.session_id]
+        client.engine.play_from(heir.session_id, 2)
+        last = await client.say(heir, again)
+        record, [sample] = await client.record(heir), await client.samples(heir)
+        kept = await client.http.get(f"/sessions/{old.session_id}")
+
+    assert again == before
+    assert repeated == 0
+    assert last["content"] == "three"
+    assert [turn["output_ids"] for turn in record["turns"]][:2] == [turn["output_ids"] for turn in earlier["turns"]]
+    assert [turn["logprobs"] for turn in record["turns"]][:2] == [turn["logprobs"] for turn in earlier["turns"]]
+    assert sample["metadata"]["turns"] == [0, 1, 2]
+    inherited, own = earlier["ledger"]["generated"], len(record["turns"][2]["output_ids"])
+    assert untouched["ledger"] | {"unknown": 0} == {
+        "generated": 0,
+        "trained": 0,
+        "masked": 0,
+        "dropped": {"superseded": inherited},
+        "unknown": 0,
+        "inherited": inherited,
+    }
+    assert (record["ledger"]["generated"], record["ledger"]["inherited"]) == (own, inherited)
+    assert record["ledger"]["trained"] == sum(sample["loss_mask"]) == own + inherited
+    assert kept.json()["phase"] == "unknown"
+
+
+async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tmp_path: Path):
+    """It is sampled on inherited tokens; what only the earlier life had is superseded."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 3)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before[:1])
+        await client.say(heir, [*before[:2], user("something else")])
+        record, [sample] = await client.record(heir), await client.samples(heir)
+
+    assert [turn["role"] for turn in record["turns"]] == ["main", "superseded", "superseded", "main"]
+    assert record["turns"][3]["parent"] == 0
+    assert record["turns"][3]["notes"]["diverged"]["field"] == "content"
+    assert sample["metadata"]["turns"] == [0, 3]
+    assert set(record["ledger"]["dropped"]) == {"superseded"}
+
+
+async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
+    """Its agent is told so with the answer that ends every client."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old, strict=True)
+        await client.say(heir, before[:1])
+        refused = await client.chat(heir, [user("something else")])
+        await client.say(heir, before[:3])
+        await client.say(heir, before)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "inheritance_ended")
+    assert "turn 1" in refused.json()["error"]["message"]
+
+
+async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path: Path):
+    """Siblings share inherited tokens with mask 0."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        forks = [await inherit(client, old, before=1, trained=False) for _ in range(2)]
+        for fork in forks:
+            await converse(client, fork, 2)
+        records = [await client.record(fork) for fork in forks]
+        samples = [(await client.samples(fork))[0] for fork in forks]
+
+    assert len(before) == 5
+    for record, sample in zip(records, samples, strict=True):
+        first, second = record["turns"]
+        assert first["notes"]["inherited"] == "masked"
+        assert "inherited" not in second["notes"]
+        own = len(second["output_ids"])
+        assert sum(sample["loss_mask"]) == own == record["ledger"]["trained"]
+        assert record["ledger"]["masked"] == record["ledger"]["inherited"] == len(first["output_ids"])
+        assert record["ledger"]["generated"] == own
+
+
+async def test_an_heir_survives_a_restart_and_has_an_heir(tmp_path: Path):
+    """What was asked again stays so; an heir of an heir gets both lives' turns."""
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before[:1])
+    async with serving(*says("three"), store=tmp_path / "s.db") as client:
+        retried = await client.say(heir, before[:1])
+        await client.say(heir, before[:3])
+        third = await client.say(heir, before)
+        record = await client.record(heir)
+        await close(client, heir)
+        last = await inherit(client, heir)
+        messages = await converse(client, last, 3)
+        final, [sample] = await client.record(last), await client.samples(last)
+
+    assert retried == before[1]
+    assert [turn["role"] for turn in record["turns"]] == ["main"] * 3
+    assert messages[5] == third
+    assert final["ledger"]["generated"] == 0
+    assert final["ledger"]["inherited"] == final["ledger"]["trained"] == sum(sample["loss_mask"])
+
+
+async def test_an_agent_with_a_transcript_of_its_own_goes_on_at_once(tmp_path: Path):
+    """The answers that it already has count as asked for."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before)
+        [sample] = await client.samples(heir)
+
+    assert sample["metadata"]["turns"] == [0, 1, 2]
+
+
+async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Path):
+    async with serving(*says("one two three"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        answer = (await client.chat(old, [user("go")])).json()
+        await close(client, old)
+        heir = await inherit(client, old)
+        streamed = await client.chat(heir, [user("go")], stream=True)
+        record = await client.record(heir)
+
+    assert answer["id"] in streamed.text
+    assert "".join(
+        part.split('"content":"')[1].split('"')[0] for part in streamed.text.split("\n") if '"content":"' in part
+    )
+    assert [turn["delivered"] for turn in record["turns"]] == [True]
+
+
+async def test_other_sampling_is_another_call(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, [user("go")], temperature=0.5)
+        record = await client.record(heir)
+
+    assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
+
+
+async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
+    """It is sampled anew."""
+    async with serving(*says("one", " ".join(["slow"] * 400)), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        messages = await converse(client, old, 1)
+        refused = await client.chat(old, messages, max_tokens=3)
+        assert refused.status_code == 200
+        await close(client, old)
+        heir = await inherit(client, old)
+        record = await client.record(heir)
+
+    assert [turn["status"] for turn in record["turns"]] == ["completed", "truncated"]
+
+
+@pytest.mark.parametrize(
+    ("how", "param", "said"),
+    [
+        ({"before": 9}, "inherits.before", "there is no turn 9"),
+        ({"before": -1}, "inherits.before", ">= 0"),
+        ({"session_id": "0" * 32}, "inherits.session_id", "no session 0000"),
+        ({"session_id": "../etc"}, "inherits.session_id", "regex"),
+    ],
+)
+async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str, Any], param: str, said: str):
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id} | how})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+async def test_a_record_has_one_heir_at_a_time_and_no_living_session(tmp_path: Path):
+    """Two would train its tokens twice; forks may be many."""
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        body = {"inherits": {"session_id": old.session_id}}
+        lives = await client.http.post("/sessions", json=body)
+        await close(client, old)
+        await client.create(**body)
+        second = await client.http.post("/sessions", json=body)
+        fork = await client.http.post("/sessions", json={"inherits": {**body["inherits"], "trained": False}})
+        both = await client.http.post("/sessions", json={**body, "resumes": old.session_id})
+        matching = await client.http.post("/sessions", json={**body, "matching": ["exact"]})
+
+    assert "still lives" in lives.json()["error"]["message"]
+    assert "another session goes on" in second.json()["error"]["message"]
+    assert fork.status_code == 200
+    assert both.json()["error"]["param"] == "inherits"
+    assert matching.json()["error"]["param"] in ("matching", "inherits.session_id")
+
+
+async def test_a_server_without_a_store_inherits_nothing_that_was_closed():
+    async with serving(*says("one")) as client:
+        old = await client.create()
+        await close(client, old)
+        refused = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
+
+    assert refused.status_code == 400
+    assert "keeps nothing" in refused.json()["error"]["message"]

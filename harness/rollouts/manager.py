@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -34,14 +35,17 @@ from harness.rollouts.control.engines import EngineServer
 from harness.rollouts.control.pause import PauseReport, paused_rollout
 from harness.rollouts.control.weights import WeightUpdate, WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
-from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
+from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated, was_lost
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.record import empty_record
-from harness.types import Sample
+from harness.sessions.seeds import seed_of
+from harness.sessions.session_config import Inheritance
+from harness.types import Json, Sample
 
 ROLLOUT_ENDED = "rollout_ended"
+ROLLOUT_RESUMED = "rollout_resumed"
 SESSION_NOT_DELETED = "session_not_deleted"
 
 GRACE_S = 3.0
@@ -55,6 +59,11 @@ _log = get_logger(__name__)
 class _LiveRollout(NamedTuple):
     task: AgentTask
     signal: AbortSignal
+
+
+class _Life(NamedTuple):
+    rollout: Rollout
+    was_lost: bool = False
 
 
 class SessionManager:
@@ -110,7 +119,44 @@ class SessionManager:
                 await self._client.close()
 
     async def run(self, task: AgentTask) -> Rollout:
-        """Run `task` to its end."""
+        """Run `task` to its end, in up to `1 + resume_attempts` lives. Return the last one."""
+        started = time.monotonic()
+        life = await self._run_once(task)
+        for number in range(task.resume_attempts):
+            left_s = task.deadline_s - (time.monotonic() - started)
+            if not life.was_lost or life.rollout.session_id is None or left_s <= 0:
+                break
+            _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
+            inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
+            workdir = task.workdir / f"life-{number + 2}"
+            again = await self._run_once(replace(task, inherits=inherits, deadline_s=left_s, workdir=workdir))
+            if again.rollout.session_id is None:  # the record cannot be inherited, so the last life stands
+                break
+            life = again
+        return replace(life.rollout, seconds=time.monotonic() - started)
+
+    async def resume(self, session_id: str, task: AgentTask, *, strict: bool = False) -> Rollout:
+        """Run `task` with the record of an ended session: repeated calls get its answers, others are sampled.
+
+        `strict` refuses the first call that differs. The server's store must hold the record.
+        """
+        return await self.run(replace(task, inherits=Inheritance(session_id, strict=strict)))
+
+    async def fork(self, session_id: str, task: AgentTask, *, turn: int, count: int) -> list[Rollout]:
+        """Run `task` `count` times at once with the record of an ended session up to `turn`, which is sampled anew.
+
+        Inherited tokens have mask 0: the forked session trains them. Each fork has its own directory `fork-N` in
+        `workdir`, and `forked_from` in its metadata.
+        """
+        inherits = Inheritance(session_id, before=turn, trained=False)
+        async with asyncio.TaskGroup() as group:
+            forks = [
+                group.create_task(self.run(_fork_of(replace(task, inherits=inherits), number)))
+                for number in range(count)
+            ]
+        return [fork.result() for fork in forks]
+
+    async def _run_once(self, task: AgentTask) -> "_Life":
         assert self._signal is not None, "use `async with SessionManager(...)`"
         signal = self._signal.branch()
         started = time.monotonic()
@@ -119,10 +165,10 @@ class SessionManager:
             session = await self._create(task, signal)
         except ScenarioError as error:
             outcome = Outcome(OutcomeKind.NOT_STARTED, error.cause, error.message)
-            return rollout_without_session(task, outcome, time.monotonic() - started)
+            return _Life(rollout_without_session(task, outcome, time.monotonic() - started))
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
-            return rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code)
+            return _Life(rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code))
         self._live[session.session_id] = _LiveRollout(task, signal)
         try:
             return await self._run_on(session, task, signal, started)
@@ -130,7 +176,7 @@ class SessionManager:
             del self._live[session.session_id]
             self.collecting.discard(session.session_id)
 
-    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
+    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> "_Life":
         rollout = None
         try:
             run = await self._require_runner().run(task, session, signal)
@@ -150,7 +196,7 @@ class SessionManager:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self._give_back(session.session_id, None if rollout is None else _end_of(task, rollout))
         _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
-        return rollout
+        return _Life(rollout, was_lost(run.end, rollout.outcome))
 
     @property
     def live(self) -> dict[str, AgentTask]:
@@ -258,7 +304,9 @@ class SessionManager:
             raise aborted
         cancelled = asyncio.get_running_loop().create_future()
         give_up = (signal.announced, cancelled)
-        resumes = {} if task.resumes is None else {"resumes": task.resumes}
+        resumes: Json = {} if task.resumes is None else {"resumes": task.resumes}
+        if task.inherits is not None:
+            resumes["inherits"] = asdict(task.inherits)
         usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
         body = {**usual, **task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
@@ -299,6 +347,20 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     reward = result.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
+
+
+def _fork_of(task: AgentTask, number: int) -> AgentTask:
+    inherits = task.inherits
+    assert inherits is not None, "a fork inherits"
+    sampling = task.session.get("sampling", {})
+    if "seed" in sampling:  # an equal seed would sample the forked turn again
+        sampling = {**sampling, "seed": seed_of(f"{sampling['seed']},fork {number}".encode())}
+    return replace(
+        task,
+        workdir=task.workdir / f"fork-{number}",
+        session={**task.session, "sampling": sampling},
+        metadata={**task.metadata, "forked_from": {"session_id": inherits.session_id, "turn": inherits.before}},
+    )
 
 
 def rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:

@@ -187,6 +187,12 @@ def classify(facts: RolloutFacts) -> Outcome:
     return Outcome(rule.kind, rule.cause, describe(facts))
 
 
+def was_lost(end: AgentEnd, outcome: Outcome) -> bool:
+    """Return True if engine, server, sandbox or machine ended the rollout, so that its agent may start again."""
+    is_killed = end.ending is Ending.KILLED and end.code in (Signals.SIGKILL, Signals.SIGTERM)
+    return is_killed or outcome.cause in (Cause.ENGINE, Cause.HARNESS)
+
+
 def classify_uncreated(code: str, status: int, message: str) -> Outcome:
     """Return the outcome of a rollout whose session could not be created. Status 0 means no answer."""
     detail = f"no session: {message}"

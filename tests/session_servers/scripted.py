@@ -9,16 +9,19 @@ from typing import Any
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
 from harness.server.store.memory import MemoryStore
 from tests.builders import toy_template
 
 
 @asynccontextmanager
-async def scripted_server(*steps: ScriptStep, settings: ServerSettings | None = None) -> AsyncIterator[RunningServer]:
+async def scripted_server(
+    *steps: ScriptStep, settings: ServerSettings | None = None, store: SessionStore | None = None
+) -> AsyncIterator[RunningServer]:
     """A session server whose model says `steps`, on the toy tokenizer."""
     chat_tokenizer = toy_template()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
-    async with serve(engine, chat_tokenizer, MemoryStore(), settings) as server:
+    async with serve(engine, chat_tokenizer, store or MemoryStore(), settings) as server:
         yield server
 
 

@@ -10,6 +10,7 @@ from harness.errors import ScenarioError
 from harness.rollouts.sandboxes.kinds import factory_of
 from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost
 from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS, NONE, SandboxSpec
+from harness.sessions.session_config import Inheritance
 from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -89,6 +90,12 @@ class AgentTask:
     metadata: Json = field(default_factory=dict)
     resumes: str | None = None
     """Session of a rollout aborted with `Keep.SESSIONS`, to continue from."""
+    inherits: Inheritance | None = None
+    """Earlier session to resume or fork; see `SessionManager.resume` and `fork`."""
+    resume_attempts: int = 0
+    """Times that the agent starts again after a failure of its infrastructure, each with the record of the last life.
+    `deadline_s` covers all lives. A later life has its own directory `life-N` in `workdir`.
+    """
     cwd: Path | None = None
     """Working directory of a program, if not one in `workdir`. The harness never writes there."""
     terminal: Path | None = None

@@ -16,6 +16,7 @@ from harness.suite.record.rollout_table import (
     INTERRUPTED,
     REPLAYED,
     RolloutRecord,
+    find_inherited,
     find_replayed,
     has_table,
     reading_run,
@@ -53,12 +54,19 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
     counted = {record.session_id for record in final}
     with reading_run(database) as connection:
         replayed = {attempt.session_id for attempt in find_replayed(connection)}
+        inherited = find_inherited(connection, counted) - counted
     dropped = Counter[str]()
     for session_id, tokens in generated.items():
-        if session_id not in counted:
+        if session_id in inherited:
+            dropped[DropReason.SUPERSEDED] += tokens
+        elif session_id not in counted:
             dropped[REPLAYED if session_id in replayed else INTERRUPTED] += tokens
     abandoned = Ledger(dropped.total(), dropped=dict(+dropped))
-    ledger = total([*(record.ledger for record in final), *undelivered, abandoned])
+    # What an heir took over is in its own ledger; only the rest of the earlier life was lost.
+    moved = sum(record.ledger.inherited for record in final)
+    taken = Ledger(inherited=-moved, dropped={DropReason.SUPERSEDED: -moved} if moved else {})
+    ledger = total([*(record.ledger for record in final), *undelivered, abandoned, taken])
+    ledger = replace(ledger, dropped={reason: tokens for reason, tokens in ledger.dropped.items() if tokens})
     ledger.check("run")
     unknown = count_unheard(database)
     # The store has the sum of what engines did not report. Sessions may not report more.

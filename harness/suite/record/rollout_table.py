@@ -36,6 +36,17 @@ CREATE TABLE IF NOT EXISTS rollouts (
     PRIMARY KEY (number, attempt)
 )
 """
+_BEGUN_SCHEMA = "CREATE TABLE IF NOT EXISTS begun_sessions (session_id TEXT PRIMARY KEY, number INTEGER NOT NULL)"
+_BEGIN = "INSERT INTO begun_sessions VALUES (?, ?)"
+_BEGUN = """
+SELECT session_id FROM begun_sessions JOIN sessions USING (session_id) JOIN turns USING (session_id)
+WHERE number = ?1 AND NOT COALESCE((SELECT is_final FROM rollouts WHERE number = ?1 ORDER BY attempt DESC LIMIT 1), 0)
+ORDER BY begun_sessions.rowid DESC LIMIT 1
+"""
+_EARLIER = """
+SELECT session_id, json_extract(config, '$.inherits.session_id') FROM sessions
+WHERE json_extract(config, '$.inherits.trained')
+"""
 _INSERT = """
 INSERT INTO rollouts
 SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
@@ -216,6 +227,21 @@ class RolloutLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._connection.close()
 
+    def begin(self, number: int, session_id: str) -> None:
+        """Note durably that a rollout begins on a session."""
+        with disk_failures(self._path), self._connection:
+            self._connection.execute(_SCHEMA)
+            self._connection.execute(_BEGUN_SCHEMA)
+            self._connection.execute(_BEGIN, (session_id, number))
+
+    def find_record(self, number: int) -> str | None:
+        """Return the last session with a turn of a rollout that is not final; None if there is none."""
+        with disk_failures(self._path):
+            if not all(has_table(self._connection, name) for name in ("begun_sessions", "turns")):
+                return None
+            row = self._connection.execute(_BEGUN, (number,)).fetchone()
+        return None if row is None else str(row[0])
+
     def append(self, record: RolloutRecord) -> None:
         """Store the next attempt of the record's number durably."""
         row = (record.number, record.is_final, msgspec.json.encode(record).decode(), time.time())
@@ -244,6 +270,16 @@ def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
         ReplayedAttempt(number, msgspec.json.decode(row, type=_OnlySession).session_id)
         for number, row in connection.execute(_REPLAYED)
     ]
+
+
+def find_inherited(connection: sqlite3.Connection, heirs: Iterable[str | None]) -> set[str]:
+    """Return the sessions whose records `heirs`, or heirs between, took over."""
+    earlier = dict(connection.execute(_EARLIER)) if has_table(connection, "sessions") else {}
+    found: set[str] = set()
+    for heir in heirs:
+        while (heir := earlier.get(heir)) is not None and heir not in found:
+            found.add(heir)
+    return found
 
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:

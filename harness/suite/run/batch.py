@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+from uuid import uuid4
 
 import msgspec
 
@@ -18,6 +19,7 @@ from harness.rollouts.manager import SessionManager, rollout_without_session
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
 from harness.samples.turn_rewards import reward_turns
+from harness.sessions.session_config import Inheritance
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.judge.trial import TaskImages, Trial
@@ -25,7 +27,7 @@ from harness.suite.record.rollout_table import RecordedSession, RolloutLog, Roll
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.services import Services
+from harness.suite.run.services import OwnServices, Services
 from harness.suite.scenarios.plan import PlannedRollout, ScenarioPlan
 from harness.suite.scenarios.scenario import Prompt
 
@@ -131,7 +133,18 @@ class RolloutBatch:
         if problem is not None:
             raise problem
 
+    def _with_record(self, task: AgentTask, number: int) -> AgentTask:
+        if not isinstance(self.services, OwnServices):  # a server of others may forget a record
+            return task
+        # A lost rollout goes on from its record.
+        earlier = self.log.find_record(number)
+        session_id = uuid4().hex
+        self.log.begin(number, session_id)
+        inherits = None if earlier is None else Inheritance(earlier)
+        return replace(task, session={**task.session, "session_id": session_id}, inherits=inherits)
+
     async def _play(self, task: AgentTask, trial: Trial | None, number: int) -> Rollout | None:
+        task = self._with_record(task, number)
         try:
             task = task if trial is None else await trial.around(task)
         except SandboxFailed as error:

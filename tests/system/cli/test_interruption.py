@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.server.store.sqlite import list_sessions, read_session
 from harness.suite.record.rollout_table import read_rollouts
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
 from tests.session_servers.store_file import read_file
@@ -53,19 +53,23 @@ def _resume(run: Path) -> dict[str, object]:
 
 
 def _assert_resumed_well(run: Path, before: dict[int, str | None]) -> None:
-    """Finished sessions are those of before, the others ran, and every token of the database is accounted for."""
+    """Finished sessions are those of before, the others went on from their records, and no token is lost."""
     result = json.loads((run / "result.json").read_text())
     after = {number: record.session_id for number, record in read_rollouts(run / "run.db").items()}
     ledger = result["ledger"]
-    database = sqlite3.connect(run / "run.db")
-    (sampled,) = database.execute("SELECT sum(length(output_ids)) / 4 FROM turns").fetchone()
-    database.close()
+    sampled = sum(stored.sampled for stored in list_sessions(run / "run.db").values())
+    samples = (run / "samples.jsonl").read_text().splitlines()
+    notes = [
+        [turn.notes.inherited for turn in read_session(run / "run.db", after[number] or "").turns] for number in (2, 3)
+    ]
 
     assert {number: after[number] for number in (0, 1)} == {number: before[number] for number in (0, 1)}
     assert sorted(after) == [0, 1, 2, 3]
     assert (ledger["generated"], ledger["difference"]) == (sampled, 0)
-    assert ledger["dropped"]["interrupted"] > 0
-    assert len((run / "samples.jsonl").read_text().splitlines()) == 4
+    assert [inherited[0] for inherited in notes] == ["trained", "trained"]
+    assert ledger["trained"] == sum(sum(json.loads(line)["loss_mask"]) for line in samples)
+    assert "interrupted" not in ledger["dropped"]
+    assert len(samples) == 4
 
 
 def _sessions(run: Path) -> dict[int, str | None]:

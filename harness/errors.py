@@ -28,6 +28,7 @@
     │   ├── SessionClosing
     │   ├── TurnAborted
     │   ├── BranchEnded
+    │   ├── InheritanceEnded
     │   └── LimitReached
     │       └── ScriptEnded
     ├── GateClosed

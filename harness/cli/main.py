@@ -20,7 +20,7 @@ from harness.cli.log_options import add_log_options
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sandboxes, sessions
 from harness.cli.runs import exec as exec_
-from harness.cli.runs import run, train
+from harness.cli.runs import fork, run, train
 from harness.cli.servers import router, serve
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
@@ -42,6 +42,7 @@ app.command("diff")(diff.diff)
 app.command("view")(view.view)
 app.command("report")(report.report)
 app.command("replay")(replay.replay)
+app.command("fork")(fork.fork)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)

@@ -68,7 +68,7 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)
-    planned = await asyncio.to_thread(_plan, run, line)
+    planned = await asyncio.to_thread(plan_again, run, line)
     if agent is not None:
         scenario = planned.folder.scenario
         spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
@@ -77,7 +77,7 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     folder = tokenizer or view.tokenizer
     if folder is None:
         raise RunError(f"the tokenizer of {run} is not on this machine: name its folder with --tokenizer")
-    assert line.session_id is not None  # `_plan` has seen to it
+    assert line.session_id is not None  # `plan_again` has seen to it
     session = await asyncio.to_thread(read_session, RunDirectory(run).database, line.session_id)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, folder, template_file=planned.folder.find_template())
     engine = RecordedEngine(session, chat_tokenizer.tokenizer, _model_name(run, planned))
@@ -131,7 +131,8 @@ async def _end_parted(engine: RecordedEngine, manager: SessionManager) -> None:
     await manager.stop_agents(_STOP_S)
 
 
-def _plan(run: Path, line: SessionLine) -> PlannedRollout:
+def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
+    """Return the rollout of `line` as it was planned. Raises `RunError` if its prompt has changed."""
     if line.number is None or line.session_id is None:
         raise RunError(
             f"expected a rollout that came to a session, which a run directory says who played;"

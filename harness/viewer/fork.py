@@ -6,7 +6,7 @@ store begins with a copy of the session.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -14,6 +14,7 @@ from harness.errors import RunError
 from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import Rollout
 from harness.server.store.sqlite import SQLiteStore, read_record
+from harness.sessions.session import Session
 from harness.suite.judge.reward import score_session
 from harness.suite.record.lock import check_same_engine, read_lock
 from harness.suite.record.rundir import RunDirectory
@@ -67,16 +68,20 @@ class Forks:
         return _NORMAL_95 * stdev(self.rewards) / len(self.rewards) ** 0.5 if len(self.rewards) > 1 else None
 
 
-async def fork(run: Path, name: str, place: Path, *, turn: int, count: int, say: Callable[[str], None]) -> Forks:
+async def fork(
+    run: Path, name: str, place: Path, *, turn: int | None, count: int, say: Callable[[str], None]
+) -> list[Forks]:
     """Sample `turn` of the session `name` of `run` anew, `count` times, with files in the folder `place`.
 
-    Raises `RunError` if the session, its prompt or its engine is not what it was, `MalformedRequest` for another turn.
+    Without `turn`, each trained turn, in order of admission. Raises `RunError` if the session, its prompt or its engine is
+    not what it was, or has no such turn.
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)
     planned = await asyncio.to_thread(plan_again, run, line)
     session_id = str(line.session_id)
-    await _copy_session(RunDirectory(run).database, session_id, place / STORE)
+    session = await _copy_session(RunDirectory(run).database, session_id, place / STORE)
+    turns = [each.index for each in session.turns if session.plan().is_trained(each)] if turn is None else [turn]
     choice = EngineChoice.of(planned.folder)
     async with serve_engine(choice, place / STORE, say) as services, open_agent(planned.folder) as agent:
         check_same_engine(read_lock(RunDirectory(run).lock)["digests"].get(choice.key, {}), services.identity)
@@ -93,20 +98,25 @@ async def fork(run: Path, name: str, place: Path, *, turn: int, count: int, say:
             metadata=prompt.metadata,
         )
         async with services.open_manager() as manager:
-            rollouts = await manager.fork(session_id, task, turn=turn, count=count)
-    refused = next((each for each in rollouts if each.session_id is None), None)
-    if refused is not None:
-        raise RunError(f"turn {turn} of {session_id}: {refused.outcome.detail}")
-    return Forks(session_id, turn, [await _score(planned, rollout) for rollout in rollouts])
+            found = []
+            for number in turns:
+                here = replace(task, workdir=place / f"turn-{number}")
+                rollouts = await manager.fork(session_id, here, turn=number, count=count)
+                refused = next((each for each in rollouts if each.session_id is None), None)
+                if refused is not None:
+                    raise RunError(f"turn {number} of {session_id}: {refused.outcome.detail}")
+                found.append(Forks(session_id, number, [await _score(planned, rollout) for rollout in rollouts]))
+    return found
 
 
-async def _copy_session(database: Path, session_id: str, target: Path) -> None:
+async def _copy_session(database: Path, session_id: str, target: Path) -> Session:
     record = await asyncio.to_thread(read_record, database, session_id)
     async with SQLiteStore(target) as store:
         store.tokenizer = record.tokenizer
         await store.create(record.session)
         record.session.close()
         await store.set_phase(record.session)
+    return record.session
 
 
 async def _score(planned: PlannedRollout, rollout: Rollout) -> Fork:

@@ -39,9 +39,17 @@ def test_a_turn_is_sampled_anew_as_often_as_asked(run: Path, tmp_path: Path) -> 
         assert [turn.notes.inherited for turn in session.turns] == ["masked", *[""] * (turns - 1)]
         assert session.ledger().trained == each["trained"] > 0
     assert len(list_sessions(tmp_path / "forks" / STORE)) == 4
-    assert (tmp_path / "forks" / "fork-2" / "agent.log").is_file()
+    assert (tmp_path / "forks" / "turn-1" / "fork-2" / "agent.log").is_file()
     assert blake2b((run / "run.db").read_bytes()).digest() == before
     assert len(read_rollouts(run / "run.db")) == 4
+
+
+def test_each_trained_turn_has_a_value(run: Path) -> None:
+    ended = harness("values", run, "2", "-n", "2")
+
+    assert ended.code == 0, ended.stderr
+    turns = int(ended.stdout.splitlines()[-1].removeprefix("turn ").split(":")[0]) + 1
+    assert ended.stdout.splitlines() == [f"turn {number}: {turns} ± 0" for number in range(turns)]
 
 
 @pytest.mark.parametrize(

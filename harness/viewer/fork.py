@@ -73,8 +73,8 @@ async def fork(
 ) -> list[Forks]:
     """Sample `turn` of the session `name` of `run` anew, `count` times, with files in the folder `place`.
 
-    Without `turn`, each trained turn, in order of admission. Raises `RunError` if the session, its prompt or its engine is
-    not what it was, or has no such turn.
+    Without `turn`, each trained turn, in order of admission. Raises `RunError` if the session, its prompt or its engine
+    is not what it was, or has no such turn.
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)

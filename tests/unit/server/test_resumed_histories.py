@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ PLANS = st.builds(
 COMPARED = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "weight_versions", "status")
 
 
+@pytest.mark.timeout(240 + 10 * EXAMPLES)
 @settings(max_examples=EXAMPLES)
 @given(PLANS)
 def test_a_resumed_rollout_is_the_one_that_was_never_killed(plan: Plan) -> None:

@@ -48,7 +48,9 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	$(PY) -m harness run chain_vllm
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox '{"kind": "bwrap"}'
+	HARNESS_SOAK_PLAYS=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py
 	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
+	HARNESS_SOAK_PLAYS=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	HARNESS_SOAK_CUTS=200 $(PY) -m pytest tests/system/relay/test_cuts.py
 	$(PY) -W error soak/steady_load.py --minutes 20

@@ -6,7 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
 
 from harness.errors import LaneError
 from harness.machine.inherited_variables import for_installers
@@ -26,29 +27,36 @@ async def run(
     async with AsyncExitStack() as stack:
         watchdog = Watchdog()
         stack.push_async_callback(watchdog.close)
+        # No pipes, which end with their last holder: daemons of the program inherit copies that uvloop leaves open.
+        output = stack.enter_context(TemporaryFile())  # noqa: SIM115  # the stack closes it
+        messages = stack.enter_context(TemporaryFile())  # noqa: SIM115
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=for_installers(os.environ) if env is None else env,
+            stdout=output,
+            stderr=messages,
+            env=for_installers(os.environ) if env is None else dict(env),  # uvloop takes no other mapping
             cwd=cwd,
             start_new_session=True,
         )
         watchdog.watch(process.pid)  # an orphaned installer would go on writing where the next one works
         try:
             async with asyncio.timeout(deadline_s):
-                output, messages = await process.communicate()
+                code = await process.wait()
         except TimeoutError:
             raise late_error(command, deadline_s) from None
         finally:
             if process.returncode is None:  # leave nothing of it, its children included
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.communicate()
+                await process.wait()
             watchdog.forget(process.pid)
-    assert process.returncode is not None
-    return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
+        return Ended(code, _text_of(output), _text_of(messages))
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def late_error(command: Sequence[str], deadline_s: float | None) -> LaneError:

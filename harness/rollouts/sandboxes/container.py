@@ -156,26 +156,38 @@ class ContainerCommand:
     def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
         self._box = box
         self._client = client
+        self._signals = asyncio.Lock()  # the order in which they were sent
+        self._sending: set[asyncio.Task[None]] = set()
 
     async def wait(self) -> int:
         """See `RunningCommand`."""
         return await self._client.wait()
 
     def signal(self, number: int) -> bool:
-        """End the client; `stop` ends the container's processes. Other signals are not sent."""
-        return number in (SIGKILL, SIGTERM) and self._client.signal(number)
+        """End the client, whose container `stop` ends. Other signals reach every process of the container."""
+        if number in (SIGKILL, SIGTERM):
+            return self._client.signal(number)
+        sending = asyncio.create_task(self._send(number), name="signal a container")
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        return self._client.signal(0)
 
     async def stop(self, *, grace_s: float) -> list[int]:
         """See `RunningCommand`."""
         try:
-            with suppress(SandboxFailed):
-                await self._box.signal(SIGTERM)
-                await within(grace_s, self._client.wait())
+            await self._send(SIGTERM)
+            await within(grace_s, self._client.wait())
         finally:
             left = await to_the_end(self._end())
         return left
 
+    async def _send(self, number: int) -> None:
+        async with self._signals:
+            with suppress(SandboxFailed):
+                await self._box.signal(number)
+
     async def _end(self) -> list[int]:
+        await asyncio.gather(*self._sending)
         with suppress(SandboxFailed):  # `Sandbox.stop` removes the container, and reports a failure
             await self._box.kill()
         return await self._client.stop(grace_s=0.5)

@@ -47,7 +47,8 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
 	$(PY) -m harness run chain_vllm
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
-	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox '{"kind": "bwrap"}'
+	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox bwrap
+	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 4 --programs 2 --sandbox podman
 	HARNESS_SOAK_PLAYS=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py
 	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
 	HARNESS_SOAK_PLAYS=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py

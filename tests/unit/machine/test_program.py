@@ -8,7 +8,7 @@ from harness.machine.program import Ended, run
 
 
 def test_a_daemon_that_a_program_starts_does_not_hold_its_end_up(tmp_path):
-    """A container engine leaves one behind, with the descriptors it did not close; its caller's variables are no dict."""
+    """A container engine leaves one behind, which inherits open descriptors. Variables need not be a dict."""
     pid = tmp_path / "pid"
     script = f"setsid sleep 60 >/dev/null 2>&1 & echo $! >{pid}; echo out; echo err >&2; exit 3"
     try:

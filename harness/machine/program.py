@@ -10,8 +10,11 @@ from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
 from harness.errors import LaneError
+from harness.machine.deadlines import to_the_end, within
 from harness.machine.inherited_variables import for_installers
 from harness.machine.watchdog import Watchdog
+
+_GRACE_S = 2.0
 
 
 class Ended(NamedTuple):
@@ -46,12 +49,19 @@ async def run(
         except TimeoutError:
             raise late_error(command, deadline_s) from None
         finally:
-            if process.returncode is None:  # leave nothing of it, its children included
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            if process.returncode is None:
+                await to_the_end(_end(process))
             watchdog.forget(process.pid)
         return Ended(code, _text_of(output), _text_of(messages))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave nothing of the program, its children included. It may bring its files into order first."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        await within(_GRACE_S, process.wait())
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _text_of(file: IO[bytes]) -> str:

@@ -42,13 +42,13 @@ class ContainerSandbox:
         self._spec = spec
         self._place = place
         self._user: tuple[int, int] | None = None
+        self._is_running = False
 
     async def start(self) -> None:
         """See `Sandbox`."""
         assert self._spec.image is not None
-        await self._require(
-            "run", "--detach", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S
-        )
+        await self._require("create", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S)
+        await self._start()
         user = await self.ask("exec", self._place.name, "sh", "-c", "id -u; id -g")
         match user.output.split():
             case [uid, gid] if uid.isdecimal() and gid.isdecimal() and uid != "0" and not os.getuid():
@@ -66,7 +66,7 @@ class ContainerSandbox:
                 await asyncio.to_thread(_give, self._place.workdir, *self._user)
         except OSError as error:
             raise SandboxFailed(f"the files of the sandbox cannot be made: {error}") from error
-        await self._require("start", self._place.name)  # a command before it may have needed `kill`
+        await self._start()
         entered = ("exec", self._place.name, "sh", "-c", _ENTER, "sh", str(variables), str(cwd))
         client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder.parent)
         return ContainerCommand(self, client)
@@ -99,6 +99,7 @@ class ContainerSandbox:
 
     async def kill(self) -> None:
         """End every process of the container."""
+        self._is_running = False
         await self.ask("kill", self._place.name)
 
     async def signal(self, number: int) -> None:
@@ -110,6 +111,12 @@ class ContainerSandbox:
         # podman's monitor writes a file into its working directory when memory runs out.
         cwd = self._place.folder.parent
         return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ, cwd=cwd)
+
+    async def _start(self) -> None:
+        if not self._is_running:
+            # An engine that is killed meanwhile forgets the container, which runs on.
+            await to_the_end(self._require("start", self._place.name))
+            self._is_running = True
 
     async def _require(self, *arguments: str, deadline_s: float = _CALL_S) -> None:
         ended = await self.ask(*arguments, deadline_s=deadline_s)

@@ -7,11 +7,14 @@ import pytest
 from harness.rollouts.agents.programs import bundled_profile, prepare_profile
 from harness.server.settings import ServerSettings
 from tests.conformance.agents.parts import part_of, turns_of
+from tests.conformance.agents.scenes import QWEN3
 from tests.conformance.agents.stage import staged
+from tests.conformance.families.family import load
+from tests.conformance.families.packages import fetch_tokenizer
 
 pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_group("agents")]
 
-AGENTS = ("claude_code", "codex")
+AGENTS = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode")
 
 
 async def _no_incident(_stage):
@@ -21,8 +24,10 @@ async def _no_incident(_stage):
 @pytest.mark.parametrize("name", AGENTS)
 async def test_an_agent_plays_its_task_in_a_box(kind, spec_of, name, tmp_path):
     """Its installation is shown read-only, also to a container; its tool writes into the workdir."""
+    fetch_tokenizer(QWEN3)
     agent = replace(await prepare_profile(bundled_profile(name), print), sandbox=spec_of(kind))
-    async with staged(agent, tmp_path / "work", part_of(name, thinks=True), settings=ServerSettings()) as stage:
+    folder, part, chat = tmp_path / "work", part_of(name, thinks=True), load(QWEN3).chat
+    async with staged(agent, folder, part, settings=ServerSettings(), chat_tokenizer=chat) as stage:
         played = await stage.play(_no_incident)
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
     assert (played.main_turns, played.is_exact, played.is_one_sample) == (turns_of(name), True, True), played

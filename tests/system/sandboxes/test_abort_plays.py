@@ -1,6 +1,6 @@
 """The plays `abort_*` with their agents in a box: the same outcomes and ledgers as without one, and nothing left.
 
-`HARNESS_SOAK_PLAYS=all` plays all six.
+`HARNESS_SOAK_BOXES=all` plays all six.
 """
 
 import json
@@ -26,7 +26,7 @@ OUTCOMES = {
     # Sessions beside the one in which the engine dies for good may have had all their turns.
     "abort_engine_dies": [{"finished": 6}, {"finished": 5, "engine_failed": 1}, {"finished": 4, "engine_failed": 2}],
 }
-PLAYS = sorted(OUTCOMES) if os.environ.get("HARNESS_SOAK_PLAYS") == "all" else ["abort_network"]
+PLAYS = sorted(OUTCOMES) if os.environ.get("HARNESS_SOAK_BOXES") == "all" else ["abort_network"]
 
 
 def left_of(run: Path) -> list[str]:

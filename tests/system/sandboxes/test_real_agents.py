@@ -1,5 +1,9 @@
-"""Unmodified agents in a box without a network, on a model that thinks: token-exact, one sample each."""
+"""Unmodified agents in a box without a network, on a model that thinks: token-exact, one sample each.
 
+`HARNESS_SOAK_BOXES=all` plays all of them in containers, too.
+"""
+
+import os
 from dataclasses import replace
 
 import pytest
@@ -15,13 +19,15 @@ from tests.conformance.families.packages import fetch_tokenizer
 pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_group("agents")]
 
 AGENTS = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode")
+IN_CONTAINERS = AGENTS if os.environ.get("HARNESS_SOAK_BOXES") == "all" else ("claude_code", "codex")
+PLAYED = [*(("bwrap", name) for name in AGENTS), *(("podman", name) for name in IN_CONTAINERS)]
 
 
 async def _no_incident(_stage):
     """Nothing happens to the agent."""
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(("kind", "name"), PLAYED)
 async def test_an_agent_plays_its_task_in_a_box(kind, spec_of, name, tmp_path):
     """Its installation is shown read-only, also to a container; its tool writes into the workdir."""
     fetch_tokenizer(QWEN3)

@@ -48,7 +48,6 @@ from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortReport
 from harness.rollouts.control.engines import EngineInProcess, EngineWorker
 from harness.rollouts.manager import SessionManager
-from harness.rollouts.sandboxes.left_behind import new_name
 from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
@@ -404,10 +403,9 @@ def _sandbox(kind: str, folder: Path) -> Iterator[SandboxSpec]:
 
 
 def _left_of_boxes() -> dict[str, list[str]]:
-    from tests.system.sandboxes.test_ends import left_of_boxes, processes_with
+    from tests.system.sandboxes.test_ends import left_of_boxes
 
-    left = left_of_boxes() | {"processes": processes_with(new_name().rpartition("-")[0])}
-    return {what: found for what, found in left.items() if found}
+    return {what: found for what, found in left_of_boxes().items() if found}
 
 
 def _user(text: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/packing.py
 	$(PY) -m bench.relay
 
-soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 100 of agents in sandboxes, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
+soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 200 of agents in sandboxes, the abort suites and five agents in each kind of sandbox, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_faults_stateful.py \
 		tests/conformance/families/test_properties.py
@@ -48,8 +48,11 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
 	$(PY) -m harness run chain_vllm
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
-	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox '{"kind": "bwrap"}'
+	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox bwrap
+	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 4 --programs 2 --sandbox podman
+	HARNESS_SOAK_BOXES=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py tests/system/sandboxes/test_real_agents.py
 	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
+	HARNESS_SOAK_BOXES=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py tests/system/sandboxes/test_real_agents.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	HARNESS_SOAK_CUTS=200 $(PY) -m pytest tests/system/relay/test_cuts.py
 	$(PY) -W error soak/steady_load.py --minutes 20

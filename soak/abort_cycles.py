@@ -8,8 +8,9 @@ Every cycle starts rollouts with agents of every kind (they obey a 404, ignore i
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
 session it gets back: nothing after an incomplete turn is in a sample, the ledger balances, the gate is open, the engine
 idle. Tasks, processes, file descriptors and sessions are counted before the first cycle and after the last, each time
-while nothing but the server lives. Exit code 1 when anything of that is wrong; who only used up the time of its step is
-`reported`. The random moments are those of `--seed`.
+while nothing but the server lives; of sandboxes no folder, cgroup, mount, container or process may be left. Exit code 1
+when anything of that is wrong; who only used up the time of its step is `reported`. The random moments are those of
+`--seed`.
 
 With `--turns` every session plays a tool loop of so many turns before its abort, in the words of a script, and the file
 of the store is read by somebody else (`tool_loops.py`); the abort comes when all of them have had their turns and some
@@ -33,6 +34,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
@@ -187,8 +189,8 @@ class Cycles:
     def _tasks(self, chance: random.Random) -> Iterator[AgentTask]:
         loops = self.served.loops
         for number in range(self.options.sessions):
-            program = _program() if loops is None else loops.program()
-            program = replace(program, sandbox=SandboxSpec.model_validate_json(self.options.sandbox))
+            program = _program(self.served.box) if loops is None else loops.program()
+            program = replace(program, sandbox=self.served.box)
             agent = program if number < self.options.programs else chance.choice(self.agents)
             limits = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
             session = limits if loops is None else loops.session(chance)
@@ -289,6 +291,8 @@ async def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[s
 
         await _cycles(served, options, figures, is_wanted)
         after = await resources(served.server)
+        if left := _left_of_boxes():
+            figures.wrong.append(f"left of boxes: {left}")
     if any(now > then for now, then in zip(astuple(after), astuple(before), strict=True)):
         figures.wrong.append(f"left behind: {before} became {after}")
     if options.keep is not None:
@@ -320,11 +324,16 @@ class Served:
     directory: Path
     loops: ToolLoops | None
     """What sessions play; None lets them say what the engine does."""
+    box: SandboxSpec
 
 
 @asynccontextmanager
 async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
-    with tempfile.TemporaryDirectory() as name, _busy_cores(options.busy):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _busy_cores(options.busy),
+        _sandbox(options.sandbox, Path(name)) as box,
+    ):
         directory = Path(name)
         is_scripted = options.engine == "scripted"
         model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)
@@ -340,7 +349,7 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
             loops = ToolLoops(options.turns, chat_tokenizer, directory / "s.db") if options.turns else None
             settings = ServerSettings(allow_forced_tokens=loops is not None)
             async with serve(engine, chat_tokenizer, open_store(store), settings) as server:
-                yield Served(server, engine, worker, directory / "rollouts", loops)
+                yield Served(server, engine, worker, directory / "rollouts", loops, box)
 
 
 @contextmanager
@@ -372,8 +381,31 @@ def toy_folder(directory: Path) -> Path:
     return write_toy_model(directory)
 
 
-def _program() -> ProgramAgent:
-    return ProgramAgent("stubborn", (sys.executable, "-S", "-c", STUBBORN_PROGRAM))
+def _program(box: SandboxSpec) -> ProgramAgent:
+    python = sys.executable if box.image is None else "python3"
+    return ProgramAgent("stubborn", (python, "-S", "-c", STUBBORN_PROGRAM))
+
+
+@contextmanager
+def _sandbox(kind: str, folder: Path) -> Iterator[SandboxSpec]:
+    """The box of the processes: with a limit, so that a cgroup could be left, and on an image that is made here."""
+    from tests.sandbox_programs import configure_podman, podman_image
+
+    with pytest.MonkeyPatch.context() as patch:
+        match kind:
+            case "none":
+                yield SandboxSpec()
+            case "podman":
+                configure_podman(folder, patch)
+                yield SandboxSpec(kind=kind, image=podman_image(), memory_mb=256)
+            case _:
+                yield SandboxSpec(kind=kind, memory_mb=256)
+
+
+def _left_of_boxes() -> dict[str, list[str]]:
+    from tests.system.sandboxes.test_ends import left_of_boxes
+
+    return {what: found for what, found in left_of_boxes().items() if found}
 
 
 def _user(text: str) -> dict[str, str]:
@@ -385,7 +417,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--programs", type=int, default=1, help="how many of the agents are processes")
-    parser.add_argument("--sandbox", default="{}", help='of the processes, as JSON: {"kind": "bwrap"}')
+    parser.add_argument("--sandbox", default="none", choices=["none", "bwrap", "podman"], help="of the processes")
     parser.add_argument("--engine", default="scripted", help="scripted, sglang, vllm, sglang=URL or vllm=URL")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or is to serve")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")

@@ -31,6 +31,7 @@ _COMMANDS = (
         "mkdir",
         "touch",
         "readlink",
+        "realpath",
         "dirname",
         "basename",
     ),

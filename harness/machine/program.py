@@ -6,11 +6,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
 
 from harness.errors import LaneError
+from harness.machine.deadlines import to_the_end, within
 from harness.machine.inherited_variables import for_installers
 from harness.machine.watchdog import Watchdog
+
+_GRACE_S = 2.0
 
 
 class Ended(NamedTuple):
@@ -26,29 +30,43 @@ async def run(
     async with AsyncExitStack() as stack:
         watchdog = Watchdog()
         stack.push_async_callback(watchdog.close)
+        # No pipes, which end with their last holder: daemons of the program inherit copies that uvloop leaves open.
+        output = stack.enter_context(TemporaryFile())  # noqa: SIM115  # the stack closes it
+        messages = stack.enter_context(TemporaryFile())  # noqa: SIM115
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=for_installers(os.environ) if env is None else env,
+            stdout=output,
+            stderr=messages,
+            env=for_installers(os.environ) if env is None else dict(env),  # uvloop takes no other mapping
             cwd=cwd,
             start_new_session=True,
         )
         watchdog.watch(process.pid)  # an orphaned installer would go on writing where the next one works
         try:
             async with asyncio.timeout(deadline_s):
-                output, messages = await process.communicate()
+                code = await process.wait()
         except TimeoutError:
             raise late_error(command, deadline_s) from None
         finally:
-            if process.returncode is None:  # leave nothing of it, its children included
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.communicate()
+            if process.returncode is None:
+                await to_the_end(_end(process))
             watchdog.forget(process.pid)
-    assert process.returncode is not None
-    return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
+        return Ended(code, _text_of(output), _text_of(messages))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave nothing of the program, its children included. It may bring its files into order first."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        await within(_GRACE_S, process.wait())
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def late_error(command: Sequence[str], deadline_s: float | None) -> LaneError:

@@ -7,7 +7,7 @@ files get their own folder; the working directory is the user's. `env` creates a
 import codecs
 import json
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,7 @@ from harness.cli import options, output
 from harness.cli.operate.server_option import ask_named
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncIterator
+    from collections.abc import Callable
 
     from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.rollouts.agents.profile import AgentProfile
@@ -33,8 +32,7 @@ _Agent = Annotated[
     typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
 ]
 _URL = "http://127.0.0.1:8000"
-_FOLLOW_S = 0.1
-_PIECE = 8_192  # bytes of the log at a time: `printable` cuts what is longer
+_PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
 
 
 def execute(
@@ -200,7 +198,6 @@ async def _play(
 
     from harness.cli.runs.terminal import open_terminal
     from harness.rollouts.client.connections import server_url
-    from harness.rollouts.agents.agent_environment import LOG_FILE
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
     from harness.rollouts.agents.task import AgentTask, ProgramAgent
@@ -216,8 +213,7 @@ async def _play(
         if interactive:
             async with open_terminal() as terminal:
                 return await manager.run(replace(task, terminal=terminal)), folder
-        async with _shown(folder / LOG_FILE):
-            return await manager.run(task), folder
+        return await manager.run(replace(task, on_output=_shower())), folder
 
 
 def _settings(selection: str | None, matching: list[str] | None, more: list[str] | None) -> "Json":
@@ -237,42 +233,17 @@ def _settings(selection: str | None, matching: list[str] | None, more: list[str]
     return settings
 
 
-@asynccontextmanager
-async def _shown(log: Path) -> "AsyncIterator[None]":
-    import asyncio
-
-    over = asyncio.Event()
-    showing = asyncio.create_task(_show_output(log, over))
-    try:
-        yield
-    finally:
-        over.set()
-        await showing
-
-
-async def _show_output(log: Path, over: "asyncio.Event") -> None:
-    """Copy the growing log to standard error, until `over`."""
-    import asyncio
-
-    from harness.machine.disk import open_left_behind
+def _shower() -> "Callable[[bytes], None]":
     from harness.server.telemetry.printable import printable
 
-    decoder, position = codecs.getincrementaldecoder("utf-8")("replace"), 0
-    while True:
-        is_over = over.is_set()
-        data = b""
-        with suppress(OSError), open_left_behind(log) as file:
-            file.seek(position)
-            data = file.read(_PIECE)
-        position += len(data)
-        is_last = is_over and not data
-        sys.stderr.write(printable(decoder.decode(data, is_last)))
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(data: bytes) -> None:
+        for at in range(0, len(data), _PIECE):
+            sys.stderr.write(printable(decoder.decode(data[at : at + _PIECE])))
         sys.stderr.flush()
-        if is_last:
-            return
-        if not data:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), _FOLLOW_S)
+
+    return show
 
 
 def _new_folder() -> Path:

@@ -129,7 +129,7 @@ class AgentRunner:
     async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
         try:
             await asyncio.to_thread(prepare_workdir, task)
-            log = AgentLog(task.workdir / LOG_FILE)
+            log = AgentLog(task.workdir / LOG_FILE, task.on_output)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_PREPARED, detail=str(error)))
         with log:

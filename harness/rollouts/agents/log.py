@@ -1,6 +1,7 @@
 """`agent.log`: an agent's output, bounded on disk and in memory."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,8 +19,16 @@ _log = get_logger(__name__)
 class AgentLog:
     """Bounded log of one agent, as a context manager."""
 
-    def __init__(self, path: Path, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_output: Callable[[bytes], None] | None = None,
+        *,
+        head_bytes: int = HEAD_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
         self._path = path
+        self._on_output = on_output
         self._file = path.open("wb", buffering=0)
         self._head_room = head_bytes
         self._tail_bytes = tail_bytes
@@ -35,6 +44,8 @@ class AgentLog:
 
     def write(self, data: bytes) -> None:
         """Append `data`, or count it if the log is full."""
+        if self._on_output is not None:
+            self._on_output(data)
         head = data[: self._head_room]
         self._head_room -= len(head)
         self._append(head)

@@ -100,6 +100,8 @@ class AgentTask:
     """Working directory of a program, if not one in `workdir`. The harness never writes there."""
     terminal: Path | None = None
     """Terminal of a program, in place of its log."""
+    on_output: Callable[[bytes], None] | None = None
+    """Called with all output, also what the log leaves out."""
     sandbox: SandboxSpec | None = None
     """Sandbox of this rollout, if not the agent's."""
     after: AfterAgent | None = None

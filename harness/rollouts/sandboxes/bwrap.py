@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import SandboxFailed
+from harness.machine.deadlines import to_the_end
 from harness.rollouts.sandboxes.cgroup import Cgroup
 from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, StartOnHost, call, describe_full_disk
 from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
@@ -40,7 +41,7 @@ class BwrapSandbox:
     def __init__(self, spec: SandboxSpec, place: Place) -> None:
         self._spec = spec
         self._place = place
-        self._group = Cgroup(place.name, ())
+        self._group = Cgroup.of(place.name, spec)
         self.has_own_network = not spec.network
 
     async def start(self) -> None:
@@ -51,7 +52,7 @@ class BwrapSandbox:
         )
         if trial.code:
             raise SandboxFailed(f"bwrap cannot make the sandbox: {trial.messages.strip()[-500:]}")
-        self._group = await asyncio.to_thread(Cgroup.create, self._place.name, self._spec)
+        await to_the_end(asyncio.to_thread(self._group.create))  # else an abort's `stop` would come before its folders
 
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost

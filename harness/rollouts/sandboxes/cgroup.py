@@ -17,27 +17,29 @@ _POLL_S = 0.02
 class Cgroup:
     """Cgroup of one box: a folder per controller (version 1) or one; none without limits."""
 
-    def __init__(self, name: str, folders: Sequence[Path]) -> None:
+    def __init__(self, name: str, folders: Sequence[Path], limits: Sequence[tuple[str, str, str]] = ()) -> None:
         self.name = name
         self.folders = tuple(folders)
+        self._limits = limits
 
     @classmethod
-    def create(cls, name: str, spec: SandboxSpec) -> "Cgroup":
+    def of(cls, name: str, spec: SandboxSpec) -> "Cgroup":
+        """Return a group that is not created."""
+        limits = _limits_v2(spec) if (ROOT / "cgroup.controllers").exists() else _limits_v1(spec)
+        return cls(name, sorted({ROOT / controller / name for controller, _, _ in limits}), limits)
+
+    def create(self) -> None:
         """Create the group. Raises `SandboxFailed`."""
-        is_v2 = (ROOT / "cgroup.controllers").exists()
-        limits = _limits_v2(spec) if is_v2 else _limits_v1(spec)
-        group = cls(name, sorted({ROOT / controller / name for controller, _, _ in limits}))
         try:
-            for folder in group.folders:
+            for folder in self.folders:
                 folder.mkdir()
-            for controller, file, value in limits:
-                (ROOT / controller / name / file).write_text(value, encoding="ascii")
+            for controller, file, value in self._limits:
+                (ROOT / controller / self.name / file).write_text(value, encoding="ascii")
         except OSError as error:
-            group.remove()
+            self.remove()
             raise SandboxFailed(
                 f"cpus, memory_mb and pids need a writable cgroup, got {error}; run as root, or use podman"
             ) from error
-        return group
 
     def count_killed(self) -> int:
         """Count processes that the memory limit killed."""

@@ -42,13 +42,13 @@ class ContainerSandbox:
         self._spec = spec
         self._place = place
         self._user: tuple[int, int] | None = None
+        self._is_running = False
 
     async def start(self) -> None:
         """See `Sandbox`."""
         assert self._spec.image is not None
-        await self._require(
-            "run", "--detach", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S
-        )
+        await self._require("create", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S)
+        await self._start()
         user = await self.ask("exec", self._place.name, "sh", "-c", "id -u; id -g")
         match user.output.split():
             case [uid, gid] if uid.isdecimal() and gid.isdecimal() and uid != "0" and not os.getuid():
@@ -66,7 +66,7 @@ class ContainerSandbox:
                 await asyncio.to_thread(_give, self._place.workdir, *self._user)
         except OSError as error:
             raise SandboxFailed(f"the files of the sandbox cannot be made: {error}") from error
-        await self._require("start", self._place.name)  # a command before it may have needed `kill`
+        await self._start()
         entered = ("exec", self._place.name, "sh", "-c", _ENTER, "sh", str(variables), str(cwd))
         client = await on_host((self._spec.kind, *entered, *command), os.environ, self._place.folder.parent)
         return ContainerCommand(self, client)
@@ -99,6 +99,7 @@ class ContainerSandbox:
 
     async def kill(self) -> None:
         """End every process of the container."""
+        self._is_running = False
         await self.ask("kill", self._place.name)
 
     async def signal(self, number: int) -> None:
@@ -110,6 +111,12 @@ class ContainerSandbox:
         # podman's monitor writes a file into its working directory when memory runs out.
         cwd = self._place.folder.parent
         return await call(self._spec.kind, *arguments, deadline_s=deadline_s, env=os.environ, cwd=cwd)
+
+    async def _start(self) -> None:
+        if not self._is_running:
+            # An engine that is killed meanwhile forgets the container, which runs on.
+            await to_the_end(self._require("start", self._place.name))
+            self._is_running = True
 
     async def _require(self, *arguments: str, deadline_s: float = _CALL_S) -> None:
         ended = await self.ask(*arguments, deadline_s=deadline_s)
@@ -156,26 +163,38 @@ class ContainerCommand:
     def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
         self._box = box
         self._client = client
+        self._signals = asyncio.Lock()  # the order in which they were sent
+        self._sending: set[asyncio.Task[None]] = set()
 
     async def wait(self) -> int:
         """See `RunningCommand`."""
         return await self._client.wait()
 
     def signal(self, number: int) -> bool:
-        """End the client; `stop` ends the container's processes. Other signals are not sent."""
-        return number in (SIGKILL, SIGTERM) and self._client.signal(number)
+        """End the client, whose container `stop` ends. Other signals reach every process of the container."""
+        if number in (SIGKILL, SIGTERM):
+            return self._client.signal(number)
+        sending = asyncio.create_task(self._send(number), name="signal a container")
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        return self._client.signal(0)
 
     async def stop(self, *, grace_s: float) -> list[int]:
         """See `RunningCommand`."""
         try:
-            with suppress(SandboxFailed):
-                await self._box.signal(SIGTERM)
-                await within(grace_s, self._client.wait())
+            await self._send(SIGTERM)
+            await within(grace_s, self._client.wait())
         finally:
             left = await to_the_end(self._end())
         return left
 
+    async def _send(self, number: int) -> None:
+        async with self._signals:
+            with suppress(SandboxFailed):
+                await self._box.signal(number)
+
     async def _end(self) -> list[int]:
+        await asyncio.gather(*self._sending)
         with suppress(SandboxFailed):  # `Sandbox.stop` removes the container, and reports a failure
             await self._box.kill()
         return await self._client.stop(grace_s=0.5)

@@ -50,9 +50,11 @@ async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_the_output_of_a_command_is_shown_as_it_comes(tmp_path: Path) -> None:
-    """While it runs, without its escape sequences; and why tokens were dropped."""
+    """While it runs, more than its log keeps, without its escape sequences; and why tokens were dropped."""
     program = f"{CALL.replace('print(', 'said = (')}\nfor n in range(2): urllib.request.urlopen(request).read()\n"
-    program += "print('\\x1b[2Jasked', flush=True)\nwhile not os.path.exists('seen'): pass\nprint('x' * 30_000 + 'end')"
+    program += (
+        "print('\\x1b[2Jasked', flush=True)\nwhile not os.path.exists('seen'): pass\nprint('x' * 1_500_000 + 'end')"
+    )
     (tmp_path / "mine").mkdir()
     async with serving(*says("One.", "Two.", "Three.")) as client:
         command = ("exec", "--server", client.url, "--workdir", "mine", "--selection", "one", "--")
@@ -64,7 +66,7 @@ async def test_the_output_of_a_command_is_shown_as_it_comes(tmp_path: Path) -> N
         refused = await run(*command[:-2], "best", "--", "true", cwd=tmp_path)
 
     assert first == "\\x1b[2Jasked\n"
-    assert ended.stderr == "x" * 30_000 + "end\n"
+    assert ended.stderr == "x" * 1_500_000 + "end\n"
     assert "ledger: 17 generated, 7 trained, dropped: 10 resample" in ended.stdout
     assert "selection" in refused.stdout
 

@@ -66,16 +66,18 @@ def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
         "cgroups": [group.name for group in groups_named(PREFIX) if ours in group.name],
         "mounts": mounts,
         "containers": [name for name in containers if ours in name],
-        "processes": processes_with(MARK),
+        # A container that its engine has lost has a monitor, whose command line names it.
+        "processes": [*processes_with(MARK), *processes_with(PREFIX, ours)],
     }
 
 
-def processes_with(mark: str) -> list[str]:
-    """Ids of the processes whose command line has `mark`."""
+def processes_with(*marks: str) -> list[str]:
+    """Ids of the processes whose command line has all `marks`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if mark.encode() in path.read_bytes():
+            line = path.read_bytes()
+            if all(mark.encode() in line for mark in marks):
                 found.append(path.parent.name)
         except OSError:
             continue

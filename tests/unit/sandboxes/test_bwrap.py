@@ -1,13 +1,17 @@
-"""Files of a box of bwrap, which are the workdir's and the mounts'."""
+"""Files of a box of bwrap, which are the workdir's and the mounts', and its cgroup."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from harness.errors import SandboxFailed
 from harness.rollouts.sandboxes.bwrap import BwrapSandbox
+from harness.rollouts.sandboxes.cgroup import groups_named
+from harness.rollouts.sandboxes.left_behind import new_name
 from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec
+from tests.sandbox_programs import require_program
 
 
 @pytest.fixture(name="box")
@@ -86,3 +90,19 @@ async def test_a_mount_is_found_by_its_target(tmp_path):
     await box.get(Path("/logs/f"), tmp_path / "out")
     with pytest.raises(SandboxFailed, match="a mount with `rw`"):
         await box.put(source, Path("/logs/f"))
+
+
+async def test_a_start_that_is_cancelled_leaves_no_cgroup(tmp_path):
+    """An abort may come while its folders are being made."""
+    require_program("bwrap")
+    name = new_name()
+    box = BwrapSandbox(SandboxSpec(kind="bwrap", memory_mb=64, pids=64), Place(name, tmp_path, tmp_path))
+    starting = asyncio.create_task(box.start())
+    while not groups_named(name):
+        assert not starting.done()
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await box.stop()
+    assert groups_named(name) == []

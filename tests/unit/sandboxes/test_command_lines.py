@@ -16,12 +16,16 @@ from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec
 
 FAKE = """
-import json, os, sys
+import json, os, sys, time
 with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 answers = json.load(open({answers!r}))
 code, said = answers.get(sys.argv[1], (0, ""))
+if sys.argv[1] == "start":
+    time.sleep(0.1)
 print(said, file=sys.stderr if code else sys.stdout)
+with open({calls!r} + "-ended", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
 sys.exit(code)
 """
 SECRET = "a key; $(touch x)\nof two 'lines'"
@@ -45,8 +49,17 @@ class FakeEngine:
         self._answers.write_text(json.dumps(answers), encoding="utf-8")
 
     @property
+    def ended(self) -> list[list[str]]:
+        """Calls that were not killed."""
+        return _calls_in(self.calls.with_name("calls-ended"))
+
+    @property
     def heard(self) -> list[list[str]]:
-        return [json.loads(line) for line in self.calls.read_text(encoding="utf-8").splitlines()]
+        return _calls_in(self.calls)
+
+
+def _calls_in(file: Path) -> list[list[str]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(name="engine", params=["docker", "podman"])
@@ -74,7 +87,7 @@ async def test_a_box_has_every_limit_and_no_network(engine, place):
     await box_of(engine, place, **limits).start()
     words = engine.heard[0]
     volumes = [words[number + 1] for number, word in enumerate(words) if word == "--volume"]
-    assert words[:2] == ["run", "--detach"]
+    assert words[0] == "create"
     assert words[words.index("registry/agent:1") + 1 :][:2] == ["sh", "-c"]
     assert volumes == [
         f"{place.programs[0]}:{place.programs[0]}:ro",
@@ -171,7 +184,7 @@ async def test_files_are_copied_by_the_engine(engine, place):
 @pytest.mark.parametrize("said", ["Cannot connect to the Docker daemon", "no space left on device", "No such image"])
 async def test_a_failure_of_the_engine_is_not_the_agents(engine, place, said):
     """Daemon away, disk full, image missing: the message is the engine's."""
-    engine.answer({"run": (125, said)})
+    engine.answer({"create": (125, said)})
     with pytest.raises(SandboxFailed, match=f"exit code 125: {said}"):
         await box_of(engine, place).start()
 
@@ -201,3 +214,15 @@ async def test_a_box_that_is_gone_is_removed(engine, place):
     engine.answer({"rm": (1, "device or resource busy")})
     with pytest.raises(SandboxFailed, match="could not be removed: device or resource busy"):
         await box.stop()
+
+
+async def test_a_start_is_not_cut_short(engine, place):
+    """An engine that is killed in the middle of it has no record of a container that runs."""
+    box = box_of(engine, place)
+    starting = asyncio.create_task(box.start())
+    while not engine.calls.exists() or len(engine.heard) < 2:
+        await asyncio.sleep(0.001)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [words[0] for words in engine.ended] == ["create", "start"]

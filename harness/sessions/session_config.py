@@ -38,6 +38,12 @@ class Strays(StrEnum):
     REFUSE = "refuse"
 
 
+class Recorded(StrEnum):
+    """Rows to record beside tokens; see `token_rows`."""
+
+    ROUTED_EXPERTS = "routed_experts"
+
+
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Owner's decisions at creation."""
@@ -59,6 +65,7 @@ class SessionConfig:
     """None: only with `AfterIncomplete.SERVE`."""
     strict: bool = False
     """Refuse calls with unserved fields."""
+    record: tuple[Recorded, ...] = ()
     script: Script | None = None
     resumes: str | None = None
     """See `sessions.takeover`."""

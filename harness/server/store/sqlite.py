@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
+from harness.token_rows import TurnRows
 from harness.types import Turn
 
 _BUSY_TIMEOUT_S = 10.0
@@ -79,13 +81,21 @@ class SQLiteStore:
                 (rows.MOVE_TURN, rows.move_turn_row(session.session_id, turn, previous.session_id))
                 for turn in session.turns
             ),
+            *(
+                (rows.MOVE_ROWS, (session.session_id, previous.session_id, turn.index))
+                for turn in session.turns
+                if session.records_rows
+            ),
             (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),
         ]
         await self._writer.write(*statements, changes=len(statements))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """See `SessionStore`."""
-        await self._writer.insert((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
+        statements: list[rows.Statement] = [(rows.INSERT_TURN, rows.turn_row(session_id, turn))]
+        if turn.rows is not None:
+            statements.append((rows.INSERT_ROWS, (session_id, turn.index, turn.rows.to_bytes())))
+        await self._writer.insert(*statements)
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """See `SessionStore`."""
@@ -105,7 +115,9 @@ class SQLiteStore:
 
         closed = await asyncio.to_thread(find)
         if closed:
-            statements = [(sql, (each,)) for each in closed for sql in (rows.DELETE_TURNS, rows.DELETE_SESSION)]
+            statements = [
+                (sql, (each,)) for each in closed for sql in (rows.DELETE_ROWS, rows.DELETE_TURNS, rows.DELETE_SESSION)
+            ]
             await self._writer.write(*statements)
         return len(closed)
 
@@ -152,6 +164,18 @@ class SQLiteStore:
     async def read(self, session_id: str) -> Session:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_session, self._path, session_id)
+
+    async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
+        """See `SessionStore`."""
+
+        def read() -> dict[int, TurnRows]:
+            with reading(self._path) as connection:
+                return _read_rows(connection, rows.SELECT_ROWS, session_id)
+
+        try:
+            return await asyncio.to_thread(read)
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise StoreError(f"{self._path}: the rows of session {session_id} are damaged: {error}") from error
 
     async def keep_hold(self, hold: Hold) -> None:
         """See `SessionStore`."""
@@ -272,8 +296,12 @@ def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) ->
 def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         session = rows.session_from_row(row)
-        for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
-            session.restore(rows.turn_from_row(turn))
+        going_on = {}
+        if session.records_rows:
+            going_on = _read_rows(connection, rows.SELECT_ROWS_OF_ABORTED, session.session_id)
+        for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
+            turn = rows.turn_from_row(each)
+            session.restore(replace(turn, rows=going_on.get(turn.index)))
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:
@@ -281,6 +309,11 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             raise
         raise _Damaged(row["session_id"]) from error
     return session
+
+
+def _read_rows(connection: sqlite3.Connection, query: str, session_id: str) -> dict[int, TurnRows]:
+    found = connection.execute(query, (session_id,))
+    return {turn: TurnRows.from_bytes(blob) for turn, blob in found}
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -8,6 +8,7 @@ A position keeps the row of the request that first computed it. A later prefill 
 weights or with other rounding, and that row explains no sampled token. A row that no request returned stays missing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -100,6 +101,15 @@ class TurnRows:
     def until(self, stop: int) -> Self:
         """Return the rows before `stop`."""
         return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Count the missing rows by state."""
+        counts: Counter[str] = Counter()
+        for part in self.parts:
+            if isinstance(part, MissingRows):
+                counts[part.state.name.lower()] += part.stop - part.start
+        return dict(counts)
 
     def to_bytes(self) -> bytes:
         """Encode the rows as msgpack."""

@@ -326,6 +326,8 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """Stop string that ended the output."""
     error: Json = {}
     """`code`, `cause` and `message`."""
+    missing_rows: Json = {}
+    """Number of rows that no request returned, by `token_rows.RowState`."""
     others: Json = {}
     """Notes of other versions and dialects."""
 

@@ -23,7 +23,7 @@ from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, RetryStanding, Treatment, digest_kind, standing
 from harness.sessions.script import Step, next_step
-from harness.sessions.session_config import AfterIncomplete, SessionConfig
+from harness.sessions.session_config import AfterIncomplete, MissingRowsPolicy, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.weights.waiting import WaitingTurns
@@ -369,7 +369,9 @@ class Session:
     def plan(self) -> DeliveryPlan:
         """Return what the trainer would get now."""
         if self._plan is None:
-            self._plan = plan_delivery(self.turns, self.config.selection, self.config.trained_roles)
+            config = self.config
+            requires_rows = config.missing_rows is MissingRowsPolicy.REQUIRE
+            self._plan = plan_delivery(self.turns, config.selection, config.trained_roles, requires_rows=requires_rows)
         return self._plan
 
     def ledger(self) -> Ledger:

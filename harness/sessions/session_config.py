@@ -44,6 +44,15 @@ class Recorded(StrEnum):
     ROUTED_EXPERTS = "routed_experts"
 
 
+class MissingRowsPolicy(StrEnum):
+    """Treatment of turns that lack rows."""
+
+    MASK = "mask"
+    """Deliver them; the column says which rows are present."""
+    REQUIRE = "require"
+    """End the sample before the first of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Owner's decisions at creation."""
@@ -66,6 +75,7 @@ class SessionConfig:
     strict: bool = False
     """Refuse calls with unserved fields."""
     record: tuple[Recorded, ...] = ()
+    missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
     script: Script | None = None
     resumes: str | None = None
     """See `sessions.takeover`."""

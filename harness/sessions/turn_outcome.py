@@ -119,6 +119,7 @@ def end_turn(
         malformed_tool_call=reply.is_malformed or earlier.malformed_tool_call,
         matched_stop=reply.matched_stop or earlier.matched_stop,
         error=_error_note(error),
+        missing_rows={} if output.rows is None else output.rows.missing,
     )
     turn = Turn(
         index=admission.index,

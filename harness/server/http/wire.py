@@ -19,7 +19,14 @@ from harness.server.http.packed_body import unpack_body
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.script import Script
-from harness.sessions.session_config import AfterIncomplete, Recorded, SessionConfig, Strays, StreamingMode
+from harness.sessions.session_config import (
+    AfterIncomplete,
+    MissingRowsPolicy,
+    Recorded,
+    SessionConfig,
+    Strays,
+    StreamingMode,
+)
 from harness.sessions.weights.weight_update import ExpectedWeights
 from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
@@ -65,6 +72,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     request_template_variables: bool | None = None
     strict: bool = False
     record: tuple[Recorded, ...] = ()
+    missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
     resumes: str | None = None
     session_id: _SessionId | None = None
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
@@ -183,6 +191,7 @@ def parse_session_config(
         request_template_variables=wire.request_template_variables,
         strict=wire.strict,
         record=wire.record,
+        missing_rows=wire.missing_rows,
         selection=wire.selection,
         trained_roles=wire.trained_roles,
         strays=wire.strays,

@@ -28,7 +28,7 @@ from harness.samples.delivery import cut_response
 from harness.sessions.continuation import Broken, Endings, Output
 from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
-from harness.sessions.session_config import Recorded
+from harness.sessions.session_config import MissingRowsPolicy, Recorded
 from harness.sessions.turn_outcome import Admission, Reply, break_off_turn, end_turn
 from harness.token_rows import RowState, SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TurnEnd
@@ -168,6 +168,24 @@ def test_rows_that_an_engine_does_not_return_are_missing_by_name() -> None:
     [sample] = session.samples()
     assert sample.metadata["missing_rows"] == {"not_returned": size - 1}
     must_be_true(sample, {RowState.NOT_RETURNED})
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_sample_that_requires_rows_ends_before_the_turn_that_lacks_some(missing: int) -> None:
+    """The ledger names the reason for what it drops, behind the gap too."""
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,), missing_rows=MissingRowsPolicy.REQUIRE)
+    history: list[Message] = []
+    for number in range(3):
+        history += [user(f"{number}")]
+        history += [say(session, history, without_rows=number == missing)]
+
+    samples, ledger = session.samples(), session.ledger()
+
+    assert [sample.metadata["turns"] for sample in samples] == ([[0]] if missing else [])
+    for sample in samples:
+        must_be_true(sample)
+    assert ledger.dropped == {"missing_rows": 3 * (3 - missing)}
+    assert ledger.difference == 0
 
 
 def test_a_cut_sample_keeps_the_rows_of_its_tokens() -> None:

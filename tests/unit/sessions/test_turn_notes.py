@@ -32,6 +32,7 @@ NOTED: Json = {
     "malformed_tool_call": True,
     "matched_stop": "\n",
     "error": {"code": "engine_down", "cause": "engine", "message": "gone"},
+    "missing_rows": {"lost": 3},
 }
 FOREIGN: Json = {"of_a_later_version": [1, None], "others": {"a": 1}}
 

@@ -32,6 +32,8 @@ class RowState(IntEnum):
     """The request that read the token ended without rows."""
     LOST = 3
     """The request that read the token broke."""
+    OTHER_SHAPE = 4
+    """The row is of another model than the sample's first one."""
 
 
 class RoutedExperts(NamedTuple):
@@ -151,9 +153,13 @@ class SampleRows:
         shape, dtype = (filled[0].values.shape[1:], filled[0].values.dtype) if filled else ((0, 0), np.dtype(np.uint8))
         values, states = np.zeros((size, *shape), dtype), np.full(size, RowState.NOT_READ, np.uint8)
         for part in parts:
-            if isinstance(part, TokenRows):
-                values[part.start : part.stop] = part.values
-            states[part.start : part.stop] = RowState.PRESENT if isinstance(part, TokenRows) else part.state
+            if isinstance(part, MissingRows):
+                state = part.state
+            elif part.values.shape[1:] != shape or part.values.dtype != dtype:
+                state = RowState.OTHER_SHAPE
+            else:
+                state, values[part.start : part.stop] = RowState.PRESENT, part.values
+            states[part.start : part.stop] = state
         return cls(values, states)
 
     def first(self, tokens: int) -> Self:

@@ -296,12 +296,12 @@ def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) ->
 def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         session = rows.session_from_row(row)
-        going_on = {}
+        going_on: dict[int, TurnRows] = {}
         if session.records_rows:
             going_on = _read_rows(connection, rows.SELECT_ROWS_OF_ABORTED, session.session_id)
         for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             turn = rows.turn_from_row(each)
-            session.restore(replace(turn, rows=going_on.get(turn.index)))
+            session.restore(replace(turn, rows=going_on[turn.index]) if turn.index in going_on else turn)
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:

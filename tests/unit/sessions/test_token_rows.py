@@ -232,6 +232,17 @@ def test_parquet_has_rows_as_bytes_with_their_shape(tmp_path: Path) -> None:
     assert second is None
 
 
+def test_rows_of_another_model_are_missing_by_name() -> None:
+    """A session may outlive the model that began it; the shape is that of the first row."""
+    first, other = np.ones((2, 2, 2), np.uint8), np.ones((3, 4, 2), np.uint8)
+    turns = [TurnRows(0, (TokenRows(0, first),)), TurnRows(2, (TokenRows(2, other),))]
+
+    rows = SampleRows.of_turns(turns, 6)
+
+    assert rows.values.shape == (6, 2, 2)
+    assert rows.missing == {"other_shape": 3}
+
+
 def test_a_session_that_records_nothing_asks_for_nothing() -> None:
     session = new_session()
     admission = admit(session, [user("a")])

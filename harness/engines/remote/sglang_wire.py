@@ -9,7 +9,6 @@ Facts of SGLang 0.5.23:
   in the queue repeats the last id even then. The claimed count shows what is new.
 """
 
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
@@ -54,8 +53,8 @@ class MetaInfo(msgspec.Struct):
     input_token_logprobs: list[Entry] | None = None
     output_token_logprobs: list[Entry] | None = None
     output_top_logprobs: list[list[Entry] | None] | None = None
-    routed_experts: str | None = None
-    """Base64 of expert ids in C order, without shape and dtype."""
+    routed_experts: bytes | None = None
+    """Expert ids in C order, without shape and dtype; base64 in JSON."""
 
 
 class SGLangReply(msgspec.Struct):
@@ -311,14 +310,10 @@ def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
     return finish.repeat_probe if finish else None
 
 
-def _read_rows(asked: Asked, encoded: str | None, size: int) -> npt.NDArray[np.int32] | None:
+def _read_rows(asked: Asked, data: bytes | None, size: int) -> npt.NDArray[np.int32] | None:
     start, router = asked.request.rows_from, asked.router
-    if encoded is None or start is None or router is None or not size:
+    if data is None or start is None or router is None or not size:
         return None
-    try:
-        data = b64decode(encoded, validate=True)
-    except ValueError:
-        refuse(asked, "routed experts that are no base64")
     tokens = int(asked.request.input_ids.size) + size - 1 - start
     shape = (tokens, router.layers, router.top_k)
     if len(data) != prod(shape) * _EXPERT_BYTES:

@@ -5,7 +5,6 @@
 (`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream many.
 """
 
-from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -318,11 +317,10 @@ def _read_rows(asked: Asked, encoded: msgspec.Raw) -> npt.NDArray[np.integer[Any
     if asked.request.rows_from is None:
         return None
     try:
-        text = msgspec.json.decode(encoded, type=str | None)
-        if text is None:
+        data = msgspec.json.decode(encoded, type=bytes | None)
+        if data is None:
             return None
-        file = BytesIO(b64decode(text, validate=True))
-        rows: npt.NDArray[np.integer[Any]] = np.lib.format.read_array(file, allow_pickle=False)
+        rows: npt.NDArray[np.integer[Any]] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, msgspec.DecodeError) as error:
         refuse(asked, f"routed experts that are no .npy file in base64: {error}")
     if rows.dtype.kind not in "iu":

@@ -130,6 +130,18 @@ async def test_wrong_rows_are_refused(kind: str, change: Any, message: str, tmp_
         assert (await provider.generate(request(1))).rows is not None
 
 
+async def test_text_in_place_of_rows_is_refused(tmp_path: Path) -> None:
+    """The whole reply is then none of this engine's."""
+    async with connected("sglang", mixture(tmp_path)) as (fake, provider):
+        body = fake._body
+        fake._body = lambda told, sent=0: (
+            answer := body(told, sent),
+            answer["meta_info"].update(routed_experts="no base64!"),
+        )[0]
+        with pytest.raises(EngineReplyInvalid, match="routed_experts"):
+            await provider.generate(request(0))
+
+
 async def test_a_length_that_does_not_divide_names_all_numbers(tmp_path: Path) -> None:
     async with connected("sglang", mixture(tmp_path)) as (fake, provider):
         fake.change_rows = lambda rows: rows.reshape(-1)[:-1]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct, convert, json
 from msgspec.structs import astuple
 
+from harness.token_rows import SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
 TokenIds = npt.NDArray[np.int32]
@@ -170,6 +171,8 @@ class GenerationRequest:
     """Final input ids sampled for this turn; stop strings and guards start there."""
     script_ids: TokenIds | None = None
     """Exact ids to output."""
+    rows_from: int | None = None
+    """First position whose routed experts to return; None for none."""
     on_delta: "Callable[[GenerationDelta], None] | None" = field(default=None, compare=False, repr=False)
     """Called every `STREAM_INTERVAL` tokens or less often; bounds the loss if the request breaks."""
     on_ids: "Callable[[Sequence[int]], None] | None" = field(default=None, compare=False, repr=False)
@@ -213,6 +216,8 @@ class GenerationResult:
     matched_stop: int | str | None = None
     top_logprobs: TopLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    rows: TokenRows | None = None
+    """Routed experts from `rows_from` to the last token but one; None if the engine returned none."""
     forced_tokens: int = 0
     """Final tokens that a guard forced; never trained."""
     unheard_tokens: int = 0
@@ -329,6 +334,8 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """Loss mask of a turn of an earlier session (`sessions.inheritance`); empty for the session's own."""
     asked_again: bool = False
     """The restarted agent repeated the call of an inherited turn."""
+    missing_rows: Json = {}
+    """Number of rows that no request returned, by `token_rows.RowState`."""
     others: Json = {}
     """Notes of other versions and dialects."""
 
@@ -392,6 +399,8 @@ class Turn:
     proximal_logprobs: Logprobs | None = None
     """None while every token holds its behavior value (I7)."""
     proximal_versions: npt.NDArray[np.int32] | None = None
+    rows: TurnRows | None = field(default=None, compare=False, repr=False)
+    """Routed experts; None if not recorded, or if only the store has them."""
 
     @property
     def params(self) -> SamplingParams:
@@ -472,6 +481,8 @@ class Sample:
     """One per entry of `metadata["turns"]`; empty if no turn has one."""
     returns: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_RETURNS)
     """Reward of the token's turn and later ones, else 0; [0] without `turn_rewards`."""
+    routed_experts: SampleRows | None = None
+    """Experts that each token was routed to, prompt included; None if not recorded."""
 
 
 def end_of_turn(asked_at: float, ended_at: float, requests: Iterable[tuple[float | None, float]]) -> float:

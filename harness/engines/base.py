@@ -21,8 +21,10 @@ from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
 
 import numpy as np
 
+from harness.engines.routed_experts import check_asked
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
+from harness.token_rows import RoutedExperts
 from harness.types import (
     GenerationDelta,
     GenerationRequest,
@@ -91,6 +93,8 @@ class Capabilities:
     version: str = ""
     follows_scripts: bool = False
     """True if `script_ids` are followed; for a server, proven by a test."""
+    routed_experts: RoutedExperts | None = None
+    """Router whose choices are returned on request; for a server, found by a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +348,7 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
         raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {request.continues}")
     if start is not None and not 1 <= start <= input_ids.size:
         raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")
+    check_asked(capabilities.engine, capabilities.routed_experts, request)
 
 
 def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:

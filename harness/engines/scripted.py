@@ -36,6 +36,7 @@ from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
+from harness.token_rows import RoutedExperts, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -54,6 +55,7 @@ from harness.types import (
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 5
+_ROUTER = RoutedExperts(layers=2, top_k=2, experts=8)
 
 
 class ScriptedFault(StrEnum):
@@ -104,11 +106,23 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
     """Return the logprobs of `ids` at positions `start`, `start + 1`, ... under the weights `version`."""
-    number = known_version(version)
-    salt = crc32(version.encode()) if number is None else number  # labels without a number differ too
     position = np.arange(start, start + ids.size, dtype=np.int64)
-    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + salt * 15_485_863
+    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + _salt(version) * 15_485_863
     return as_logprobs(-((mixed % 4093) + 1) / 1024)
+
+
+def scripted_experts(router: RoutedExperts, ids: TokenIds, start: int, version: str) -> RowValues:
+    """Return the experts of `ids` at positions `start`, `start + 1`, ... under the weights `version`."""
+    position = np.arange(start, start + ids.size, dtype=np.int64)
+    of_token = ids.astype(np.int64) * 31 + position * 7 + _salt(version) * 17
+    layer, choice = np.arange(router.layers) * 13, np.arange(router.top_k)
+    experts = (of_token[:, None, None] + layer[:, None] + choice) % router.experts
+    return experts.astype(router.dtype)
+
+
+def _salt(version: str) -> int:
+    number = known_version(version)
+    return crc32(version.encode()) if number is None else number  # labels without a number differ too
 
 
 class LiveGeneration(msgspec.Struct, frozen=True):
@@ -157,6 +171,7 @@ class ScriptedEngine:
         context_length: int = 1 << 20,
         model: str = "scripted",
         repeat_guard: RepeatTerminateConfig | None = None,
+        routed_experts: RoutedExperts | None = _ROUTER,
     ) -> None:
         self._tokenizer = tokenizer
         self._repeat_guard = repeat_guard
@@ -180,6 +195,7 @@ class ScriptedEngine:
             weights_digest="",
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
             follows_scripts=True,
+            routed_experts=routed_experts,
         )
 
     @property
@@ -259,8 +275,19 @@ class ScriptedEngine:
             matched_stop=None if is_aborted else ending.matched,
             top_logprobs=_alternatives(output, logprobs, request.params.top_logprobs, self._tokenizer.vocab_size),
             prompt_logprobs=scored,
+            rows=self._route(request, output, live.spans),
             seconds=monotonic() - began,
         )
+
+    def _route(self, request: GenerationRequest, output: TokenIds, spans: list[VersionSpan]) -> TokenRows | None:
+        start, router, size = request.rows_from, self.capabilities.routed_experts, request.input_ids.size
+        if start is None or router is None or not spans:
+            return None
+        ids, rows = as_ids(np.concatenate([request.input_ids, output])), []
+        for span in spans:  # the pass that reads a token samples the next one
+            begin, end = size + span.start - 1 if span.start else start, size + span.end - 1
+            rows.append(scripted_experts(router, ids[begin:end], begin, span.version))
+        return TokenRows(start, np.concatenate(rows))
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`."""

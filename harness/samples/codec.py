@@ -4,7 +4,9 @@ Round trips are exact in every column. Parquet has one row per sample, list colu
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 
 from harness.errors import RunError
 from harness.samples.columns import COLUMNS
+from harness.token_rows import SampleRows
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
@@ -24,20 +27,24 @@ _SAMPLES_IN_ROW_GROUP = 64
 _COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for column in COLUMNS}
 """Per-token columns with their binary dtypes."""
 
-_OPTIONAL = frozenset({"weight", "turn_rewards", "returns"})
+_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts"})
 """Fields that older files lack."""
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """Return all fields, with arrays as lists."""
+    """Return all fields, with arrays as lists; rows of experts are base64."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
-    return columns | _plain_fields(sample) | {"metadata": dict(sample.metadata)}
+    rows = sample.routed_experts
+    text = {} if rows is None else {"routed_experts": _with_base64(rows.to_plain())}
+    return columns | _plain_fields(sample) | text | {"metadata": dict(sample.metadata)}
 
 
 def sample_to_binary(sample: Sample) -> Json:
     """Return all fields for msgpack: arrays as little-endian bytes, metadata as JSON text."""
     columns = {name: getattr(sample, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS.items()}
-    return columns | _plain_fields(sample) | {"metadata": json.dumps(dict(sample.metadata))}
+    rows = sample.routed_experts
+    binary = {} if rows is None else {"routed_experts": rows.to_plain()}
+    return columns | _plain_fields(sample) | binary | {"metadata": json.dumps(dict(sample.metadata))}
 
 
 def sample_from_binary(obj: Json) -> Sample:
@@ -53,7 +60,8 @@ def sample_from_binary(obj: Json) -> Sample:
 def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     """Encode `samples` and the JSON object `about` as one safetensors blob.
 
-    Column `NAME` of sample N is the tensor `NAME.N`. All else is the uint8 tensor `about`: JSON text.
+    Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`.
+    All else is the uint8 tensor `about`: JSON text.
     """
     others = [_plain_fields(sample) | {"metadata": dict(sample.metadata)} for sample in samples]
     text = msgspec.json.encode({**about, "samples": others})
@@ -62,6 +70,9 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
         for name, dtype in _COLUMNS.items()
         for number, sample in enumerate(samples)
     }
+    for number, sample in enumerate(samples):
+        if (rows := sample.routed_experts) is not None:
+            tensors |= {f"routed_experts.{number}": rows.values, f"routed_experts_states.{number}": rows.states}
     blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
     return blob
 
@@ -72,7 +83,11 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
         tensors = safetensors.numpy.load(blob)
         about = msgspec.json.decode(tensors["about"].data, type=Json)
         samples = [
-            sample_from_json(others | {name: tensors[at] for name in _COLUMNS if (at := f"{name}.{number}") in tensors})
+            sample_from_json(
+                others
+                | {name: tensors[at] for name in _COLUMNS if (at := f"{name}.{number}") in tensors}
+                | _rows_in(tensors, number)
+            )
             for number, others in enumerate(about.pop("samples"))
         ]
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -126,15 +141,19 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "group_index": pa.int64(),
             "weight": pa.float64(),
             "turn_rewards": pa.list_(pa.float64()),
+            "routed_experts": pa.struct(
+                {"dtype": pa.string(), "shape": pa.list_(pa.int64()), "values": pa.binary(), "states": pa.binary()}
+            ),
         }
     )
     waiting = iter(samples)
     with pq.ParquetWriter(path, schema) as writer:
         # Row groups bound the memory: `samples` may be an iterator over more samples than fit.
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
-            rows = [sample_to_json(sample) for sample in group]
-            for row in rows:
+            rows = [sample_to_json(replace(sample, routed_experts=None)) for sample in group]
+            for row, sample in zip(rows, group, strict=True):
                 row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
+                row["routed_experts"] = sample.routed_experts and sample.routed_experts.to_plain()
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -150,6 +169,24 @@ def _plain_fields(sample: Sample) -> Json:
         "weight": sample.weight,
         "turn_rewards": list(sample.turn_rewards),
     }
+
+
+def _with_base64(plain: Json) -> Json:
+    return {name: b64encode(value).decode() if isinstance(value, bytes) else value for name, value in plain.items()}
+
+
+def _rows_in(tensors: Mapping[str, Any], number: int) -> Json:
+    values, states = (tensors.get(f"{name}.{number}") for name in ("routed_experts", "routed_experts_states"))
+    return {} if values is None or states is None else {"routed_experts": SampleRows(values, states)}
+
+
+def _as_rows(value: Any) -> SampleRows | None:
+    if value is None or isinstance(value, SampleRows):
+        return value
+    values, states = (
+        b64decode(each, validate=True) if isinstance(each, str) else each for each in (value["values"], value["states"])
+    )
+    return SampleRows.from_plain(value["dtype"], value["shape"], values, states)
 
 
 def _read(obj: Json, name: str, as_field: Callable[[Any], object]) -> Any:
@@ -182,4 +219,5 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name,
     "group_index": _as_it_is,
     "weight": float,
     "turn_rewards": tuple,
+    "routed_experts": _as_rows,
 }

@@ -39,7 +39,9 @@ TRAINER_COLUMNS = tuple(column for column in COLUMNS if column.trainer_name)
 
 def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
     """Return the columns of the first `length` response tokens, by field."""
-    return {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
+    prompt, rows = sample.tokens.size - sample.response_length, sample.routed_experts
+    columns = {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
+    return columns | {"routed_experts": None if rows is None else rows.first(prompt + length)}
 
 
 def trainer_columns(sample: Sample) -> dict[str, npt.NDArray[Any]]:

@@ -50,7 +50,7 @@ class Branch:
 
     kept: tuple[Turn, ...]
     dropped: tuple[Turn, ...]
-    """Turns after the first one that is not COMPLETED."""
+    """Turns after the first one that is not COMPLETED, or from the first one that lacks required rows."""
 
 
 ChooseBranches = Callable[[Sequence[Branch]], Collection[int]]
@@ -63,13 +63,22 @@ class DeliveryPlan(NamedTuple):
     trained_roles: Set[Role]
     branches: Sequence[Branch]
     delivered: Sequence[Branch]
+    requires_rows: bool = False
+
+    def lacks_rows(self, turn: Turn) -> bool:
+        """Return True if the turn may be in no sample, because rows of it are missing."""
+        return self.requires_rows and bool(turn.notes.missing_rows)
 
     def is_trained(self, turn: Turn) -> bool:
         return self.roles[turn.index].role in self.trained_roles
 
 
 def plan_delivery(
-    turns: Sequence[Turn], selection: str = Selection.ALL, trained_roles: Collection[Role] = TRAINED_ROLES
+    turns: Sequence[Turn],
+    selection: str = Selection.ALL,
+    trained_roles: Collection[Role] = TRAINED_ROLES,
+    *,
+    requires_rows: bool = False,
 ) -> DeliveryPlan:
     """Find roles and branches of `turns`, in order of admission, and select branches.
 
@@ -77,8 +86,9 @@ def plan_delivery(
     """
     roles = find_roles(turns)
     trained = [turn for turn in turns if _has_tokens(turn) and roles[turn.index].role in trained_roles]
-    branches = list(_merge_branches(turns, trained))
-    plan = DeliveryPlan(roles, frozenset(trained_roles), branches, branches)
+    plan = DeliveryPlan(roles, frozenset(trained_roles), [], [], requires_rows)
+    branches = list(_merge_branches(turns, trained, plan.lacks_rows))
+    plan = plan._replace(branches=branches, delivered=branches)
     selection = {**DEPRECATED_SELECTIONS, "turns": Selection.ALL}.get(selection, selection)  # "turns": in old stores
     if selection == Selection.ALL:
         return plan
@@ -116,7 +126,9 @@ def _has_tokens(turn: Turn) -> bool:
     return turn.is_usable and turn.output_ids.size > 0
 
 
-def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[Branch]:
+def _merge_branches(
+    turns: Sequence[Turn], trained: Sequence[Turn], lacks_rows: Callable[[Turn], bool]
+) -> Iterator[Branch]:
     by_index = {turn.index: turn for turn in turns}
     inner: set[int] = set()
     for turn in trained:
@@ -134,7 +146,10 @@ def _merge_branches(turns: Sequence[Turn], trained: Sequence[Turn]) -> Iterator[
         path.reverse()
         completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, path))
         end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
-        branch = Branch(tuple(path[:end]), tuple(path[end:]))
+        kept = tuple(takewhile(lambda turn: not lacks_rows(turn), path[:end]))
+        if not kept:
+            continue
+        branch = Branch(kept, tuple(path[len(kept) :]))
         # The cut may leave only turns that an earlier branch delivers already.
         is_new = branch.kept[-1].index not in delivered and any(turn.output_ids.size for turn in branch.kept)
         if is_new:

@@ -9,6 +9,7 @@ import numpy as np
 from harness.samples.delivery import Branch, DeliveryPlan, weigh
 from harness.samples.proximal import staleness
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
+from harness.token_rows import SampleRows
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
 
@@ -37,6 +38,10 @@ def _build(
     stamped = _stamp(metadata, branch, columns, live)
     stamped["spans"] = [_span(turn, start) for turn in turns]
     stamped["role"] = str(plan.roles[turns[-1].index].role)
+    recorded = [turn.rows for turn in turns if turn.rows is not None]
+    rows = SampleRows.of_turns(recorded, tokens.size) if recorded else None
+    if rows is not None and rows.missing:
+        stamped["missing_rows"] = rows.missing
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
@@ -49,6 +54,7 @@ def _build(
         proximal_versions=columns.proximal_versions,
         repeat_terminated=int(turns[-1].repeat_terminated),
         metadata=stamped,
+        routed_experts=rows,
     )
 
 

@@ -3,6 +3,7 @@
     tokens.N            int64     prompt and response of sample N
     loss_mask.N         uint8     per response token, as is the next one
     rollout_log_probs.N float64
+    rollout_routed_experts.N int32  of all tokens but the last, if recorded
     _samples_meta       uint8     JSON: all other fields
 
 Behavior and proximal columns are lost.
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
+from harness.errors import MalformedRequest
 from harness.samples.delivery import SampleDelivery, cut_response
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample, SampleStatus, Turn
@@ -24,7 +26,7 @@ from harness.types import Json, Sample, SampleStatus, Turn
 NO_RECORDS, ALL_TRUNCATED = "no_records", "all_truncated"
 """Reasons for no samples: no output, or no prompt fits."""
 
-_NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]  # columns that sessions lack
+_EXPERTS, _INDEXER = "rollout_routed_experts", "rollout_indexer_topk"
 
 
 def encode_for_miles(
@@ -49,6 +51,9 @@ def encode_for_miles(
         tensors[f"tokens.{number}"] = sample.tokens.astype(np.int64)
         tensors[f"loss_mask.{number}"] = sample.loss_mask.astype(np.uint8)
         tensors[f"rollout_log_probs.{number}"] = sample.rollout_log_probs.astype(np.float64)
+        experts = experts_for_miles(sample)
+        if experts is not None:
+            tensors[f"{_EXPERTS}.{number}"] = experts
         own = [by_index[index] for index in sample.metadata["turns"]]
         described.append(_describe(sample, own, decode, given))
     reason = None if kept else ALL_TRUNCATED if samples else NO_RECORDS
@@ -56,6 +61,23 @@ def encode_for_miles(
     tensors["_samples_meta"] = np.frombuffer(json.dumps(meta, ensure_ascii=False).encode(), np.uint8)
     blob: bytes = safetensors.numpy.save(tensors)
     return blob
+
+
+def experts_for_miles(sample: Sample) -> npt.NDArray[np.int32] | None:
+    """Return the experts of all tokens but the last, shape [tokens - 1, layers, top_k]; None if not recorded.
+
+    Raises `MalformedRequest` if rows are missing: miles would route those tokens to experts that no model chose.
+    """
+    rows = sample.routed_experts
+    if rows is None:
+        return None
+    if rows.missing:
+        raise MalformedRequest(
+            f"missing_rows: expected require for samples with routed experts for miles, which cannot mask a row; this"
+            f" one lacks {rows.missing}",
+            param="missing_rows",
+        )
+    return np.ascontiguousarray(rows.values[:-1], dtype=np.int32)
 
 
 def cut_sample(sample: Sample, most: int | None) -> Sample | None:
@@ -83,5 +105,5 @@ def _describe(sample: Sample, turns: Sequence[Turn], decode: Callable[[Sequence[
         },
         "metadata": {**given, "harness": dict(sample.metadata)},
         "reward": reward if is_number else None,
-        "nulls": _NULLS,
+        "nulls": [_INDEXER] if sample.routed_experts is not None else [_EXPERTS, _INDEXER],
     }

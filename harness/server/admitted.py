@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from harness.engines.repeat_guard import SignalCheck
@@ -26,6 +26,7 @@ from harness.sessions.continuation import Output
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
+from harness.turn_ends import TurnStatus
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"
@@ -181,6 +182,8 @@ class AdmittedTurns:
         try:
             if not await within(self.commit_s, self.store.commit(turn.session.session_id, outcome)):
                 raise StoreError(f"the store did not keep a turn within {self.commit_s:g} s")
+            if outcome.rows is not None and self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
+                outcome = replace(outcome, rows=None)  # an aborted turn may continue, and then needs them
         except BaseException as error:
             outcome = lose_turn(outcome, _as_reason(error))
             raise

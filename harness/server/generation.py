@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
+from harness.engines.routed_experts import check_returned
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
@@ -215,6 +216,8 @@ class Generation:
         version, began_at = self._live_version, self.clock()
         try:
             result = await self._generate(request)
+            able = self.engine.capabilities
+            check_returned(able.engine, able.routed_experts, request, result)
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: no task waits for it then

@@ -101,6 +101,13 @@ class OwnSessions(SessionsApi):
         )
         is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
         config = await turns.heavy_work.do(len(body), work) if is_long else work()
+        engine = turns.engine.capabilities
+        if config.record and engine.routed_experts is None:
+            raise MalformedRequest(
+                f"record: expected none, the {engine.engine} engine of this server returns no routed experts;"
+                " see docs/replay.md",
+                param="record",
+            )
         turns.chat_tokenizer.with_variables(config.template_variables)  # early, where the error can name the variable
         return config
 
@@ -176,7 +183,7 @@ class OwnSessions(SessionsApi):
         await self._turns.live.look()
         async with self._collecting.taken():
             live_version = self._turns.live.version
-            session_id, session = await self._snapshot(request)
+            session_id, session = await self._snapshot(request, with_rows=True)
             if form == "safetensors" or (form is None and SAFETENSORS in request.headers.get("accept", "")):
                 collected = await self._collecting.do(lambda: collect_tensors(session_id, session, live_version))
                 return Response(collected, media_type=SAFETENSORS)
@@ -187,7 +194,7 @@ class OwnSessions(SessionsApi):
         await self._turns.live.look()
         async with self._collecting.taken():
             live_version = self._turns.live.version
-            _, session = await self._snapshot(request)
+            _, session = await self._snapshot(request, with_rows=True)
 
             def encode() -> bytes:
                 samples = [] if session is None else samples_of(session, live_version)
@@ -233,10 +240,15 @@ class OwnSessions(SessionsApi):
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    async def _snapshot(self, request: Request) -> tuple[str, Session | None]:
+    async def _snapshot(self, request: Request, *, with_rows: bool = False) -> tuple[str, Session | None]:
         session_id = request.path_params["id"]
         session = await self._sessions.find(session_id)
-        return session_id, None if session is None else session.snapshot()
+        if session is None:
+            return session_id, None
+        frozen = session.snapshot()
+        if with_rows and frozen.records_rows:
+            frozen.put_rows(await self._turns.store.load_rows(session_id))
+        return session_id, frozen
 
 
 async def _in_turn(items: Iterable[_T]) -> AsyncIterator[_T]:

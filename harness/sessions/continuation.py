@@ -33,6 +33,7 @@ import numpy as np
 
 from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
+from harness.token_rows import RowState, TurnRows
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     Discarded,
@@ -95,6 +96,8 @@ class Output(msgspec.Struct, frozen=True):
     """Logprobs by absolute input position."""
     searched: int = 0
     """Leading tokens that complete no stop string."""
+    rows: TurnRows | None = None
+    """None if not recorded."""
 
     @classmethod
     def nothing(cls) -> Self:
@@ -117,6 +120,7 @@ class Output(msgspec.Struct, frozen=True):
             segments=turn.segments,
             discarded=turn.discarded,
             unknown=turn.unknown,
+            rows=turn.rows,
         )
 
     @property
@@ -124,8 +128,8 @@ class Output(msgspec.Struct, frozen=True):
         """True if nothing is left to request."""
         return self.finish is not None and self.finish is not FinishReason.ABORT
 
-    def join(self, result: GenerationResult) -> Self:
-        """Append the next request's output."""
+    def join(self, result: GenerationResult, missing_rows: RowState = RowState.NOT_RETURNED) -> Self:
+        """Append the next request's output; `missing_rows` is the state of rows that it lacks."""
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
@@ -156,13 +160,20 @@ class Output(msgspec.Struct, frozen=True):
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
             unknown=(*self.unknown, *unheard),
+            rows=self._join_rows(result, missing_rows),
         )
+
+    def _join_rows(self, result: GenerationResult, missing: RowState) -> TurnRows | None:
+        # A request without output has explained no token: the next one asks for the same rows.
+        if self.rows is None or not result.output_ids.size:
+            return self.rows
+        return self.rows.join(result.rows, int(result.input_ids.size + result.output_ids.size) - 1, missing)
 
     def join_broken(self, partial: GenerationResult, arrived: int, budget: int, cause: Broken) -> Self:
         """Append `partial`, the usable part of a broken request's `arrived` tokens."""
         unusable = arrived - int(partial.output_ids.size)
         dropped = (Discarded(partial.request_id, unusable, cause.drop),) if unusable else ()
-        joined = self.join(partial) if partial.output_ids.size else self
+        joined = self.join(partial, RowState.LOST) if partial.output_ids.size else self
         return msgspec.structs.replace(
             joined,
             discarded=(*joined.discarded, *dropped),
@@ -198,7 +209,13 @@ class Output(msgspec.Struct, frozen=True):
             return self
         lost = [Discarded(each.request_id, each.end - each.start, DropReason.RESTARTED) for each in self.segments]
         dropped = (*self.discarded, *(each for each in lost if each.tokens))
-        return msgspec.structs.replace(self.nothing(), discarded=dropped, unknown=self.unknown, scorings=self.scorings)
+        return msgspec.structs.replace(
+            self.nothing(),
+            discarded=dropped,
+            unknown=self.unknown,
+            scorings=self.scorings,
+            rows=None if self.rows is None else TurnRows(self.rows.start),
+        )
 
     def next_request(
         self,
@@ -232,6 +249,7 @@ class Output(msgspec.Struct, frozen=True):
             prompt_logprobs_from,
             continues=done,
             script_ids=rest,
+            rows_from=None if self.rows is None else self.rows.stop,
             on_delta=on_delta,
             on_ids=on_ids,
             write_input=None if done else write_prompt,
@@ -254,6 +272,7 @@ class Output(msgspec.Struct, frozen=True):
             top_logprobs=None if top is None else TopLogprobs(top.ids[:end], top.logprobs[:end]),
             forced_tokens=max(0, self.forced_tokens - over),
             discarded=(*self.discarded, *surplus),
+            rows=None if self.rows is None else self.rows.until(self.rows.stop - over),
         )
 
 

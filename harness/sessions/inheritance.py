@@ -31,8 +31,11 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
         )
     if config.script not in (None, previous.config.script):
         raise MalformedRequest("script: expected that of the earlier session, or none, which keeps it", param="script")
+    if config.record not in ((), previous.config.record):
+        raise MalformedRequest("record: expected that of the earlier session, or none, which keeps it", param="record")
     return replace(
         config,
+        record=previous.config.record,
         metadata={**previous.config.metadata, **config.metadata},
         matching=previous.config.matching,
         script=previous.config.script,

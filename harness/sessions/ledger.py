@@ -40,6 +40,8 @@ class DropReason(StrEnum):
     UNVERSIONED = "unversioned"
     """Received before the engine reported weights."""
     INVALID_REPLY = "invalid_reply"
+    MISSING_ROWS = "missing_rows"
+    """In a turn that lacks required rows, or behind one."""
     LEFT_BEHIND = "left_behind"
     """Turn that a successor session cannot continue."""
 
@@ -121,11 +123,14 @@ def find_dispositions(turns: Sequence[Turn], plan: DeliveryPlan) -> dict[int, Dr
     """Return drop reasons by turn index; None for sampled turns."""
     kept = {turn.index for branch in plan.delivered for turn in branch.kept}
     ends: set[int | None] = set()
+    without_rows: set[int | None] = set()
     found: dict[int, DropReason | None] = {}
     for turn in turns:
         is_behind = turn.parent in ends
         if is_behind or (turn.is_usable and turn.status is not TurnStatus.COMPLETED):
             ends.add(turn.index)
+        if plan.lacks_rows(turn) or turn.parent in without_rows:
+            without_rows.add(turn.index)
         if turn.index in kept:
             found[turn.index] = None
         elif turn.status is TurnStatus.FAILED:
@@ -134,6 +139,8 @@ def find_dispositions(turns: Sequence[Turn], plan: DeliveryPlan) -> dict[int, Dr
             found[turn.index] = DropReason.UNDELIVERED
         elif not plan.is_trained(turn):
             found[turn.index] = DropReason(plan.roles[turn.index].role)
+        elif turn.index in without_rows:
+            found[turn.index] = DropReason.MISSING_ROWS
         else:
             found[turn.index] = DropReason.AFTER_INCOMPLETE if is_behind else DropReason.OTHER_SAMPLE
     return found

@@ -7,14 +7,14 @@ method waits, so one thread needs no lock; others read a `snapshot`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple, Self
 
 from msgspec import structs
 
-from harness.errors import BranchEnded, HarnessError, InheritanceEnded, SessionClosing
+from harness.errors import BranchEnded, HarnessError, InheritanceEnded, SessionClosing, StoreError
 from harness.samples.delivery import DeliveryPlan, plan_delivery
 from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
@@ -25,10 +25,11 @@ from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, RetryStanding, Treatment, digest_kind, standing
 from harness.sessions.script import Step, next_step
-from harness.sessions.session_config import AfterIncomplete, SessionConfig
+from harness.sessions.session_config import AfterIncomplete, MissingRowsPolicy, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.weights.waiting import WaitingTurns
+from harness.token_rows import TurnRows
 from harness.tokens.history import History, Prefix
 from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
@@ -81,6 +82,11 @@ class Session:
     def is_drained(self) -> bool:
         """True if the rollout was aborted: an interrupted turn is ABORTED and trained as far as it came."""
         return self.phase is Phase.CLOSING
+
+    @property
+    def records_rows(self) -> bool:
+        """True if turns keep the experts of their tokens."""
+        return bool(self.config.record)
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -250,7 +256,8 @@ class Session:
         if step is not None:
             params = step.plan(params)
         path = before.extend(request.context_ids)
-        admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now, step=step)
+        place_in_tree = (self._admitted, point.parent, point.key, ordinal)
+        admission = Admission(*place_in_tree, path, request, params, now, step=step, records_rows=self.records_rows)
         self._in_flight[admission.index] = admission
         self._tools = request.tools
         self._count(admission.index, point.key, ordinal)
@@ -262,7 +269,7 @@ class Session:
         self._require_open()
         turn = self._tree.turn(index)
         path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.notes.script_step)
-        admission = readmit(turn, path, step, now, response_id)
+        admission = readmit(turn, path, step, now, response_id, records_rows=self.records_rows)
         self._in_flight[index] = admission
         return admission
 
@@ -385,6 +392,18 @@ class Session:
         frozen.refusals = self.refusals.copy()
         return frozen
 
+    def put_rows(self, rows: Mapping[int, TurnRows]) -> None:
+        """Add the rows, by turn, that only the store has. Raise `StoreError` if one of a finished turn is missing."""
+        for turn in self.turns:
+            if turn.rows is None and turn.is_usable:
+                if turn.index not in rows:
+                    raise StoreError(
+                        f"turn {turn.index} of session {self.session_id} has no rows in the store; collect it again,"
+                        " from its successor if it was taken over"
+                    )
+                self._tree.replace(replace(turn, rows=rows[turn.index]))
+        self._plan = None
+
     @property
     def sampled(self) -> int:
         """Generated tokens of the ledger."""
@@ -393,7 +412,9 @@ class Session:
     def plan(self) -> DeliveryPlan:
         """Return what the trainer would get now."""
         if self._plan is None:
-            self._plan = plan_delivery(self.turns, self.config.selection, self.config.trained_roles)
+            config = self.config
+            requires_rows = config.missing_rows is MissingRowsPolicy.REQUIRE
+            self._plan = plan_delivery(self.turns, config.selection, config.trained_roles, requires_rows=requires_rows)
         return self._plan
 
     def ledger(self) -> Ledger:

@@ -38,6 +38,21 @@ class Strays(StrEnum):
     REFUSE = "refuse"
 
 
+class Recorded(StrEnum):
+    """Rows to record beside tokens; see `token_rows`."""
+
+    ROUTED_EXPERTS = "routed_experts"
+
+
+class MissingRowsPolicy(StrEnum):
+    """Treatment of turns that lack rows."""
+
+    MASK = "mask"
+    """Deliver them; the column says which rows are present."""
+    REQUIRE = "require"
+    """End the sample before the first of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inheritance:
     """Earlier session whose record the session begins with (`sessions.inheritance`)."""
@@ -72,6 +87,8 @@ class SessionConfig:
     """None: only with `AfterIncomplete.SERVE`."""
     strict: bool = False
     """Refuse calls with unserved fields."""
+    record: tuple[Recorded, ...] = ()
+    missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
     script: Script | None = None
     resumes: str | None = None
     """See `sessions.takeover`."""

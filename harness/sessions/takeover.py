@@ -37,12 +37,15 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
         )
     if config.script not in (None, previous.config.script):
         raise MalformedRequest("script: expected that of the resumed session, or none, which keeps it", param="script")
+    if config.record not in ((), previous.config.record):
+        raise MalformedRequest("record: expected that of the resumed session, or none, which keeps it", param="record")
     ledger, own = previous.ledger(), [turn for turn in taken if not turn.notes.inherited]
     return replace(
         config,
         metadata={**previous.config.metadata, **config.metadata},
         matching=previous.config.matching,
         script=previous.config.script,
+        record=previous.config.record,
         inherits=previous.config.inherits,
         left_behind=ledger.generated - sum(turn.sampled_tokens for turn in own),
         unknown_left_behind=ledger.unknown - Unknown.of(each for turn in own for each in turn.unknown),

@@ -15,6 +15,7 @@ from harness.sessions.continuation import Output
 from harness.sessions.lifecycle import end_of_error
 from harness.sessions.script import Step
 from harness.sessions.token_log import TokenPath
+from harness.token_rows import TurnRows
 from harness.tokens.matching import ChainKey
 from harness.turn_ends import TurnEnd, status_of
 from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, TurnNotes, as_ids
@@ -46,6 +47,7 @@ class Admission(msgspec.Struct, frozen=True):
     prior: Turn | None = None
     """Earlier outcome, when taken up again."""
     step: Step | None = None
+    records_rows: bool = False
 
     @property
     def prompt_ids(self) -> TokenIds:
@@ -64,16 +66,22 @@ class Admission(msgspec.Struct, frozen=True):
 
     def output_so_far(self) -> Output:
         """Return the output of earlier requests."""
-        return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
+        output = Output.nothing() if self.prior is None else Output.of_turn(self.prior)
+        if not self.records_rows or output.rows is not None:
+            return output
+        before = self.path.length - int(self.request.context_ids.size)
+        return structs.replace(output, rows=TurnRows(max(0, before - 1)))
 
 
-def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, response_id: str) -> Admission:
+def readmit(
+    turn: Turn, path: TokenPath, step: Step | None, now: float, response_id: str, *, records_rows: bool = False
+) -> Admission:
     """Return the admission of a broken-off turn with its whole prompt `path`."""
     asked = msgspec.convert(turn.sampling["asked"], SamplingWishes)
     notes = structs.replace(turn.notes, response_id=response_id)
     request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, notes=notes)
     place = (turn.index, turn.parent, turn.key, turn.ordinal)
-    return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
+    return Admission(*place, path, request, turn.params, now, prior=turn, step=step, records_rows=records_rows)
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -111,6 +119,7 @@ def end_turn(
         malformed_tool_call=reply.is_malformed or earlier.malformed_tool_call,
         matched_stop=reply.matched_stop or earlier.matched_stop,
         error=_error_note(error),
+        missing_rows={} if output.rows is None else output.rows.missing,
     )
     turn = Turn(
         index=admission.index,
@@ -136,6 +145,7 @@ def end_turn(
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
         unknown=output.unknown,
+        rows=output.rows,
     )
     # Proximal values come from earlier attempts and from this one's requests (I7).
     if prior is not None and prior.is_suspended:

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from harness.errors import RunError
 from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import Rollout
-from harness.server.store.sqlite import SQLiteStore, read_record
+from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
 from harness.sessions.session import Session
 from harness.suite.judge.reward import score_session
 from harness.suite.record.lock import check_same_engine, read_lock
@@ -111,6 +111,8 @@ async def fork(
 
 async def _copy_session(database: Path, session_id: str, target: Path) -> Session:
     record = await asyncio.to_thread(read_record, database, session_id)
+    if record.session.records_rows:
+        record.session.put_rows(await asyncio.to_thread(read_rows, database, session_id))
     async with SQLiteStore(target) as store:
         store.tokenizer = record.tokenizer
         await store.create(record.session)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from aiohttp import ClientConnectionResetError, web
 
 from harness.engines.scripted import ScriptedEngine
@@ -90,6 +91,10 @@ class FakeServer:
         on, and had not sent, is gone."""
         self.has_stale_cache = False
         """Weights were loaded, and the keys and values of those before them were not thrown away since."""
+        self.change_rows: Callable[[npt.NDArray[Any]], npt.NDArray[Any] | None] = lambda rows: rows
+        """What it returns in place of the routed experts."""
+        self.honors_offset = True
+        """Returns the rows from where it was asked to."""
         self.url = ""
         self.api_key = ""
         """Wanted from whoever asks for anything but `/health`, when it is not empty."""

@@ -1,6 +1,7 @@
 """SGLang on loopback, as the real server was seen: null entries, cumulative streams, a gate that loses aborts."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -82,7 +83,13 @@ class FakeSGLang(FakeServer):
             body["rid"],
             prompt_logprobs_from=None if start < 0 else start + 1,
             script_ids=self._script(body["sampling_params"].get("custom_params")),
+            rows_from=self._rows_from(body),
         )
+
+    def _rows_from(self, body: Json) -> int | None:
+        if not body.get("return_routed_experts"):
+            return None
+        return body["routed_experts_start_len"] if self.honors_offset else 0
 
     def _params(self, body: Json) -> SamplingParams:
         sampling = body["sampling_params"]
@@ -164,6 +171,8 @@ class FakeSGLang(FakeServer):
             del meta["prompt_tokens"], meta["cached_tokens"]
         if told.finish:
             meta["weight_versions"] = told.spans
+            if told.rows is not None and (rows := self.change_rows(told.rows)) is not None:
+                meta["routed_experts"] = b64encode(rows.astype("<i4").tobytes()).decode()
         if self.lie is Lie.MISSING_LOGPROBS:
             del meta["output_token_logprobs"]
         return {"text": "", "output_ids": told.ids[sent:], "meta_info": meta}

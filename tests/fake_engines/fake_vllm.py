@@ -1,8 +1,11 @@
 """vLLM on loopback, as the real server was seen: two token endpoints, prefixed ids, control verbs in dev mode."""
 
+from base64 import b64encode
 from collections.abc import AsyncGenerator
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from harness.engines.base import PauseMode
@@ -201,6 +204,7 @@ class _Wire:
             session_id,
             prompt_logprobs_from=1 if self.wants_prompt() else None,
             script_ids=self.server._script(self.extra_arguments()),
+            rows_from=self.sampling.get("routed_experts_prompt_start", 0) if self.server.honors_offset else 0,
         )
 
     def prompt(self) -> list[int]:
@@ -245,6 +249,9 @@ class _GenerateWire(_Wire):
             "logprobs": None if self.server.lie is Lie.MISSING_LOGPROBS else {"content": content[sent:]},
             "weight_versions": told.spans or None,
         }
+        if told.rows is not None and (rows := self.server.change_rows(told.rows)) is not None:
+            np.save(file := BytesIO(), rows)
+            choice["routed_experts"] = b64encode(file.getvalue()).decode()
         return {"request_id": f"generate-tokens-{told.rid}", "choices": [choice]}
 
     def delta(self, piece: GenerationDelta) -> Json:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy.typing as npt
+
 from harness.types import GenerationResult, Json, TopLogprobs
 
 
@@ -74,6 +76,8 @@ class Told:
     """The repeat guard's mark; None without a guard."""
     probed: str | None = None
     """The guard's answer to a probe."""
+    rows: npt.NDArray[Any] | None = None
+    """Routed experts."""
 
     @classmethod
     def truth(cls, result: GenerationResult, version: str, scale: float = 1.0) -> "Told":
@@ -94,6 +98,7 @@ class Told:
             top=result.top_logprobs,
             prompt_named=[] if prompt is None else result.input_ids[prompt.start :].tolist(),
             prompt_logprobs=[] if prompt is None else prompt.logprobs.tolist(),
+            rows=None if result.rows is None else result.rows.values,
         )
 
     def cut(self, size: int, finish: str) -> None:

@@ -24,6 +24,14 @@ SERVER, SESSIONS, SAMPLES = "tests/unit/server", "tests/unit/sessions", "tests/u
 CONTROL, STORE = "tests/unit/control", "tests/unit/store"
 
 MUTANTS = (
+    # Rows beside tokens
+    Mutant(
+        "harness/sessions/continuation.py",
+        "rows_from=None if self.rows is None else self.rows.stop",
+        "rows_from=None if self.rows is None else 0",
+        "full rows every turn: a later prefill replaces the experts that tokens were sampled with",
+        f"{SESSIONS}/test_token_rows.py::test_every_row_of_every_sample_is_the_one_first_computed",
+    ),
     # Retries and the lifecycle
     Mutant(
         "harness/sessions/retries.py",

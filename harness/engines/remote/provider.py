@@ -21,12 +21,14 @@ from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
+from harness.engines.routed_experts import find_router
 from harness.errors import (
     EngineRejected,
     EngineReplyInvalid,
     EngineUnavailable,
 )
 from harness.machine.log import get_logger
+from harness.token_rows import RoutedExperts
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -35,6 +37,7 @@ log = get_logger(__name__)
 
 _PROMPT = as_ids([0])
 _PROVING_IDS = (1, 2)
+_ROUTED = as_ids([0, 1, 2, 3])
 _ONE_TOKEN = SamplingParams(1, temperature=0.0, ignore_eos=True)
 
 
@@ -87,6 +90,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self.proves_scripts = False
         """See `ProvesScripts`."""
         self._follows_scripts = False
+        self._router: RoutedExperts | None = None
         self._ranks = Placement()
         """Data-parallel ranks, each with its own cache."""
         self._capabilities: Capabilities | None = None
@@ -122,6 +126,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
                     require_guard(self.capabilities, self._wanted_guard)
                 if self.proves_scripts:
                     self._follows_scripts = await self._obeys()
+                self._router = await self._find_router()
                 if self._scale is LogprobScale.RAW:
                     self._scale = await require_raw_logprobs(self, advice=self.scale_advice)
             self._capabilities = self._describe()
@@ -154,6 +159,26 @@ class RemoteProvider(TokenProvider, ChangingServer):
         finally:
             self._follows_scripts = False
         return True
+
+    async def _find_router(self) -> RoutedExperts | None:
+        """Return the model's router if the server returns its choices from an offset on, else None."""
+        folder = None if self._tokenizer is None else self._tokenizer.folder
+        router = None if folder is None else find_router(folder)
+        if router is None:
+            return None
+        self._router = router  # else `check_request` refuses the test
+        try:
+            for start in (0, _ROUTED.size - 1):  # a server that ignores offsets returns as many rows again
+                request = GenerationRequest(_ROUTED, _ONE_TOKEN, uuid4().hex, rows_from=start)
+                if (await self.generate(request)).rows is None:
+                    log.info("engine_returns_no_routed_experts", engine=self._client.name)
+                    return None
+        except (EngineRejected, EngineReplyInvalid) as error:
+            log.warning("engine_returns_no_routed_experts", engine=self._client.name, error=error.message)
+            return None
+        finally:
+            self._router = None
+        return router
 
     async def expect_transfer(self, version: str) -> None:
         """See `ExpectsTransfer`."""

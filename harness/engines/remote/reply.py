@@ -7,7 +7,7 @@ Nothing is repaired; the trainer sees exactly what passes.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
 from harness.samples.versions import require_settled
+from harness.token_rows import RoutedExperts, TokenRows
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -76,6 +77,8 @@ class Asked(msgspec.Struct, frozen=True):
     """True for a request that asks for the server's guard."""
     rank: int | None = None
     """Data-parallel rank that serves it; None lets the server choose."""
+    router: RoutedExperts | None = None
+    """Model's router, if the request asks for rows."""
 
     @property
     def name(self) -> str:
@@ -115,6 +118,8 @@ class EngineReply(msgspec.Struct, frozen=True):
     prompt_scored: Scored | None = None
     """Input tokens from `prompt_logprobs_from` on."""
     cached_tokens: int = 0
+    rows: npt.NDArray[np.integer[Any]] | None = None
+    """Expert ids from `rows_from` on, shape [tokens, layers, top_k]."""
     has_lost_tokens: bool = False
     """True if it may have sampled more than it returned."""
     seconds: float = 0.0
@@ -151,16 +156,19 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
         refuse(asked, f"other ids than the script it was to follow: {tokens.output_ids.tolist()!r:.200}")
     if not size and reason is not FinishReason.ABORT:
         refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
+    version_spans = _verify_spans(asked, reply.version_spans, size)
     return GenerationResult(
         request_id=asked.request.request_id,
         input_ids=asked.request.input_ids,
         output_ids=tokens.output_ids,
         logprobs=tokens.logprobs,
         finish_reason=reason,
-        version_spans=_verify_spans(asked, reply.version_spans, size),
+        version_spans=version_spans,
         matched_stop=reply.matched_stop if reason is FinishReason.STOP else None,
         top_logprobs=_verify_top(asked, reply.top, size),
         prompt_logprobs=_verify_prompt(asked, reply, reason),
+        # Servers that continue a request under other weights read its tokens again, and return the rows of that pass.
+        rows=_verify_rows(asked, reply.rows, size) if len(version_spans) == 1 else None,
         unheard_tokens=asked.request.params.max_new_tokens - size if reply.has_lost_tokens else 0,
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
@@ -273,6 +281,18 @@ def _verify_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> Pr
             return None
         refuse(asked, f"no logprobs of the input, which were asked for from {asked.request.prompt_logprobs_from} on")
     return verify_scores(asked, reply.prompt_scored, reply.version)
+
+
+def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: int) -> TokenRows | None:
+    start, router = asked.request.rows_from, asked.router
+    if rows is None or start is None or router is None:
+        return None
+    expected = (int(asked.request.input_ids.size) + size - 1 - start, router.layers, router.top_k)
+    if rows.shape != expected:
+        refuse(asked, f"routed experts of shape {list(rows.shape)} from position {start} on, expected {list(expected)}")
+    if rows.size and not 0 <= rows.min() <= rows.max() < router.experts:
+        refuse(asked, f"expert ids {rows.min()}..{rows.max()}, expected 0..{router.experts - 1}")
+    return TokenRows(start, rows.astype(router.dtype, copy=False))
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:

@@ -253,6 +253,7 @@ class SGLangTokenProvider(RemoteProvider):
             repeat_guard=self._guard,
             version=self._server.version,
             follows_scripts=self._follows_scripts,
+            routed_experts=self._router,
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
@@ -262,7 +263,8 @@ class SGLangTokenProvider(RemoteProvider):
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
         is_guarded, rank = self._guard is not None, self._rank_of(request)
-        asked = Asked(self._client.name, request, self._vocab_size, is_guarded=is_guarded, rank=rank)
+        name, router = self._client.name, None if request.rows_from is None else self._router
+        asked = Asked(name, request, self._vocab_size, is_guarded=is_guarded, rank=rank, router=router)
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:

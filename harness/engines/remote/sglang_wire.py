@@ -4,16 +4,19 @@ Facts of SGLang 0.5.23:
 
 - logprob entries are `[logprob, id, text]`;
 - the first scored input token's entry is always null, so scoring from k requests k-1 and drops one;
-- `weight_versions` comes with the last chunk;
+- `weight_versions` and `routed_experts` come with the last chunk;
 - each chunk of a stream repeats the whole output unless the server runs `--incremental-streaming-output`, and an abort
   in the queue repeats the last id even then. The claimed count shows what is new.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_ids, verify_tokens
@@ -23,6 +26,8 @@ from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, V
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
+
+_EXPERT_BYTES = 4  # int32
 
 
 class Finish(msgspec.Struct):
@@ -48,6 +53,8 @@ class MetaInfo(msgspec.Struct):
     input_token_logprobs: list[Entry] | None = None
     output_token_logprobs: list[Entry] | None = None
     output_top_logprobs: list[list[Entry] | None] | None = None
+    routed_experts: bytes | None = None
+    """Expert ids in C order, without shape and dtype; base64 in JSON."""
 
 
 class SGLangReply(msgspec.Struct):
@@ -120,7 +127,7 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes | memoryv
         "top_logprobs_num": asked.request.params.top_logprobs,
         "stream": interval is not None,
     }
-    return asked.write_body(fields | _rank(asked), "input_ids")
+    return asked.write_body(fields | _rank(asked) | _rows(asked), "input_ids")
 
 
 def score_body(asked: Asked, start: int) -> Json:
@@ -136,6 +143,11 @@ def score_body(asked: Asked, start: int) -> Json:
 
 def _rank(asked: Asked) -> Json:
     return {} if asked.rank is None else {"routed_dp_rank": asked.rank}
+
+
+def _rows(asked: Asked) -> Json:
+    start = asked.request.rows_from
+    return {} if start is None else {"return_routed_experts": True, "routed_experts_start_len": start}
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
@@ -166,6 +178,7 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
         ],
         prompt_scored=_read_prompt(meta),
         cached_tokens=meta.cached_tokens,
+        rows=_read_rows(asked, meta.routed_experts, len(reply.output_ids)),
         has_lost_tokens=_was_retracted(meta),
         seconds=meta.e2e_latency,
     )
@@ -295,6 +308,21 @@ def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
     """Return the digest of the guard that ended a probe, or None."""
     finish = _meta(asked, reply).finish_reason
     return finish.repeat_probe if finish else None
+
+
+def _read_rows(asked: Asked, data: bytes | None, size: int) -> npt.NDArray[np.int32] | None:
+    start, router = asked.request.rows_from, asked.router
+    if data is None or start is None or router is None or not size:
+        return None
+    tokens = int(asked.request.input_ids.size) + size - 1 - start
+    shape = (tokens, router.layers, router.top_k)
+    if len(data) != prod(shape) * _EXPERT_BYTES:
+        refuse(
+            asked,
+            f"{len(data)} bytes of routed experts, expected {tokens} tokens x {router.layers} layers x {router.top_k}"
+            f" experts x {_EXPERT_BYTES} bytes",
+        )
+    return np.frombuffer(data, "<i4").reshape(shape)
 
 
 def _was_retracted(meta: MetaInfo) -> bool:

@@ -254,10 +254,12 @@ class VLLMTokenProvider(RemoteProvider):
             follows_scripts=self._follows_scripts,
             may_stop_early=False,
             version=offer.version,
+            routed_experts=self._router,
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
-        asked = Asked(self._client.name, request, self._vocab_size, rank=self._rank_of(request))
+        name, router = self._client.name, None if request.rows_from is None else self._router
+        asked = Asked(name, request, self._vocab_size, rank=self._rank_of(request), router=router)
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:

@@ -69,6 +69,8 @@ class GenerateChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     logprobs: SampledList | None = None
     weight_versions: list[VersionSpan] | None = None
+    routed_experts: msgspec.Raw = NO_ENTRIES
+    """Base64 of an `.npy` file, undecoded: a server sends it with every reply."""
 
 
 class CompletionChoice(msgspec.Struct):

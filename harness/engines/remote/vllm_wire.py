@@ -7,10 +7,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from harness.engines.remote.http_errors import error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
@@ -47,6 +49,8 @@ class VLLMPiece:
     usage: Usage | None = None
     prompt_scored: list[ScoredToken] | None = None
     engine_id: str = ""
+    rows: npt.NDArray[np.integer[Any]] | None = None
+    """Expert ids, with the last chunk."""
 
     def add(self, other: "VLLMPiece") -> None:
         """Append a later chunk."""
@@ -60,6 +64,7 @@ class VLLMPiece:
         self.usage = other.usage or self.usage
         self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
         self.engine_id = other.engine_id or self.engine_id
+        self.rows = self.rows if other.rows is None else other.rows
 
     @property
     def scored(self) -> Scored:
@@ -121,6 +126,8 @@ class GenerateApi:
         sampling |= _interval(interval)
         if asked.request.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
+        if asked.request.rows_from is not None:
+            sampling["routed_experts_prompt_start"] = asked.request.rows_from
         fields = {"model": model, "request_id": asked.request.request_id, "sampling_params": sampling}
         return asked.write_body(fields | _streaming(interval), "token_ids")
 
@@ -141,6 +148,7 @@ class GenerateApi:
                 ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.spans = choice.weight_versions
+            piece.rows = _read_rows(asked, choice.routed_experts)
         return piece
 
 
@@ -255,6 +263,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
         top=piece.top,
         prompt_scored=None if piece.prompt_scored is None else Scored.of_tokens(piece.prompt_scored),
         cached_tokens=cached if isinstance(cached, int) else 0,
+        rows=piece.rows if piece.ids else None,
     )
 
 
@@ -302,6 +311,21 @@ def _read_name(asked: Asked, name: str) -> int:
     if number == name or not number.isdecimal():
         refuse(asked, f"a token named {name!r}, expected {_NAME_PREFIX}<number>")
     return int(number)
+
+
+def _read_rows(asked: Asked, encoded: msgspec.Raw) -> npt.NDArray[np.integer[Any]] | None:
+    if asked.request.rows_from is None:
+        return None
+    try:
+        data = msgspec.json.decode(encoded, type=bytes | None)
+        if data is None:
+            return None
+        rows: npt.NDArray[np.integer[Any]] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, msgspec.DecodeError) as error:
+        refuse(asked, f"routed experts that are no .npy file in base64: {error}")
+    if rows.dtype.kind not in "iu":
+        refuse(asked, "routed experts that are no integers")
+    return rows
 
 
 def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:

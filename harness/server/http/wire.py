@@ -19,7 +19,15 @@ from harness.server.http.packed_body import unpack_body
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.script import Script
-from harness.sessions.session_config import AfterIncomplete, Inheritance, SessionConfig, Strays, StreamingMode
+from harness.sessions.session_config import (
+    AfterIncomplete,
+    Inheritance,
+    MissingRowsPolicy,
+    Recorded,
+    SessionConfig,
+    Strays,
+    StreamingMode,
+)
 from harness.sessions.weights.weight_update import ExpectedWeights
 from harness.tokens.matching import OFFERED, Matching
 from harness.types import SamplingWishes
@@ -71,6 +79,8 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     template_variables: dict[str, Any] = msgspec.field(default_factory=dict)
     request_template_variables: bool | None = None
     strict: bool = False
+    record: tuple[Recorded, ...] = ()
+    missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
     resumes: str | None = None
     inherits: _Inherits | None = None
     session_id: _SessionId | None = None
@@ -191,6 +201,8 @@ def parse_session_config(
         template_variables=wire.template_variables,
         request_template_variables=wire.request_template_variables,
         strict=wire.strict,
+        record=wire.record,
+        missing_rows=wire.missing_rows,
         selection=wire.selection,
         trained_roles=wire.trained_roles,
         strays=wire.strays,

@@ -5,7 +5,7 @@ returns, its write survives `kill -9` of this process. Notes (`mark_delivered`, 
 no decisions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -16,6 +16,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
+from harness.token_rows import TurnRows
 from harness.types import Turn
 
 
@@ -82,7 +83,7 @@ class SessionStore(Protocol):
         """
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Store the outcome of a turn, replacing an earlier one."""
+        """Store the outcome of a turn and its rows, replacing an earlier one."""
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """Update the proximal columns of turns in one write, queued before the first `await`.
@@ -117,6 +118,10 @@ class SessionStore(Protocol):
 
     async def read_record(self, session_id: str) -> StoredRecord:
         """Load one session, closed or not. Raises `StoreError` as `read`."""
+        ...
+
+    async def load_rows(self, session_id: str) -> Mapping[int, TurnRows]:
+        """Return the routed experts of a session's turns, by turn. Raises `StoreError` if they are damaged."""
         ...
 
     async def keep_hold(self, hold: Hold) -> None:

@@ -12,6 +12,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
+from harness.token_rows import TurnRows
 from harness.types import Turn
 
 
@@ -81,6 +82,11 @@ class MemoryStore:
     async def read_record(self, session_id: str) -> StoredRecord:
         """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
+
+    async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
+        """Return no rows: the server has them."""
+        del session_id
+        return {}
 
     async def keep_hold(self, hold: Hold) -> None:
         """Do nothing: the server has the hold."""

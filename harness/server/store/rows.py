@@ -36,6 +36,17 @@ INSERT_TURN = (
     "INSERT OR REPLACE INTO turns"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+INSERT_ROWS = "INSERT OR REPLACE INTO turn_rows (session_id, turn, rows) VALUES (?, ?, ?)"
+COPY_ROWS = (
+    "INSERT INTO turn_rows (session_id, turn, rows) SELECT ?1, turn, rows FROM turn_rows"
+    " WHERE session_id = ?2 AND turn IN (SELECT turn FROM turns WHERE session_id = ?1)"
+)
+MOVE_ROWS = "UPDATE turn_rows SET session_id = ? WHERE session_id = ? AND turn = ?"
+DELETE_ROWS = "DELETE FROM turn_rows WHERE session_id = ?"
+SELECT_ROWS = "SELECT turn, rows FROM turn_rows WHERE session_id = ?"
+SELECT_ROWS_OF_ABORTED = (
+    "SELECT turn, rows FROM turn_rows JOIN turns USING (session_id, turn) WHERE session_id = ? AND status = 'aborted'"
+)
 UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ?, closed_because = ? WHERE session_id = ?"
 UPDATE_END = "UPDATE sessions SET outcome = ?, reason = ?, reward = ? WHERE session_id = ?"
 MOVE_TURN = "UPDATE turns SET session_id = ?, turn_end = ?, delivered = ? WHERE session_id = ? AND turn = ?"

@@ -127,6 +127,16 @@ ALTER TABLE sessions ADD COLUMN reason TEXT;
 ALTER TABLE sessions ADD COLUMN reward REAL;
 """
 
+# Apart from the turns: a turn is rewritten when it is delivered or scored, and its rows are large.
+_TURN_ROWS = """
+CREATE TABLE turn_rows (
+    session_id TEXT NOT NULL,
+    turn       INTEGER NOT NULL,
+    rows       BLOB NOT NULL,
+    PRIMARY KEY (session_id, turn)
+);
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -138,6 +148,7 @@ STEPS: tuple[str, ...] = (
     _HOLD_TIMES,
     _EXACT_KEYS,
     _SESSION_ENDS,
+    _TURN_ROWS,
 )
 """Migrations: the first makes version `FIRST_VERSION + 1` from `FIRST_VERSION`, and so on."""
 

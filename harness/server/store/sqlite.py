@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
+from harness.token_rows import TurnRows
 from harness.types import Turn
 
 _BUSY_TIMEOUT_S = 10.0
@@ -69,10 +71,11 @@ class SQLiteStore:
 
     async def create(self, session: Session) -> None:
         """See `SessionStore`."""
-        statements = [
-            (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
-            *((rows.INSERT_TURN, rows.turn_row(session.session_id, turn)) for turn in session.turns),
-        ]
+        statements: list[rows.Statement] = [(rows.INSERT_SESSION, rows.session_row(session, self.tokenizer))]
+        for turn in session.turns:
+            statements += _insert_turn(session.session_id, turn)
+        if session.records_rows and session.config.inherits is not None:
+            statements.append((rows.COPY_ROWS, (session.session_id, session.config.inherits.session_id)))
         await self._writer.write(*statements)
 
     async def take_over(self, session: Session, previous: Session) -> None:
@@ -83,13 +86,18 @@ class SQLiteStore:
                 (rows.MOVE_TURN, rows.move_turn_row(session.session_id, turn, previous.session_id))
                 for turn in session.turns
             ),
+            *(
+                (rows.MOVE_ROWS, (session.session_id, previous.session_id, turn.index))
+                for turn in session.turns
+                if session.records_rows
+            ),
             (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),
         ]
         await self._writer.write(*statements, changes=len(statements))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """See `SessionStore`."""
-        await self._writer.insert((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
+        await self._writer.insert(*_insert_turn(session_id, turn))
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """See `SessionStore`."""
@@ -109,7 +117,9 @@ class SQLiteStore:
 
         closed = await asyncio.to_thread(find)
         if closed:
-            statements = [(sql, (each,)) for each in closed for sql in (rows.DELETE_TURNS, rows.DELETE_SESSION)]
+            statements = [
+                (sql, (each,)) for each in closed for sql in (rows.DELETE_ROWS, rows.DELETE_TURNS, rows.DELETE_SESSION)
+            ]
             await self._writer.write(*statements)
         return len(closed)
 
@@ -160,6 +170,11 @@ class SQLiteStore:
     async def read_record(self, session_id: str) -> StoredRecord:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_record, self._path, session_id)
+
+    async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
+        """See `SessionStore`."""
+
+        return await asyncio.to_thread(read_rows, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:
         """See `SessionStore`."""
@@ -225,6 +240,15 @@ def read_record(path: Path, session_id: str) -> StoredRecord:
         return StoredRecord(_read_whole(path, connection, row), tokenizer)
 
 
+def read_rows(path: Path, session_id: str) -> dict[int, TurnRows]:
+    """Load the routed experts of a session's turns, by turn. Raises `StoreError`."""
+    try:
+        with reading(path) as connection:
+            return _read_rows(connection, rows.SELECT_ROWS, session_id)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"{path}: the rows of session {session_id} are damaged: {error}") from error
+
+
 def list_sessions(path: Path) -> dict[str, rows.StoredLine]:
     """Summarize each session; SQLite counts the tokens. Raises `StoreError`."""
     with reading(path) as connection:
@@ -286,8 +310,12 @@ def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) ->
 def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         session = rows.session_from_row(row)
-        for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
-            session.restore(rows.turn_from_row(turn))
+        going_on: dict[int, TurnRows] = {}
+        if session.records_rows:
+            going_on = _read_rows(connection, rows.SELECT_ROWS_OF_ABORTED, session.session_id)
+        for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
+            turn = rows.turn_from_row(each)
+            session.restore(replace(turn, rows=going_on[turn.index]) if turn.index in going_on else turn)
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:
@@ -295,6 +323,18 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             raise
         raise _Damaged(row["session_id"]) from error
     return session
+
+
+def _insert_turn(session_id: str, turn: Turn) -> list[rows.Statement]:
+    statements: list[rows.Statement] = [(rows.INSERT_TURN, rows.turn_row(session_id, turn))]
+    if turn.rows is not None:
+        statements.append((rows.INSERT_ROWS, (session_id, turn.index, turn.rows.to_bytes())))
+    return statements
+
+
+def _read_rows(connection: sqlite3.Connection, query: str, session_id: str) -> dict[int, TurnRows]:
+    found = connection.execute(query, (session_id,))
+    return {turn: TurnRows.from_bytes(blob) for turn, blob in found}
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -48,7 +48,11 @@ _TAKEN_OVER = """
 SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_because = 'taken_over' AND closed_at < ?
 """
 _IS_CLOSED = "SELECT 1 FROM sessions WHERE session_id = ? AND phase = 'closed'"
-_DELETE = ("DELETE FROM turns WHERE session_id = ?", "DELETE FROM sessions WHERE session_id = ?")
+_DELETE = (
+    "DELETE FROM turn_rows WHERE session_id = ?",
+    "DELETE FROM turns WHERE session_id = ?",
+    "DELETE FROM sessions WHERE session_id = ?",
+)
 
 
 def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) -> Iterator[StoredSession]:

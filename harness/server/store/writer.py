@@ -73,9 +73,9 @@ class GroupWriter:
         self._hand_over_notes()
         await self._write(statements, changes)
 
-    async def insert(self, statement: Statement) -> None:
-        """Write a row that no note refers to, so notes keep waiting."""
-        await self._write((statement,), None)
+    async def insert(self, *statements: Statement) -> None:
+        """Write rows that no note refers to, so notes keep waiting."""
+        await self._write(statements, None)
 
     def note(self, *statements: Statement) -> None:
         """Write `statements` with the next `write`, or soon. Failures are not reported."""

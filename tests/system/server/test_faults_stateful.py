@@ -36,8 +36,10 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.server.app import SessionServer
 from harness.server.store.sqlite import SQLiteStore
 from harness.server.store.writer import _Stop
+from harness.token_rows import RowState
 from harness.types import FinishReason, as_ids
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
+from tests.session_servers import true_rows
 from tests.session_servers.asgi_client import Answer, Exchange
 from tests.session_servers.asked_bodies import is_digest_of
 from tests.session_servers.remembered import Remembered
@@ -248,7 +250,7 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.gate != "paused" and sum(not known.is_closed for known in self.sessions) < 3)
     @rule(after_incomplete=st.sampled_from(["refuse", "refuse", "serve"]), seed=st.sampled_from([None, 7]))
     def create(self, after_incomplete: str, seed: int | None) -> None:
-        config = b'{"after_incomplete": "%s", "sampling": {"seed": %s}}'
+        config = b'{"after_incomplete": "%s", "sampling": {"seed": %s}, "record": ["routed_experts"]}'
         content = config % (after_incomplete.encode(), b"null" if seed is None else b"%d" % seed)
         answer = self.ask_server("POST", "/sessions", content)
         assert answer.status == (200 if self.gate == "open" else 503)
@@ -476,8 +478,14 @@ class FaultMachine(RuleBasedStateMachine):
         trained = sum(sum(sample["loss_mask"]) for sample in samples)
         for sample in samples:
             proximal_values_must_be_true(sample)
-        agree = record["ledger"] == stored and trained == stored["trained"]
-        return [] if agree else [record["ledger"], stored, trained]
+        if record["ledger"] != stored or trained != stored["trained"]:
+            return [record["ledger"], stored, trained]
+        broken = {turn["turn"] for turn in record["turns"] if turn["unknown"]}
+        for sample in samples:
+            true_rows.must_be_true(
+                sample, {RowState.LOST} if broken.intersection(sample["metadata"]["turns"]) else set()
+            )
+        return []
 
 
 def proximal_values_must_be_true(sample: Any) -> None:
@@ -495,7 +503,7 @@ def proximal_values_must_be_true(sample: Any) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("quiet_logs", "fresh_heap")
 def test_any_order_of_faults_leaves_a_file_that_is_right():
-    """Invariants I1 to I5, and I7 to I9."""
+    """Invariants I1 to I5, I7 to I9, and I12."""
     run_state_machine_as_test(
         FaultMachine,
         settings=settings(

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.samples.miles_codec import cut_sample, encode_for_miles
+from harness.errors import MalformedRequest
+from harness.samples.miles_codec import cut_sample, encode_for_miles, experts_for_miles
+from harness.token_rows import SampleRows
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import says, serving
+from tests.session_servers.true_rows import rows_of
 
-DTYPES = {"I64": np.int64, "U8": np.uint8, "F64": np.float64}
+DTYPES = {"I64": np.int64, "U8": np.uint8, "F64": np.float64, "I32": np.int32}
 
 
 def read(blob: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -120,3 +123,33 @@ def test_the_librarys_own_reader_takes_it() -> None:
     assert tensors["tokens.1"].tolist() == list(range(9))
     assert tensors["rollout_log_probs.0"].dtype == np.float64
     assert tensors["loss_mask.1"].tolist() == [1, 1, 0, 0, 1, 1]
+
+
+async def test_miles_gets_the_experts_of_all_tokens_but_the_last() -> None:
+    """As int32, cut with the sample."""
+    async with serving(*says("a", "b")) as client:
+        session = await client.create(record=["routed_experts"])
+        first = await client.say(session, [user("one")])
+        await client.say(session, [user("one"), first, user("two")])
+        [ours] = await client.samples(session)
+        path = f"/sessions/{session.session_id}/samples"
+        whole = await client.http.post(path, json={})
+        cut = await client.http.post(path, json={"max_seq_len": len(ours["tokens"]) - 1})
+
+    tensors, meta = read(whole.content)
+    rows = rows_of(ours).values
+    assert tensors["rollout_routed_experts.0"].dtype == np.int32
+    assert np.array_equal(tensors["rollout_routed_experts.0"], rows[:-1])
+    assert meta["samples"][0]["nulls"] == ["rollout_indexer_topk"]
+    shorter, _ = read(cut.content)
+    size = shorter["tokens.0"].size
+    assert np.array_equal(shorter["rollout_routed_experts.0"], rows[: size - 1])
+
+
+def test_miles_gets_no_sample_with_missing_experts() -> None:
+    """It would take them for padding, and route those tokens anywhere."""
+    states = np.asarray([1, 1, 2, 1, 1, 1, 1, 1, 0], np.uint8)
+    broken = replace(sample(), routed_experts=SampleRows(np.zeros((9, 1, 2), np.uint8), states))
+
+    with pytest.raises(MalformedRequest, match="not_returned"):
+        experts_for_miles(broken)

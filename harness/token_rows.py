@@ -1,0 +1,191 @@
+"""Rows beside tokens: the experts that a model's layers chose for each token (I12).
+
+The row at position p comes from the pass that reads the token at p and computes the next one, so its weights are those
+of the next sampled token. A request over n tokens, prompt and output, has n - 1 rows: its last token is read by a later
+request, if at all. So a turn holds the rows from the last token before it up to its own last but one.
+
+A position keeps the row of the request that first computed it. A later prefill may compute another one, under other
+weights or with other rounding, and that row explains no sampled token. A row that no request returned stays missing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+RowValues = npt.NDArray[np.unsignedinteger[Any]]
+"""Expert ids, shape [tokens, layers, top_k], in the narrowest unsigned dtype."""
+
+
+class RowState(IntEnum):
+    """State of one position's row."""
+
+    NOT_READ = 0
+    """No request has read the token."""
+    PRESENT = 1
+    NOT_RETURNED = 2
+    """The request that read the token ended without rows."""
+    LOST = 3
+    """The request that read the token broke."""
+    OTHER_SHAPE = 4
+    """The row is of another model than the sample's first one."""
+
+
+class RoutedExperts(NamedTuple):
+    """Router of a model."""
+
+    layers: int
+    top_k: int
+    experts: int
+    """Ids are valid in `0..experts-1`."""
+
+    @property
+    def dtype(self) -> npt.DTypeLike:
+        """Narrowest dtype of an id."""
+        return np.uint8 if self.experts <= 1 << 8 else np.uint16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows:
+    """Rows of consecutive tokens."""
+
+    start: int
+    """Position of the first token in its branch, from 0."""
+    values: RowValues
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.values)
+
+    def until(self, stop: int) -> Self:
+        """Return the rows before `stop`."""
+        return replace(self, values=self.values[: max(0, stop - self.start)])
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRows:
+    """Positions `start..stop` (end exclusive) whose rows no request returned."""
+
+    start: int
+    stop: int
+    state: RowState
+
+    def until(self, stop: int) -> Self:
+        """Return the positions before `stop`."""
+        return replace(self, stop=max(self.start, min(self.stop, stop)))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRows:
+    """Rows of one turn."""
+
+    start: int
+    """Position of the last token before the turn, at least 0."""
+    parts: tuple[TokenRows | MissingRows, ...] = ()
+    """One for each request with output, without gap or overlap."""
+
+    @property
+    def stop(self) -> int:
+        """First position to ask the next request for."""
+        return self.parts[-1].stop if self.parts else self.start
+
+    def join(self, rows: TokenRows | None, stop: int, missing: RowState) -> Self:
+        """Append what a request with output returned for the positions up to `stop`; None is `missing`."""
+        part = MissingRows(self.stop, stop, missing) if rows is None else rows
+        return replace(self, parts=(*self.parts, part))
+
+    def until(self, stop: int) -> Self:
+        """Return the rows before `stop`."""
+        return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Count the missing rows by state."""
+        counts: Counter[str] = Counter()
+        for part in self.parts:
+            if isinstance(part, MissingRows):
+                counts[part.state.name.lower()] += part.stop - part.start
+        return dict(counts)
+
+    def to_bytes(self) -> bytes:
+        """Encode the rows as msgpack."""
+        parts = [
+            [part.start, part.stop, int(part.state)]
+            if isinstance(part, MissingRows)
+            else [part.start, part.values.dtype.str, part.values.shape, np.ascontiguousarray(part.values).data]
+            for part in self.parts
+        ]
+        return msgspec.msgpack.encode([self.start, parts])
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        """Decode `to_bytes`. Raises `ValueError`."""
+        start, parts = msgspec.msgpack.decode(blob, type=tuple[int, list[list[Any]]])
+        return cls(start, tuple(_read_part(*part) for part in parts))
+
+
+def _read_part(start: int, second: Any, third: Any, data: bytes | None = None) -> TokenRows | MissingRows:
+    if data is None:
+        return MissingRows(start, second, RowState(third))
+    return TokenRows(start, np.frombuffer(data, second).reshape(third))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """Rows of a sample, one for each token."""
+
+    values: RowValues
+    """0 where missing; shape [tokens, 0, 0] if all are."""
+    states: npt.NDArray[np.uint8]
+    """`RowState` of each token."""
+
+    @classmethod
+    def of_turns(cls, turns: Iterable[TurnRows], size: int) -> Self:
+        """Join the rows of a branch with `size` tokens."""
+        parts = [part for turn in turns for part in turn.parts]
+        filled = [part for part in parts if isinstance(part, TokenRows)]
+        shape, dtype = (filled[0].values.shape[1:], filled[0].values.dtype) if filled else ((0, 0), np.dtype(np.uint8))
+        values, states = np.zeros((size, *shape), dtype), np.full(size, RowState.NOT_READ, np.uint8)
+        for part in parts:
+            if isinstance(part, MissingRows):
+                state = part.state
+            elif part.values.shape[1:] != shape or part.values.dtype != dtype:
+                state = RowState.OTHER_SHAPE
+            else:
+                state, values[part.start : part.stop] = RowState.PRESENT, part.values
+            states[part.start : part.stop] = state
+        return cls(values, states)
+
+    def first(self, tokens: int) -> Self:
+        """Return the rows of the first `tokens`."""
+        return replace(self, values=self.values[:tokens], states=self.states[:tokens])
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Count the missing rows by state, without the last token's."""
+        states, counts = np.unique(self.states[:-1], return_counts=True)
+        named: Sequence[tuple[int, int]] = list(zip(states.tolist(), counts.tolist(), strict=True))
+        return {RowState(state).name.lower(): count for state, count in named if state != RowState.PRESENT}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return dtype, shape, and the bytes of both arrays in C order."""
+        return {
+            "dtype": self.values.dtype.newbyteorder("<").str,
+            "shape": list(self.values.shape),
+            "values": self.values.astype(self.values.dtype.newbyteorder("<"), copy=False).tobytes(),
+            "states": self.states.tobytes(),
+        }
+
+    @classmethod
+    def from_plain(cls, dtype: str, shape: Sequence[int], values: bytes, states: bytes) -> Self:
+        """Decode `to_plain`. Raises `ValueError`, `TypeError`."""
+        read = np.frombuffer(values, dtype).reshape(shape)
+        if len(states) != len(read):
+            raise ValueError(f"expected one state for each of {len(read)} rows, got {len(states)}")
+        return cls(read, np.frombuffer(states, np.uint8))

@@ -1,0 +1,191 @@
+"""Routed experts through a server: recorded on request, kept by the store, and refused when they are wrong."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.server.settings import ServerSettings
+from harness.server.store.sqlite import SQLiteStore
+from harness.token_rows import RowState, TokenRows
+from harness.types import GenerationRequest, GenerationResult
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import Client, Served, SetClock, says, serving, serving_with
+from tests.session_servers.true_rows import must_be_true, rows_of
+
+RECORD = {"record": ["routed_experts"]}
+
+
+class LyingEngine(ScriptedEngine):
+    """Returns other rows than it was asked for, for its first answer."""
+
+    def __init__(self, lie: Any) -> None:
+        super().__init__(toy_tokenizer(), Script(says("one", "two", "three")))
+        self.lie = lie
+        self.asked: list[int | None] = []
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        self.asked.append(request.rows_from)
+        result = await super().generate(request)
+        if result.rows is not None and self.lie is not None:
+            result, self.lie = replace(result, rows=self.lie(result.rows)), None
+        return result
+
+
+LIES = {
+    "half a token": lambda rows: TokenRows(rows.start, rows.values[:-1]),
+    "one layer": lambda rows: TokenRows(rows.start, rows.values[:, :1]),
+    "more experts of a token": lambda rows: TokenRows(rows.start, np.tile(rows.values, 2)),
+    "an id beyond the experts": lambda rows: TokenRows(rows.start, rows.values + np.uint8(8)),
+    "another dtype": lambda rows: TokenRows(rows.start, rows.values.astype(np.uint16)),
+    "another offset": lambda rows: TokenRows(rows.start + 1, rows.values),
+    "no row": lambda rows: TokenRows(rows.start, rows.values[:0]),
+}
+
+
+async def converse(client: Client[Any], session: Served, turns: int, messages: list[Any] | None = None) -> list[Any]:
+    """Take `turns`; the history after them."""
+    history = list(messages or ())
+    for number in range(turns):
+        history.append(user(f"question {number}"))
+        history.append(await client.say(session, history))
+    return history
+
+
+async def test_turns_bring_their_rows_across_updates_and_branches() -> None:
+    """Each branch has its own row of the token where it leaves the other."""
+    async with serving(*says("one", "two", "three", "four")) as client:
+        session = await client.create(**RECORD)
+        history = await converse(client, session, 2)
+        await client.engine.update_weights(Path("w"), "1")
+        await converse(client, session, 1, history)
+        await converse(client, session, 1, history[:2])
+
+        samples = await client.samples(session)
+
+    assert len(samples) == 2
+    for sample in samples:
+        must_be_true(sample)
+
+
+async def test_an_evicted_session_and_the_next_server_still_have_all_rows(tmp_path: Path) -> None:
+    """Memory has none of a finished turn; the blobs of the file are all there is."""
+    clock, settings, store = SetClock(), ServerSettings(idle_page_out_s=60.0), tmp_path / "s.db"
+    async with serving(*says("one", "two"), store=store, settings=settings, clock=clock) as client:
+        session = await client.create(**RECORD)
+        history = await converse(client, session, 2)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        assert [turn.rows for turn in held.turns] == [None, None]
+        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
+        clock.now += 60.0
+        assert await client.server.sessions.page_out_idle() == 1
+        [evicted] = await client.samples(session)
+        must_be_true(evicted)
+
+    async with serving(*says("three"), store=store) as client:
+        await converse(client, session, 1, history)
+        [sample] = await client.samples(session)
+    must_be_true(sample)
+    assert sample["response_length"] > evicted["response_length"]
+
+
+async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) -> None:
+    """What was drained in flight keeps the rows that it has, and asks for those behind them."""
+    slow = ScriptStep(text="a slow answer", token_delay_s=0.01)
+    async with serving(*says("one"), slow, store=tmp_path / "s.db") as client:
+        old = await client.create(**RECORD)
+        history = await converse(client, old, 1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.chat(old, [*history, user("go on")]))
+            await client.sampling()
+            await client.http.post(f"/sessions/{old.session_id}/drain")
+        await client.engine.update_weights(tmp_path, "1")
+        new = await client.create(resumes=old.session_id)
+        assert await converse(client, new, 1) == history
+        await client.say(new, [*history, user("go on")])
+
+        [sample] = await client.samples(new)
+    must_be_true(sample)
+    assert {*sample["behavior_versions"]} >= {0, 1}
+
+
+async def test_a_cut_request_continues_behind_its_rows(tmp_path: Path) -> None:
+    """The engine is asked from the last known token on, in a session that the next server goes on with."""
+    slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
+    async with serving(slow, store=tmp_path / "s.db") as client:
+        session = await client.create(**RECORD)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.say(session, [user("question")]))
+            await client.sampling()
+            await client.engine.update_weights(tmp_path, "1")
+            await client.engine.abort(None)
+        [sample] = await client.samples(session)
+    must_be_true(sample)
+    assert {*sample["behavior_versions"]} == {0, 1}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_wrong_rows_are_an_error_of_their_turn_alone(lie: Any) -> None:
+    """Nothing of the reply is kept, and the session goes on."""
+    async with serving_with(LyingEngine(lie)) as client:
+        session = await client.create(**RECORD)
+        refused = await client.chat(session, [user("question 0")])
+        await converse(client, session, 2)
+        [sample] = await client.samples(session)
+        record = await client.record(session)
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (502, "engine_reply_invalid")
+    assert "nothing of it is used" in error["message"]
+    must_be_true(sample)
+    ledger = record["ledger"]
+    assert ledger["generated"] == ledger["trained"] + sum(ledger["dropped"].values())
+
+
+async def test_an_engine_that_returns_no_rows_leaves_them_missing() -> None:
+    async with serving_with(LyingEngine(lambda rows: None)) as client:
+        session = await client.create(**RECORD)
+        await converse(client, session, 2)
+        [sample] = await client.samples(session)
+
+    must_be_true(sample, {RowState.NOT_RETURNED})
+    assert rows_of(sample).states[0] == RowState.NOT_RETURNED
+    assert list(sample["metadata"]["missing_rows"]) == ["not_returned"]
+
+
+async def test_rows_that_a_model_does_not_have_are_refused_at_creation() -> None:
+    """A dense model would leave every row missing."""
+    async with serving_with(ScriptedEngine(toy_tokenizer(), routed_experts=None)) as client:
+        refused = await client.http.post("/sessions", json=RECORD)
+        await client.create()
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "record")
+
+
+async def test_a_session_without_record_asks_for_no_rows_and_stores_none(tmp_path: Path) -> None:
+    async with serving_with(LyingEngine(None), store=SQLiteStore(tmp_path / "s.db")) as client:
+        session = await client.create()
+        await converse(client, session, 2)
+        [sample] = await client.samples(session)
+
+        assert client.engine.asked == [None, None]
+    assert "routed_experts" not in sample
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM turn_rows").fetchone() == (0,)
+
+
+async def test_a_closed_session_leaves_no_rows_behind(tmp_path: Path) -> None:
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        session = await client.create(**RECORD)
+        await converse(client, session, 1)
+        await client.http.delete(f"/sessions/{session.session_id}")
+        assert await client.server._turns.store.forget_closed(-1.0, 10) == 1
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM turn_rows").fetchone() == (0,)

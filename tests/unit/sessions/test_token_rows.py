@@ -1,0 +1,264 @@
+"""A position keeps the row of the request that first computed it, whatever becomes of turns, requests and weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.engines.scripted import scripted_experts, scripted_logprobs
+from harness.errors import ClientLeft
+from harness.samples.codec import (
+    read_samples,
+    sample_from_binary,
+    sample_from_json,
+    sample_to_binary,
+    sample_to_json,
+    samples_from_tensors,
+    samples_to_tensors,
+    write_parquet,
+    write_samples,
+)
+from harness.samples.delivery import cut_response
+from harness.sessions.continuation import Broken, Endings, Output
+from harness.sessions.ledger import DropReason
+from harness.sessions.session import Session
+from harness.sessions.session_config import MissingRowsPolicy, Recorded
+from harness.sessions.turn_outcome import Admission, Reply, break_off_turn, end_turn
+from harness.token_rows import RowState, SampleRows, TokenRows, TurnRows
+from harness.turn_ends import TurnEnd
+from harness.types import FinishReason, GenerationRequest, GenerationResult, Message, VersionSpan, as_ids
+from tests.builders import EOS, admit, assistant, new_session, user
+from tests.session_servers.true_rows import ROUTER, must_be_true, rows_of
+
+ENDINGS = Endings(frozenset({EOS}), lambda ids: "".join(map(chr, ids)))
+
+
+def answer(request: GenerationRequest, ids: list[int], versions: list[int], reason: FinishReason) -> GenerationResult:
+    """What an engine says that sampled `ids`, each under its version, and returns the rows that it was asked for."""
+    output, size = as_ids(ids), request.input_ids.size
+    tokens = np.concatenate([request.input_ids, output])
+    logprobs = [
+        scripted_logprobs(output[at : at + 1], size + at, str(version))[0] for at, version in enumerate(versions)
+    ]
+    rows = None
+    if request.rows_from is not None and ids:
+        under = [versions[max(0, position + 1 - size)] for position in range(request.rows_from, tokens.size - 1)]
+        rows = np.concatenate(
+            [
+                scripted_experts(ROUTER, tokens[position : position + 1], position, str(version))
+                for position, version in enumerate(under, request.rows_from)
+            ]
+        )
+    return GenerationResult(
+        request_id=request.request_id,
+        input_ids=request.input_ids,
+        output_ids=output,
+        logprobs=np.asarray(logprobs, np.float32),
+        finish_reason=reason,
+        version_spans=tuple(VersionSpan(str(version), at, at + 1) for at, version in enumerate(versions)),
+        rows=None if rows is None else TokenRows(request.rows_from or 0, rows),
+    )
+
+
+class RandomSession:
+    """A session whose turns branch, break, continue, move to another server and meet new weights."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+        self.histories: list[list[Message]] = [[]]
+        self.version = 0
+        self.has_lost_rows = False
+
+    def live(self) -> None:
+        """Take a few turns, with restarts in between."""
+        for number in range(self.random.randint(1, 6)):
+            history = self.random.choice(self.histories)  # the latest, an earlier one, or none: a root of its own
+            messages = [*history, user(f"{number}" * self.random.randint(0, 3))]
+            reply = self.take_turn(admit(self.session, messages))
+            self.histories.append([*messages, reply])
+            if not self.random.randrange(4):
+                self.restart()
+
+    def take_turn(self, admission: Admission) -> Message:
+        """Ask for a turn until it is complete."""
+        output = admission.output_so_far()
+        while not output.is_complete:
+            output = self.ask(admission, output)
+            if not output.is_complete and not self.random.randrange(3):
+                admission = self.come_again(admission, output)
+                output = admission.output_so_far()
+        said = assistant(f"reply {admission.index}")
+        self.session.record(end_turn(admission, output, Reply(said, TurnEnd.MODEL), 1_002.0))
+        return said
+
+    def ask(self, admission: Admission, output: Output) -> Output:
+        """Send a request: whole, aborted in the queue or in flight, or broken; weights change before and in it."""
+        request = output.next_request(admission.prompt_ids, admission.params, request_id=f"{self.random.random()}")
+        ids = [self.random.randint(3, 250) for _ in range(self.random.randint(0, 4))]
+        versions = []
+        for _ in range(len(ids) + 1):
+            self.version += not self.random.randrange(6)
+            versions.append(self.version)
+        match self.random.choice(["whole", "whole", "aborted", "broken"]):
+            case "whole":
+                joined = output.join(answer(request, [*ids, EOS], versions, FinishReason.STOP))
+            case "aborted":
+                joined = output.join(answer(request, ids, versions[:-1], FinishReason.ABORT))
+            case _:
+                self.has_lost_rows |= bool(ids)
+                partial = replace(answer(request, ids, versions[:-1], FinishReason.ABORT), rows=None)
+                joined = output.join_broken(partial, len(ids), len(ids), Broken("lost", DropReason.UNVERSIONED))
+        return joined.end_as_whole(admission.params, ENDINGS)
+
+    def come_again(self, admission: Admission, output: Output) -> Admission:
+        """The client leaves and asks again, perhaps the next server."""
+        self.session.record(break_off_turn(admission, output, ClientLeft("left"), 1_002.0))
+        if self.random.randrange(2):
+            self.restart()
+        return self.session.take_up(admission.index, 1_003.0, "")
+
+    def restart(self) -> None:
+        """Another process reads the session from its rows."""
+        again = Session(self.session.session_id, self.session.api_key, self.session.config, 1_000.0)
+        for turn in self.session.turns:
+            assert turn.rows is not None
+            again.restore(replace(turn, rows=TurnRows.from_bytes(turn.rows.to_bytes())))
+        self.session = again
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_every_row_of_every_sample_is_the_one_first_computed(random: Random) -> None:
+    """Only broken requests lose rows, and the last token of a sample has none yet (I12)."""
+    played = RandomSession(random)
+    played.live()
+    for sample in played.session.samples():
+        must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
+
+
+def test_the_next_turn_brings_the_row_of_the_last_token() -> None:
+    """No request has read that token before."""
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+    first = say(session, [user("a")])
+    [sample] = session.samples()
+    assert rows_of(sample).states[-1] == RowState.NOT_READ
+
+    say(session, [user("a"), first, user("b")])
+
+    [longer] = session.samples()
+    assert rows_of(longer).states[sample.tokens.size - 1] == RowState.PRESENT
+    must_be_true(longer)
+
+
+def test_rows_that_an_engine_does_not_return_are_missing_by_name() -> None:
+    """The turn counts all the same; a later prefill does not fill them in."""
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+    first = say(session, [user("a")], without_rows=True)
+    size = session.turn(0).prompt_length + session.turn(0).output_ids.size
+
+    say(session, [user("a"), first, user("b")])
+
+    [sample] = session.samples()
+    assert sample.metadata["missing_rows"] == {"not_returned": size - 1}
+    must_be_true(sample, {RowState.NOT_RETURNED})
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_sample_that_requires_rows_ends_before_the_turn_that_lacks_some(missing: int) -> None:
+    """The ledger names the reason for what it drops, behind the gap too."""
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,), missing_rows=MissingRowsPolicy.REQUIRE)
+    history: list[Message] = []
+    for number in range(3):
+        history += [user(f"{number}")]
+        history += [say(session, history, without_rows=number == missing)]
+
+    samples, ledger = session.samples(), session.ledger()
+
+    assert [sample.metadata["turns"] for sample in samples] == ([[0]] if missing else [])
+    for sample in samples:
+        must_be_true(sample)
+    assert ledger.dropped == {"missing_rows": 3 * (3 - missing)}
+    assert ledger.difference == 0
+
+
+def test_a_cut_sample_keeps_the_rows_of_its_tokens() -> None:
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+    say(session, [user("a")])
+    [sample] = session.samples()
+
+    cut = cut_response(sample, 1)
+
+    assert np.array_equal(rows_of(cut).values, rows_of(sample).values[: cut.tokens.size])
+    assert len(rows_of(cut).states) == cut.tokens.size
+
+
+@pytest.mark.parametrize("form", ["json", "binary", "tensors", "lines"])
+def test_rows_pass_every_codec(form: str, tmp_path: Path) -> None:
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+    say(session, [user("a")])
+    [sample] = session.samples()
+
+    match form:
+        case "json":
+            read = sample_from_json(json.loads(json.dumps(sample_to_json(sample))))
+        case "binary":
+            read = sample_from_binary(sample_to_binary(sample))
+        case "tensors":
+            [read] = samples_from_tensors(samples_to_tensors([sample], {}))[0]
+        case _:
+            write_samples([sample], tmp_path / "samples.jsonl")
+            [read] = read_samples(tmp_path / "samples.jsonl")
+
+    assert rows_of(read).values.dtype == rows_of(sample).values.dtype
+    must_be_true(read)
+
+
+def test_parquet_has_rows_as_bytes_with_their_shape(tmp_path: Path) -> None:
+    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+    say(session, [user("a")])
+    [sample] = session.samples()
+
+    write_parquet([sample, replace(sample, routed_experts=None)], tmp_path / "samples.parquet")
+
+    first, second = pq.read_table(tmp_path / "samples.parquet")["routed_experts"].to_pylist()
+    assert np.array_equal(SampleRows.from_plain(**first).values, rows_of(sample).values)
+    assert second is None
+
+
+def test_rows_of_another_model_are_missing_by_name() -> None:
+    """A session may outlive the model that began it; the shape is that of the first row."""
+    first, other = np.ones((2, 2, 2), np.uint8), np.ones((3, 4, 2), np.uint8)
+    turns = [TurnRows(0, (TokenRows(0, first),)), TurnRows(2, (TokenRows(2, other),))]
+
+    rows = SampleRows.of_turns(turns, 6)
+
+    assert rows.values.shape == (6, 2, 2)
+    assert rows.missing == {"other_shape": 3}
+
+
+def test_a_session_that_records_nothing_asks_for_nothing() -> None:
+    session = new_session()
+    admission = admit(session, [user("a")])
+
+    request = admission.output_so_far().next_request(admission.prompt_ids, admission.params, request_id="1")
+
+    assert request.rows_from is None
+
+
+def say(session: Session, messages: list[Message], *, without_rows: bool = False) -> Message:
+    """Take one turn whose request returns rows, or none."""
+    admission = admit(session, messages)
+    output = admission.output_so_far()
+    request = output.next_request(admission.prompt_ids, admission.params, request_id=f"{admission.index}")
+    result = answer(request, [65, 66, EOS], [admission.index] * 3, FinishReason.STOP)
+    said = assistant(f"reply {admission.index}")
+    output = output.join(replace(result, rows=None) if without_rows else result)
+    session.record(end_turn(admission, output, Reply(said, TurnEnd.MODEL), 1_002.0))
+    return said

@@ -55,6 +55,9 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_BOXES=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py tests/system/sandboxes/test_real_agents.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	HARNESS_SOAK_CUTS=200 $(PY) -m pytest tests/system/relay/test_cuts.py
+	$(BIN)/uv venv --quiet --clear --python 3.12 $(VENV)/harbor
+	$(BIN)/uv pip install --quiet --python $(VENV)/harbor/bin/python -r tests/real/trainers/harbor.txt .
+	HARNESS_HARBOR_PYTHON=$(CURDIR)/$(VENV)/harbor/bin/python $(PY) -m pytest tests/real/trainers/test_harbor_itself.py
 	$(PY) -W error soak/steady_load.py --minutes 20
 	$(PY) -W error soak/abort_cycles.py --cycles 1000
 	$(PY) -W error soak/abort_cycles.py --engine sglang --turns 6 --cycles 300 --sessions 32 --dtype bfloat16

@@ -4,6 +4,7 @@ No image registry is needed: the image is a shell, a few commands, and this Pyth
 """
 
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -34,6 +35,8 @@ _COMMANDS = (
         "realpath",
         "dirname",
         "basename",
+        "chmod",
+        "tar",
     ),
 )
 # What is loaded by name, or by the programs of agents.
@@ -41,7 +44,7 @@ _LOADED = ("libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0", "
 _LEFT_OUT = re.compile(
     r"/(test|site-packages|__pycache__|config-[^/]*|idlelib|ensurepip|tkinter|lib2to3|pydoc_data)(/|$)"
 )
-_FORMAT = "3"
+_FORMAT = "4"
 _MAKE_S = 300
 # runc and limits of its own, because the defaults of an engine need privileges that a small machine does not give.
 _CONFIGURATION = """
@@ -96,6 +99,10 @@ def _add_system(tar: tarfile.TarFile, files: list[str]) -> None:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = tarfile.SYMTYPE, f"usr/{name}"
         tar.addfile(info)
+    users = b"root:x:0:0:root:/root:/bin/sh\n"
+    info = tarfile.TarInfo("etc/passwd")
+    info.size = len(users)
+    tar.addfile(info, io.BytesIO(users))
     python = Path(sys.executable).resolve()
     modules = [str(path) for path in (Path(sys.base_prefix) / "lib").glob("python3*/lib-dynload/*.so")]
     for file in files:

@@ -5,13 +5,13 @@ late renewal loses a hold.
 """
 
 import asyncio
-from functools import cache, partial
+import ssl
+from functools import cache
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 # aiohttp: httpx's pool scans all requests for each one. 256 rollouts ending at once took it 23 s.
 import aiohttp
-import httpx
 import msgspec
 
 from harness.credentials import has_userinfo
@@ -24,8 +24,6 @@ _KEEP_ALIVE_S = 4.0
 _READ_BUFFER_BYTES = 1 << 20
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-# Shared by all clients: loading the certificates takes longer than a call.
-_tls_context = cache(partial(httpx.create_ssl_context, trust_env=False))
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions raised when a response cannot be decoded."""
 
@@ -122,16 +120,23 @@ class Connections:
         if self._is_closed:
             raise SessionServerError(f"the client of {self._url} has been closed", code="closed", was_refused=True)
         if room not in self._rooms:
+            tls = _tls_context() if self._url.startswith("https") else True
             self._rooms[room] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=room.connections, keepalive_timeout=_KEEP_ALIVE_S, ssl=_tls_context()
-                ),
+                connector=aiohttp.TCPConnector(limit=room.connections, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 read_bufsize=_READ_BUFFER_BYTES,
                 trust_env=False,
             )
         return self._rooms[room]
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Return the context of all clients: loading the certificates takes longer than a call."""
+    import httpx  # whose certificates count; sooner, it would delay every start
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:

@@ -38,7 +38,7 @@ INSERT_TURN = (
 )
 INSERT_ROWS = "INSERT OR REPLACE INTO turn_rows (session_id, turn, rows) VALUES (?, ?, ?)"
 COPY_ROWS = (
-    "INSERT INTO turn_rows (session_id, turn, rows) SELECT ?1, turn, rows FROM turn_rows"
+    "INSERT OR REPLACE INTO turn_rows (session_id, turn, rows) SELECT ?1, turn, rows FROM turn_rows"
     " WHERE session_id = ?2 AND turn IN (SELECT turn FROM turns WHERE session_id = ?1)"
 )
 MOVE_ROWS = "UPDATE turn_rows SET session_id = ? WHERE session_id = ? AND turn = ?"

@@ -173,7 +173,6 @@ class SQLiteStore:
 
     async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
         """See `SessionStore`."""
-
         return await asyncio.to_thread(read_rows, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:

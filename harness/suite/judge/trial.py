@@ -12,17 +12,20 @@ import os
 import shutil
 from collections import defaultdict
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from harness.errors import SandboxFailed, ScenarioError
-from harness.machine.disk import make_way
+from harness.machine.disk import disk_failures, make_way
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost, call
 from harness.rollouts.sandboxes.spec import BWRAP, SandboxSpec
 from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.reward import Score
+from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.tasks.harbor_task import DOCKERFILE, ORACLE, HarborTask
+from harness.types import Json
 
 # A home of the verifier's own: Python executes what an agent may have written to the usual one.
 _HOME = "/logs/verifier/home"
@@ -54,7 +57,7 @@ class Trial:
     def __init__(self, task: HarborTask, folder: Path, spec: SandboxSpec, agent: str, images: TaskImages) -> None:
         """`folder` is outside the rollout's workdir, where the agent may write."""
         self._task, self._folder, self._images = task, folder.absolute(), images
-        self._spec, self._is_oracle = spec, agent == ORACLE
+        self._spec, self._agent, self._is_oracle = spec, agent, agent == ORACLE
         self._verdict = Score(error="the verifier did not run")
 
     async def around(self, task: AgentTask) -> AgentTask:
@@ -131,6 +134,13 @@ class Trial:
             error=error and f"{error}; the rollout is {outcome}",
         )
 
+    def write_result(self, record: RolloutRecord) -> None:
+        """Write the `result.json` by which Harbor's viewer opens the trial. Raises `StoreError`."""
+        result = _result_of(self._task, self._folder, self._agent, record, datetime.now(UTC))
+        with disk_failures(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._folder / "result.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+
     def _read_verdict(self) -> Score:
         try:
             return read_rewards(self._folder / "verifier")
@@ -186,6 +196,35 @@ def read_rewards(folder: Path) -> Score:
     if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
         raise ScenarioError(f"{path}: expected finite numbers, and a reward, got {text[:60]!r}")
     return Score(reward, {name: value for name, value in numbers.items() if name != "reward"})
+
+
+def _result_of(task: HarborTask, folder: Path, agent: str, record: RolloutRecord, ended_at: datetime) -> Json:
+    """Return Harbor's `TrialResult`: a reward, or an exception unless the rollout was aborted."""
+    is_aborted = record.outcome is OutcomeKind.DRAINED
+    where, ended = {"path": str(task.directory.absolute())}, ended_at.isoformat()
+    failure = {
+        "exception_type": str(record.outcome),
+        "exception_message": record.score_error or record.detail,
+        "exception_traceback": record.detail,
+        "occurred_at": ended,
+    }
+    return {
+        "task_name": task.name,
+        "trial_name": folder.name,
+        "trial_uri": folder.as_uri(),
+        "task_id": where,
+        "task_checksum": "",
+        "config": {"task": where, "trial_name": folder.name},
+        "agent_info": {"name": agent, "version": "unknown"},
+        "agent_result": {
+            "n_output_tokens": record.session.ledger.generated,
+            "metadata": {"session_id": record.session_id, "outcome": str(record.outcome), "aborted": is_aborted},
+        },
+        "verifier_result": None if record.reward is None else {"rewards": {"reward": record.reward}},
+        "exception_info": failure if record.reward is None and not is_aborted else None,
+        "started_at": (ended_at - timedelta(seconds=record.seconds)).isoformat(),
+        "finished_at": ended,
+    }
 
 
 async def _build(task: HarborTask, kind: str, image: str) -> None:

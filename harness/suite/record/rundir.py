@@ -4,7 +4,7 @@
     lock.json          versions and digests
     run.db             sessions, turns and rollouts, always durable
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
-    trials/<n>/        logs, tests and reward of rollout n of a Harbor task
+    trials/<n>/        logs, tests, reward and Harbor result of rollout n of a Harbor task
     checkpoints/<n>/   weights of version n; weights.json reports updates
     faults.jsonl       one line per firing
     witness.json       the engines' token counts, against the ledger

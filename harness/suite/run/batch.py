@@ -108,20 +108,14 @@ class RolloutBatch:
         if self.finished is not None:
             self.finished.add(planned.number, rollout.samples)
         rollout, problem = await self._doubt(rollout, start)
-        score, check = Score(), planned.folder.check
-        if trial is not None:
-            score = trial.score(rollout.outcome.kind)
-        elif check is not None and rollout.outcome.kind is not OutcomeKind.SANDBOX_FAILED:
-            metadata = prompt.metadata | prompt.check_metadata
-            deadline_s = planned.folder.scenario.checks.check_deadline_s
-            score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
+        score = await self._score(planned, prompt, rollout, trial)
         if self.finished is not None:  # an update may have scored more tokens during the check
             rollout = replace(rollout, samples=self.finished.record(planned.number))
         try:
             samples = reward_turns(rollout.samples, rollout.session, score.turn_rewards, score.reward)
             rollout = replace(rollout, samples=samples)
         except ScenarioError as error:
-            score = Score(error=f"{check.name if check else ''}: {error.message}")
+            score = Score(error=f"{planned.folder.check.name if planned.folder.check else ''}: {error.message}")
         record = record_of(planned, rollout, score)
         # After a stop request, the user and not the fault may have ended the rollout.
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
@@ -130,6 +124,8 @@ class RolloutBatch:
         if rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
+        if trial is not None:
+            await asyncio.to_thread(trial.write_result, record)
         if problem is not None:
             raise problem
 
@@ -142,6 +138,16 @@ class RolloutBatch:
         self.log.begin(number, session_id)
         inherits = None if earlier is None else Inheritance(earlier)
         return replace(task, session={**task.session, "session_id": session_id}, inherits=inherits)
+
+    async def _score(self, planned: PlannedRollout, prompt: Prompt, rollout: Rollout, trial: Trial | None) -> Score:
+        check = planned.folder.check
+        if trial is not None:
+            return trial.score(rollout.outcome.kind)
+        if check is None or rollout.outcome.kind is OutcomeKind.SANDBOX_FAILED:
+            return Score()
+        metadata = prompt.metadata | prompt.check_metadata
+        deadline_s = planned.folder.scenario.checks.check_deadline_s
+        return await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
 
     async def _play(self, task: AgentTask, trial: Trial | None, number: int) -> Rollout | None:
         task = self._with_record(task, number)

@@ -1,21 +1,16 @@
-"""Jobs of Harbor, run by a Python that has it: `harbor_program.py WORK`.
+"""An agent and an environment for jobs of Harbor, by their import paths.
 
-Its job, trials, verifiers and results are Harbor's own. Reads the question (a job's configuration) from standard input,
-and writes its trials' results to `answer.json` in the folder WORK. The environment is bwrap on this machine, and the
-agent is one that Harbor installs: a shell, in that environment, over the variables of the session.
+The agent is one that Harbor installs: a shell, in its environment, over the variables of the session. The environment
+is bwrap on this machine, which starts sooner than containers.
 """
 
 import asyncio
-import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from harbor.agents.installed.base import BaseInstalledAgent
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.job import Job
-from harbor.models.job.config import JobConfig
 
 FOLDERS = ("app", "tests", "logs", "installed-agent", "root")
 """Folders of an environment that last between its commands."""
@@ -147,16 +142,3 @@ class BwrapEnvironment(BaseEnvironment):
                 process.kill()  # of bwrap, which ends all in its namespace
                 await process.wait()
         return ExecResult(stdout=told.decode(), stderr=failed.decode(), return_code=process.returncode or 0)
-
-
-async def play(question: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results of a job's trials."""
-    job = await Job.create(JobConfig.model_validate(question))
-    await job.run()
-    results = sorted(Path(question["jobs_dir"]).glob("*/*/result.json"))
-    return [json.loads(path.read_text()) for path in results]
-
-
-if __name__ == "__main__":
-    answer = asyncio.run(play(json.load(sys.stdin)))
-    (Path(sys.argv[1]) / "answer.json").write_text(json.dumps(answer))

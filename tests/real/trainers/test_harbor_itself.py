@@ -1,15 +1,21 @@
 """Harbor itself, with our agent in it: its `rollout_details` are our samples, and an abort is no failure.
 
-`HARNESS_HARBOR_PYTHON` names the Python of an environment that has Harbor, made as CONTRIBUTING.md says.
+`HARNESS_HARBOR_PYTHON` names the Python of an environment that has Harbor, made as CONTRIBUTING.md says. Every job is a
+`harbor run`: trials, verifiers, results and, for the tasks that ship, containers are Harbor's own.
 """
 
 import asyncio
+import json
+import os
 import re
+import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import pytest
 import yaml
@@ -21,21 +27,29 @@ from harness.server.collecting import collect_json
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore, read_session
+from harness.suite.record.config import Overrides
 from harness.types import Json, as_ids
 from tests.builders import toy_template
 from tests.checkout import ROOT
-from tests.real.trainers.test_trainers_themselves import ask, python_with
-from tests.sandbox_programs import require_program
+from tests.played_suites import play
+from tests.real.trainers.test_trainers_themselves import python_with
+from tests.sandbox_programs import configure_podman, podman_image, require_program
+from tests.system.relay.relayed import free_port
 
 TASKS = ROOT / "scenarios" / "terminal_tasks"
 
-SOLUTION = (TASKS / "sum-sales/solution/solve.sh").read_text()
+SOLVED = {"build-an-app": "VERSION", "collect-errors": "logs", "sum-sales": "sales.csv"}
+"""Tasks that the model solves, with a file that only they have."""
+SOLUTIONS = "".join(
+    f"if test -e {file}\nthen\n{(TASKS / name / 'solution/solve.sh').read_text()}\nfi\n"
+    for name, file in SOLVED.items()
+)
 STEPS = (
     ScriptStep(text="Let me look.\n```sh\nls\n```"),
-    ScriptStep(text=f"```sh\nif test -e sales.csv; then\n{SOLUTION}fi\n```"),
+    ScriptStep(text=f"```sh\n{SOLUTIONS}```"),
     ScriptStep(text="Done."),
 )
-"""A model that solves one task, whichever it is asked."""
+"""A model that says the same, whichever task it is asked."""
 
 ENDLESS = ScriptStep(text="And so on. " * 500, token_delay_s=0.05)
 TOKEN = "secret"
@@ -51,8 +65,24 @@ class HarborRun(NamedTuple):
 
     async def play(self, work: Path, **changes: Any) -> list[Json]:
         """Return the results of the trials of the job."""
-        found: list[Json] = await ask(python_with("harbor"), "harbor_program.py", work, **{**self.job, **changes})
-        return found
+        python = Path(python_with("harbor"))
+        (work / "job.json").write_text(json.dumps({**self.job, **changes}))
+        harbor = await asyncio.create_subprocess_exec(
+            *(python.with_name("harbor"), "run", "--config", "job.json", "--yes"),
+            cwd=work,
+            env={
+                **os.environ,
+                "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),  # where podman-compose is
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            },
+        )
+        try:
+            assert await harbor.wait() == 0
+        finally:
+            if harbor.returncode is None:
+                harbor.send_signal(signal.SIGINT)  # it stops its containers
+                await asyncio.wait_for(harbor.wait(), 60)
+        return [json.loads(path.read_text()) for path in sorted((work / "jobs").glob("*/*/result.json"))]
 
     def samples(self, trial: Json) -> list[Json]:
         """Return what `GET /sessions/{id}/samples` answered when the trial's session was deleted."""
@@ -79,7 +109,7 @@ async def harbor_run(work: Path, monkeypatch: pytest.MonkeyPatch, *steps: Script
         job["environment"] = {"import_path": "harbor_program:BwrapEnvironment"}
         job["datasets"] = []
         job["tasks"] = [{"path": str(TASKS / name)} for name in ("fix-the-calendar", "sum-sales")]
-        yield HarborRun(server, engine, store, {**job, "jobs_dir": str(work / "jobs"), "quiet": True})
+        yield HarborRun(server, engine, store, {**job, "jobs_dir": "jobs", "quiet": True})
         assert len(server.server.sessions) == 0
         assert not engine.live
 
@@ -103,18 +133,38 @@ def check_details(trial: Json, samples: list[Json]) -> None:
         assert logprobs.tolist() == sample["rollout_log_probs"]
 
 
-async def test_a_job_has_rewards_and_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Harbor's verifiers reward one task of two."""
+@pytest.mark.timeout(1200)  # Harbor starts twenty commands for each of ten containers
+async def test_oracle_and_agent_play_the_tasks_in_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle has every reward. The agent, beside it in one job, has three of five, and every token."""
+    require_program("podman")
+    configure_podman(tmp_path, monkeypatch)
+    tasks = Path(shutil.copytree(TASKS, tmp_path / "tasks"))
+    for recipe in tasks.glob("*/environment/Dockerfile"):
+        recipe.write_text(recipe.read_text().replace("python:3.12-slim", podman_image()))
+    host = tmp_path / "host.yaml"
+    host.write_text("services: {main: {network_mode: host}}")
     async with harbor_run(tmp_path, monkeypatch, *STEPS) as run:
-        trials = await run.play(tmp_path)
+        changes = {
+            "agents": [{"name": "oracle"}, *run.job["agents"]],
+            "environment": {"type": "podman", "extra_docker_compose": [str(host)]},
+            "tasks": [{"path": str(path)} for path in sorted(tasks.iterdir())],
+        }
+        trials = await run.play(tmp_path, **changes)
 
-    rewards = {trial["task_name"].rpartition("/")[2]: trial["verifier_result"]["rewards"] for trial in trials}
-    assert rewards == {"fix-the-calendar": {"reward": 0.0}, "sum-sales": {"reward": 1.0}}
+    rewards: dict[str, dict[str, float]] = {"oracle": {}, "shell": {}}
     for trial in trials:
+        assert trial["exception_info"] is None
+        rewards[trial["agent_info"]["name"]][trial["task_name"]] = trial["verifier_result"]["rewards"]["reward"]
+    names = [path.name for path in tasks.iterdir()]
+    assert rewards == {
+        "oracle": dict.fromkeys(names, 1.0),
+        "shell": {name: float(name in SOLVED) for name in names},
+    }
+    for trial in trials:
+        if trial["agent_info"]["name"] == "oracle":
+            continue
         told = trial["agent_result"]
         check_details(trial, run.samples(trial))
-        assert trial["exception_info"] is None
-        assert trial["agent_info"]["name"] == "shell"
         assert (told["metadata"]["outcome"], told["metadata"]["aborted"]) == ("finished", False)
         assert told["metadata"]["agent"] == "was asked"
         assert (
@@ -196,3 +246,32 @@ async def test_failures_are_errors_and_keep_tokens(tmp_path: Path, monkeypatch: 
     assert [each["status"] for each in told["samples"]] == ["completed"]
     assert told["ledger"]["dropped"]["undelivered"] > 0
     check_details(trial, run.samples(trial))
+
+
+async def test_the_viewer_opens_trials_of_a_run(tmp_path: Path) -> None:
+    """Of `harness run --harbor`: task, reward and the verifier's output of each."""
+    harbor = Path(python_with("harbor")).with_name("harbor")
+    require_program("bwrap")
+    settings = ['agent.sandbox.kind="bwrap"']
+    await play(TASKS, tmp_path / "run", Overrides(settings=settings, filter=["metadata.task~s$"]))
+    port = free_port()
+    viewer = await asyncio.create_subprocess_exec(
+        harbor, "view", "--jobs", "--no-build", "--port", str(port), tmp_path / "run"
+    )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/jobs/trials", trust_env=False) as client:
+            while True:
+                try:
+                    trials = (await client.get("/trials")).json()["items"]
+                    break
+                except httpx.ConnectError:
+                    assert viewer.returncode is None
+                    await asyncio.sleep(0.2)
+            details = [(await client.get(f"/trials/{trial['name']}")).json() for trial in trials]
+    finally:
+        viewer.kill()
+        await viewer.wait()
+
+    assert {(trial["task_name"], trial["reward"]) for trial in trials} == {("collect-errors", 1.0), ("sum-sales", 1.0)}
+    assert all(trial["error_type"] is None and trial["finished_at"] for trial in trials)
+    assert {trial["agent_result"]["metadata"]["outcome"] for trial in details} == {"no_model_call"}

@@ -1,6 +1,7 @@
 """Tasks in Harbor's format, in boxes of both kinds: solved by their solutions, by nothing, and by a model's words."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -220,6 +221,13 @@ async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):
     assert "expected the verifier to write reward.txt or reward.json, got neither" in str(said["silent"])
     assert "reward.txt: expected a reward, got 'well" in str(said["mumbles"])
     assert [path.read_text() for path in (tmp_path / "run/trials").glob("*/agent/seen")] == [""] * 4
+    results = [json.loads(path.read_text()) for path in (tmp_path / "run/trials").glob("*/result.json")]
+    for result in results:
+        record = records[result["task_name"]]
+        failure = result["exception_info"] or {"exception_message": None}
+        assert failure["exception_message"] == record.score_error
+        assert (result["verifier_result"] or {"rewards": {"reward": None}})["rewards"] == {"reward": record.reward}
+    assert {result["task_name"] for result in results} == records.keys()
 
 
 async def test_a_user_of_an_image_writes_logs_and_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -116,9 +116,9 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,renderers]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,parquet,renderers]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,otel,parquet,ray,renderers,docs,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,otel,parquet,ray,renderers,docs,dev]'
 	@touch $@

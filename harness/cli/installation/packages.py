@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 DISTRIBUTION = "session-harness"
 
 EXTRAS: Mapping[str, str] = {
+    "run": "agents, engines and gateways that the harness installs; routers, shards, faults of the network",
     "local": "the local engine, on this machine's CPU or GPU",
     "learner": "`harness train` with the learner that is shipped",
     "otel": "spans for OpenTelemetry (`--otlp`)",

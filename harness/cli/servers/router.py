@@ -73,6 +73,9 @@ def router(
     """
     import uvloop
 
+    from harness.machine.extras import require_package
+
+    require_package("aiohttp", "run", "harness router")
     from harness.cli.download import fetch
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever

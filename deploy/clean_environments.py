@@ -1,7 +1,7 @@
 """Install the release in `dist/` by name in clean environments, and measure what its extras bring.
 
-    python deploy/clean_environments.py check DIST     every Python from 3.11 to 3.13 that uv finds
-    python deploy/clean_environments.py sizes DIST     the table of docs/start.md
+python deploy/clean_environments.py check DIST     every Python from 3.11 to 3.13 that uv finds
+python deploy/clean_environments.py sizes DIST     the table of docs/start.md
 """
 
 import json
@@ -81,7 +81,12 @@ def _harness(prefix: Path, *arguments: str) -> str:
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [prefix / "bin/harness", *arguments],
-        **{"cwd": prefix, "env": outside, "capture_output": True, "text": True, "timeout": 300, "check": False},
+        cwd=prefix,
+        env=outside,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"harness {' '.join(arguments)} failed with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -10,7 +10,7 @@ from harness.cli import options, output
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
-    from server_patch.router import Gateway
+    from server_patch.router.gateway import Gateway
 
 _WorkerUrls = Annotated[
     str,

@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' harness/_version.py)
 # Three workers on two cores: two of them wait for the engines of their groups most of the time.
 PYTEST_ARGS ?= -n 3 --dist loadgroup --durations=40 --durations-min=5
 
@@ -96,19 +97,21 @@ unit: setup-dev
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-dist: setup-dev  ## build wheel and sdist in dist/, and check the wheel in a clean environment
+dist: setup-dev  ## build wheel and sdist in dist/, and install them by name in clean environments of every Python here
 	rm -rf dist
 	$(PY) -m build --outdir dist .
-	$(PYTHON) -m venv dist/clean
-	dist/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
-	cd dist/clean && bin/harness --version && bin/harness demo
-	rm -rf dist/clean
+	$(PY) deploy/clean_environments.py check dist
 
-release: dist  ## write the changelog of this version from changelog.d/, commit and tag it; pushing the tag publishes
-	git diff --quiet HEAD
-	$(PY) -m towncrier build --yes --version $$($(PY) -c "from harness._version import __version__; print(__version__)")
-	git commit --quiet --message "release: $$($(PY) -c "from harness._version import __version__; print(__version__)")"
-	git tag v$$($(PY) -c "from harness._version import __version__; print(__version__)")
+release: setup-dev  ## check dist, write the changelog of this version from changelog.d/, commit, tag, build; pushing the tag publishes
+	@git diff --quiet HEAD || { echo "expected a clean tree: commit or stash first"; exit 1; }
+	@! git rev-parse --quiet --verify refs/tags/v$(VERSION) || { echo "v$(VERSION) exists: raise harness/_version.py"; exit 1; }
+	@$(MAKE) --no-print-directory dist
+	sed '/^## $(VERSION) (not released yet)$$/d' CHANGELOG.md > dist/changelog && cp dist/changelog CHANGELOG.md && rm dist/changelog
+	$(PY) -m towncrier build --yes --version $(VERSION)
+	git commit --quiet --all --message "release: $(VERSION)"
+	git tag v$(VERSION)
+	$(PY) -m build --outdir dist .
+	@echo "v$(VERSION) is tagged and in dist/: git push origin HEAD v$(VERSION) publishes it"
 
 fmt: setup-dev  ## format the code
 	$(PY) -m ruff check --fix .
@@ -123,9 +126,9 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,parquet,renderers]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,parquet,renderers]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,otel,parquet,ray,renderers,docs,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,otel,parquet,ray,renderers,docs,dev]'
 	@touch $@

@@ -494,6 +494,10 @@ def end_of_turn(asked_at: float, ended_at: float, requests: Iterable[tuple[float
 
 def as_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TokenIds:
     """Return a read-only int32 array of `ids`."""
+    if not isinstance(ids, np.ndarray):
+        ids = np.asarray(ids, dtype=np.int64)  # numpy 1 wraps what int32 cannot hold
+        if ids.size and not -(1 << 31) <= ids.min() <= ids.max() < 1 << 31:
+            raise OverflowError(f"expected ids of 32 bits, got {ids.min()} to {ids.max()}")
     array = np.asarray(ids, dtype=np.int32).view()
     array.flags.writeable = False
     return array

@@ -7,6 +7,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from errno import EMFILE
+from functools import cache
 from socket import SOCK_STREAM
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ CONNECT_S = 10.0
 
 _KEPT_S = 10.0  # a name may resolve to other addresses later
 
+# Shared: loading the certificates takes longer than a call.
+_tls_context = cache(ssl.create_default_context)
+
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
@@ -24,7 +28,7 @@ class NamedAddress:
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
-        self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
+        self._tls = _tls_context() if self._url.scheme == "https" else None
         self._hosts: list[str] = []
         self._known_until = 0.0
         self._answered = ""

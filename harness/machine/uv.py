@@ -1,11 +1,10 @@
 """uv and pip. Building a package runs its code, so installers get no token of ours."""
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
-
-import uv
 
 from harness.errors import HarnessError, LaneError
 from harness.machine.inherited_variables import for_installers
@@ -14,21 +13,33 @@ from harness.machine.program import Ended, late_error, run
 _TAIL_LINES = 25
 
 
+def find_uv() -> str:
+    """Return uv's program: that of its package, or the one on PATH. Raises `LaneError`."""
+    if find_spec("uv") is not None:
+        import uv
+
+        return uv.find_uv_bin()
+    program = shutil.which("uv")
+    if program is None:
+        raise LaneError("expected uv, which builds environments, found none: pip install 'session-harness[run]'")
+    return program
+
+
 def pip_command() -> list[str]:
     """Return a pip command for this interpreter: its own, or uv's."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    return [uv.find_uv_bin(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
+    return [find_uv(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
 
 
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
     """Return uv's output, stripped. Raises `failure`, or `LaneError` for a timeout."""
-    return _require_success(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
+    return _require_success(arguments, await run(find_uv(), *arguments, deadline_s=deadline_s), failure)
 
 
 def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
     """Do as `run_uv`, without a loop."""
-    command = [uv.find_uv_bin(), *arguments]
+    command = [find_uv(), *arguments]
     environment = for_installers(os.environ)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment, check=False)
@@ -38,7 +49,7 @@ def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
 
 
 async def try_uv(*arguments: str, deadline_s: float) -> Ended:
-    return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
+    return await run(find_uv(), *arguments, deadline_s=deadline_s)
 
 
 def _require_success(arguments: tuple[str, ...], ended: Ended, failure: type[HarnessError]) -> str:

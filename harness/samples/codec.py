@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import safetensors.numpy
-from safetensors import SafetensorError
 
 from harness.errors import RunError
 from harness.samples.columns import COLUMNS
@@ -63,6 +61,8 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`.
     All else is the uint8 tensor `about`: JSON text.
     """
+    import safetensors.numpy
+
     others = [_plain_fields(sample) | {"metadata": dict(sample.metadata)} for sample in samples]
     text = msgspec.json.encode({**about, "samples": others})
     tensors = {
@@ -79,6 +79,8 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
 
 def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
     """Decode `samples_to_tensors`. Raises `RunError`."""
+    import safetensors.numpy
+
     try:
         tensors = safetensors.numpy.load(blob)
         about = msgspec.json.decode(tensors["about"].data, type=Json)
@@ -90,7 +92,7 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
             )
             for number, others in enumerate(about.pop("samples"))
         ]
-    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"not samples: {type(error).__name__} {error}") from error
     return samples, about
 

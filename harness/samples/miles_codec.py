@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 
 from harness.errors import MalformedRequest
 from harness.samples.delivery import SampleDelivery, cut_response
@@ -42,6 +41,8 @@ def encode_for_miles(
     Samples are cut to `max_seq_len` and dropped if no response is left. `metadata`, the agent's result, is added to
     each; a numeric `reward` becomes its reward.
     """
+    import safetensors.numpy
+
     given, by_index = dict(metadata or {}), {turn.index: turn for turn in turns}
     delivery = SampleDelivery(samples)
     kept = [delivery.take(cut) for sample in samples if (cut := cut_sample(sample, max_seq_len)) is not None]

@@ -9,8 +9,6 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from xxhash import xxh3_128
-
 from harness.tokens.sent_body import SentBody
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
@@ -93,6 +91,8 @@ def digest_kind(digest: str) -> str:
 
 def earlier_digests(kinds: Iterable[str], parts: CallParts) -> list[str]:
     """Return the call's digests under older `kinds`."""
+    from xxhash import xxh3_128
+
     bare = b"\0".join((parts.body, *filter(None, (parts.idempotency_key.encode(),))))
     found = []
     for kind in kinds:

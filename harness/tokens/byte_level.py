@@ -9,9 +9,10 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer as RawTokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
 
 _MOST_WORDS = 20_000  # of about 200 bytes
 _LONGEST_WORD = 24  # characters
@@ -57,7 +58,7 @@ class _KnownWords(dict[str, tuple[int, ...]]):
 
 
 class Spellings(dict[int, bytes]):
-    def __init__(self, raw: RawTokenizer) -> None:
+    def __init__(self, raw: "RawTokenizer") -> None:
         self._raw = raw
 
     def __missing__(self, token_id: int) -> bytes:
@@ -74,13 +75,13 @@ class Spellings(dict[int, bytes]):
         return b"".join(map(self.__getitem__, ids)).decode(errors="replace")
 
 
-def open_spellings(raw: RawTokenizer) -> Spellings | None:
+def open_spellings(raw: "RawTokenizer") -> Spellings | None:
     """Return the spellings if the tokenizer decodes byte by byte."""
     is_byte_level = raw.decoder is not None and _state(raw.decoder).get("type") == "ByteLevel"
     return Spellings(raw) if is_byte_level else None
 
 
-def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> WordEncoder | None:
+def open_word_encoder(raw: "RawTokenizer", encode: Callable[[str], list[int]]) -> WordEncoder | None:
     """Return an encoder equal to `encode`, the encoding of `raw`, if there is one."""
     # NFC leaves ASCII alone, other normalizers may not.
     changes_ascii = raw.normalizer is not None and _state(raw.normalizer) != {"type": "NFC"}

@@ -4,7 +4,10 @@ The digest of a prefix is on the way to that of the whole. So checking whether a
 as long as the checks come in the order of the bytes.
 """
 
-import xxhash
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import xxhash
 
 KEY_BYTES = 16
 """One seed for each of two hashes."""
@@ -37,7 +40,9 @@ class SentBody:
             self._begins_with = (size_bytes, digest)
         return found
 
-    def _new_hashes(self) -> list[xxhash.xxh3_128]:
+    def _new_hashes(self) -> "list[xxhash.xxh3_128]":
+        import xxhash
+
         # A hundred times faster than a cryptographic hash. But a client that knows a seed can construct collisions, and
         # others can guess. So there are two hashes, with seeds that no client learns, and decisions by the digest of a
         # whole body add that of its conversation (`sessions.retries`).

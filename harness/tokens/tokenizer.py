@@ -13,13 +13,13 @@ from itertools import groupby
 from operator import attrgetter
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, Self
-
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
+from typing import TYPE_CHECKING, Any, Self
 
 from harness.errors import TokenizerError
 from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
 _MOST_SOUGHT = 400  # added tokens; a search for more costs what the word cache saves
@@ -29,7 +29,7 @@ _STRETCH = 100_000  # characters; a search holds the GIL until it is done
 class Tokenizer:
     def __init__(
         self,
-        raw: RawTokenizer,
+        raw: "RawTokenizer",
         *,
         eos_ids: frozenset[int],
         further_markers: Collection[str] = frozenset(),
@@ -52,6 +52,8 @@ class Tokenizer:
 
         Raises `TokenizerError` if `tokenizer.json` is missing or unreadable.
         """
+        from tokenizers import Tokenizer as RawTokenizer  # a trainer imports this module and reads no text
+
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"expected a HuggingFace folder with tokenizer.json, found none in {directory}")
@@ -175,8 +177,11 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, sorted(self.added_tokens, reverse=True))) or r"(?!)")
 
     @cached_property
-    def _plain(self) -> RawTokenizer:
+    def _plain(self) -> "RawTokenizer":
         """Tokenizer that reads markers as characters."""
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as RawTokenizer
+
         # The library reads only special tokens as characters, so guarded markers become special here. The vocabulary,
         # tens of megabytes, is shared.
         plain = RawTokenizer(self._raw.model)
@@ -191,7 +196,7 @@ class Tokenizer:
         return plain
 
 
-def _encode(raw: RawTokenizer, text: str) -> list[int]:
+def _encode(raw: "RawTokenizer", text: str) -> list[int]:
     if len(text) > _LONG_TEXT:  # a batch, here of one, lets other threads run; plain encoding blocks them
         return list(raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     return list(raw.encode(text, add_special_tokens=False).ids)

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from harness.training.learner.settings import LossSettings as LossSettings
     from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
     from harness.training.learner.torch_learner import TorchLearner as TorchLearner
+    from harness.training.step_stores import StepStore as StepStore
+    from harness.training.step_stores import report_steps as report_steps
 
 
 _HOMES: Mapping[str, str] = {
@@ -113,6 +115,8 @@ _HOMES: Mapping[str, str] = {
     "LossKind": "harness.training.learner.settings",
     "LossSettings": "harness.training.learner.settings",
     "OptimizerSettings": "harness.training.learner.settings",
+    "report_steps": "harness.training.step_stores",
+    "StepStore": "harness.training.step_stores",
 }
 """Public names, and the modules that define them."""
 

@@ -21,20 +21,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server_patch.background import running
-from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, status_of
+from server_patch.router.fan_out import Updates, fan_out, report, status_of
 from server_patch.router.gateway import Gateway
 from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
-from server_patch.router.verbs import VERBS, VerbOrder
+from server_patch.router.verbs import VERBS, Tell, VerbOrder, VerbResult
 from server_patch.router.workers import WorkerList
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0  # shorter than any server's, so that no request goes out on a connection that is being closed
 _READ_BUFFER_BYTES = 1 << 20
 
-
-Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
-"""Function that has every worker carry out a verb."""
 
 Attend = Callable[[VerbOrder, Tell], Awaitable[Sequence[VerbResult]]]
 """Function that wraps `Tell` with work before and after."""

@@ -13,24 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from server_patch.router.verbs import VERBS, Call, Engine, Plan, VerbError, VerbOrder, plan
+from server_patch.router.verbs import VERBS, Call, Engine, Plan, VerbError, VerbOrder, VerbResult, plan
 from server_patch.router.workers import Worker
 
 _MISSING = frozenset({403, 404, 405})
 _PAUSING = frozenset({"/pause_generation", "/continue_generation"})
 _BODY_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class VerbResult:
-    url: str
-    engine: str
-    """`sglang`, `vllm`, or "" if never heard from."""
-    succeeded: bool
-    status: int | None
-    body: Any
-    seconds: float
-    error: str
 
 
 @dataclass(slots=True)

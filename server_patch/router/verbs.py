@@ -5,7 +5,7 @@ An SGLang worker gets a verb byte for byte. vLLM refuses `/update_weights_from_d
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -24,6 +24,22 @@ class Engine(StrEnum):
 
 class VerbError(ValueError):
     """A verb that the engine does not support."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerbResult:
+    url: str
+    engine: str
+    """`sglang`, `vllm`, or "" if never heard from."""
+    succeeded: bool
+    status: int | None
+    body: Any
+    seconds: float
+    error: str
+
+
+Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
+"""Function that has every worker carry out a verb."""
 
 
 @dataclass(frozen=True, slots=True)

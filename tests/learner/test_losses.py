@@ -78,9 +78,9 @@ def test_a_token_that_nobody_sampled_is_trained_by_cross_entropy(kind: LossKind)
     """Its advantage is the weight, and nothing is clipped; it is in no figure of ratios."""
     appended = losses_and_slopes(LossSettings(kind), [0.1, 9.0], advantage=1.5, is_sampled=False)
     assert appended[1] == pytest.approx([-1.5, -1.5])
-    assert appended == pytest.approx(
-        losses_and_slopes(LossSettings(LossKind.CROSS_ENTROPY), [0.1, 9.0], advantage=1.5, is_sampled=False)
-    )
+    plain = losses_and_slopes(LossSettings(LossKind.CROSS_ENTROPY), [0.1, 9.0], advantage=1.5, is_sampled=False)
+    assert appended[0] == pytest.approx(plain[0])
+    assert appended[1] == pytest.approx(plain[1])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The first hour of somebody who has a fresh environment with the base install, and nothing else of ours."""
+"""The first hour of somebody who has a fresh environment with the extra `run`, and nothing else of ours."""
 
 import json
 import os
@@ -32,10 +32,10 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(name="prefix", scope="module")
 def _prefix(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment in which somebody has said `pip install session-harness`."""
+    """A virtual environment in which somebody has said `pip install 'session-harness[run]'`."""
     prefix = tmp_path_factory.mktemp("fresh") / "venv"
     run_uv_blocking("venv", "--python", sys.executable, str(prefix), deadline_s=INSTALL_S)
-    run_uv_blocking("pip", "install", "--python", str(prefix / "bin/python"), str(wheel), deadline_s=INSTALL_S)
+    run_uv_blocking("pip", "install", "--python", str(prefix / "bin/python"), f"{wheel}[run]", deadline_s=INSTALL_S)
     return prefix
 
 
@@ -58,7 +58,7 @@ def _call(prefix: Path, tmp_path: Path) -> Call:
     return call
 
 
-def test_the_base_install_brings_nothing_heavy(prefix: Path) -> None:
+def test_the_install_brings_nothing_heavy(prefix: Path) -> None:
     """A handful of packages, none of them an engine, a learner or a plot."""
     listed = run_uv_blocking("pip", "list", "--python", str(prefix / "bin/python"), "--format=json", deadline_s=60)
     names = {package["name"].lower() for package in json.loads(listed)}
@@ -69,7 +69,7 @@ def test_the_base_install_brings_nothing_heavy(prefix: Path) -> None:
 
 
 @pytest.mark.agent
-def test_everything_that_the_start_page_says_works_with_the_base_install(call: Call, tmp_path: Path) -> None:
+def test_everything_that_the_start_page_says_works(call: Call, tmp_path: Path) -> None:
     """Play, look, compare, begin, run: each with the exit code that is documented, and no download of weights."""
     demo = call("demo", "--out", "demo")
     assert demo.returncode == 0, demo.stderr

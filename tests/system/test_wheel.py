@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.clean_environments import MEGABYTE, check, measure
+from harness.cli.installation.packages import EXTRAS
 from harness.gateway.router.gateway_program import GatewayProgram
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
@@ -93,6 +95,29 @@ def test_every_dependency_is_imported_somewhere() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", source, flags=re.MULTILINE))
     assert names - imported == set()
+
+
+def test_the_release_installs_by_name(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a folder of its own, without any extra: `doctor` finds nothing wrong, and `demo` plays."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert check(wheel.parent, (version,)) == 1
+    assert "demo: 4 games finished" in capsys.readouterr().out
+
+
+def test_the_base_install_is_small(wheel: Path) -> None:
+    """At most 45 packages beside our own, and 150 MB with it."""
+    sizes = measure(wheel.parent, "")
+    assert len(sizes) - 1 <= 45, sorted(sizes)
+    assert sum(sizes.values()) / MEGABYTE <= 150, sizes
+
+
+def test_the_table_of_extras_has_every_extra() -> None:
+    """`python deploy/clean_environments.py sizes dist` writes it; `doctor` and pyproject.toml name the same ones."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs/start.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| \+\d+ \| \+\d+ \| (.*) \|$", page, re.MULTILINE)
+    assert dict(rows) == dict(EXTRAS)
+    assert {*EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
 
 
 def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:

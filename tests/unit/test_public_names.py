@@ -125,6 +125,8 @@ TRAINING = [
     "TorchLearner",
     "LossKind",
     "LossSettings",
+    "report_steps",
+    "StepStore",
     "OptimizerSettings",
 ]
 

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md names what exists."""
+"""deploy/kubernetes names what exists."""
 
 from typing import Any
 
@@ -7,10 +7,12 @@ import yaml
 from typer.main import get_command
 
 from harness.cli.main import app
-from tests.shown_blocks import shown_blocks
+from tests.checkout import ROOT
 
+FOLDER = ROOT / "deploy" / "kubernetes"
+FILES = [FOLDER / name for name in yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]]
 OBJECTS: list[Any] = [
-    each for block in shown_blocks("yaml") if block.page == "kubernetes.md" for each in yaml.safe_load_all(block.text)
+    each for file in FILES for each in yaml.safe_load_all(file.read_text()) if each["kind"] != "Namespace"
 ]
 
 GATEWAY_OPTIONS = {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 DISTRIBUTION = "session-harness"
 
 EXTRAS: Mapping[str, str] = {
+    "run": "agents, engines and gateways that the harness installs; routers, shards, faults of the network",
     "local": "the local engine, on this machine's CPU or GPU",
     "learner": "`harness train` with the learner that is shipped",
     "otel": "spans for OpenTelemetry (`--otlp`)",
@@ -20,8 +21,8 @@ EXTRAS: Mapping[str, str] = {
     "ray": "rollouts on the nodes of a Ray cluster",
     "renderers": "model families whose chat templates rewrite history",
     "plots": "charts of `harness report --plots`",
-    "tensorboard": "`harness report --format tensorboard`",
-    "wandb": "`harness report --format wandb`",
+    "tensorboard": "`--format tensorboard` of `harness report`, `--report tensorboard` of `harness train`",
+    "wandb": "`--format wandb` of `harness report`, `--report wandb` of `harness train`",
 }
 """Purpose of each extra; `dev` and `docs` are for contributors."""
 

@@ -177,18 +177,18 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
 
 def _examine_installers(_: Scratch) -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
-    import uv
-
+    from harness.errors import LaneError
+    from harness.machine.uv import find_uv
     from harness.rollouts.agents.install import agents_directory
     from harness.rollouts.agents.node import NODE_VERSION
     from harness.rollouts.agents.profile import Installer
     from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
 
     try:
-        found = Finding("uv", Level.OK, uv.find_uv_bin())
-    except FileNotFoundError:
-        lacks = "the package uv has no program: no agent and no engine can be installed"
-        found = Finding("uv", Level.FAIL, lacks, "pip install --force-reinstall uv")
+        found = Finding("uv", Level.OK, find_uv())
+    except LaneError:
+        lacks = "no uv, which installs agents and engines"
+        found = Finding("uv", Level.WARN, lacks, "pip install 'session-harness[run]'")
     profiles = [bundled_profile(name) for name in bundled_agents() if bundled_agent(name).suffix == ".toml"]
     of_node = ", ".join(each.name for each in profiles if each.install.kind is Installer.NODE)
     own = agents_directory() / f"node-{NODE_VERSION}"

@@ -1,11 +1,13 @@
 """`harness train`: optimizer steps on the rollouts of a scenario, with the Ctrl+C stages of `harness run`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import options, output
+from harness.training.step_stores import StepStore
 
 if TYPE_CHECKING:
     from harness.suite.run.open_run import OpenedRun
@@ -45,6 +47,16 @@ _MetricsPort = Annotated[
     ),
 ]
 
+_Report = Annotated[
+    list[StepStore] | None,
+    typer.Option(
+        "--report",
+        envvar="HARNESS_REPORT",
+        help="Report each step to this store, which takes the extra of its name; may be repeated.",
+        show_default=False,
+    ),
+]
+
 _SILENCE_S = 10.0
 """Silence after which a pipe gets a status line."""
 
@@ -57,6 +69,7 @@ def train(
     out: _Out = None,
     resume: _Resume = False,
     metrics_port: _MetricsPort = None,
+    report: _Report = None,
     otlp: options.Otlp = None,
     as_json: options.Json = False,
 ) -> None:
@@ -73,12 +86,14 @@ def train(
 
     otlp = options.require_collector(otlp)
     opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
-    report = _execute(opened, steps, metrics_port, otlp)
-    output.print_result(report.to_json(), report.text, as_json=as_json)
-    raise typer.Exit(report.exit_code)
+    trained = _execute(opened, steps, metrics_port, otlp, report or ())
+    output.print_result(trained.to_json(), trained.text, as_json=as_json)
+    raise typer.Exit(trained.exit_code)
 
 
-def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None) -> "TrainReport":
+def _execute(
+    opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None, stores: Sequence[StepStore]
+) -> "TrainReport":
     from harness.cli.runs.progress import open_progress
     from harness.cli.runs.resumable import run_resumably
     from harness.suite.run.interrupts import Interrupts
@@ -87,6 +102,6 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: st
     async def execute() -> "TrainReport":
         interrupts = Interrupts()
         with open_progress(is_resumed=False, silence_s=_SILENCE_S) as progress, interrupts.from_signals():
-            return await TrainRun(opened, steps, progress.say, interrupts, metrics_port, otlp).execute()
+            return await TrainRun(opened, steps, progress.say, interrupts, metrics_port, otlp, stores).execute()
 
     return run_resumably(execute(), "train", opened.directory.path, "--steps", str(steps))

@@ -10,7 +10,7 @@ from harness.cli import options, output
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
-    from server_patch.router import Gateway
+    from server_patch.router.gateway import Gateway
 
 _WorkerUrls = Annotated[
     str,
@@ -73,6 +73,9 @@ def router(
     """
     import uvloop
 
+    from harness.machine.extras import require_package
+
+    require_package("aiohttp", "run", "harness router")
     from harness.cli.download import fetch
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever

@@ -34,6 +34,9 @@ def serve_shards(
 
     from harness.engines.connect import EngineName
     from harness.errors import ScenarioError
+    from harness.machine.extras import require_package
+
+    require_package("aiohttp", "run", "--shards")
     from harness.gateway.shards.serving import serve_shards_forever
     from harness.machine.descriptors import raise_descriptor_limit
 

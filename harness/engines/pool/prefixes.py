@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from xxhash import xxh3_64_intdigest
-
 from harness.types import TokenIds
 
 _BLOCK = 64
@@ -20,6 +18,8 @@ _W = TypeVar("_W")
 
 def block_keys(prompt: TokenIds) -> tuple[int, ...]:
     """Return the keys of the whole blocks of `prompt`, int32 of shape (tokens,)."""
+    from xxhash import xxh3_64_intdigest
+
     keys, key = [], 0
     for start in range(0, prompt.size - _BLOCK + 1, _BLOCK):
         key = xxh3_64_intdigest(prompt[start : start + _BLOCK].tobytes(), key)

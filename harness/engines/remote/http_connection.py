@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-import httptools
-
 from harness.machine.descriptors import descriptor_limit
 from harness.machine.named_address import CONNECT_S, NamedAddress
 
@@ -43,18 +41,22 @@ class EngineConnection(asyncio.Protocol):
     """EngineConnection and its current exchange."""
 
     def __init__(self) -> None:
+        from httptools import HttpResponseParser  # a trainer imports this module and may connect to nothing
+
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.idle_since = 0.0
         """Loop time when its last exchange ended."""
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = HttpResponseParser(self)
         self._exchanges = 0
         self._begin()
 
     def _begin(self) -> None:
         self.status = 0
         """Status; 0 before it is known."""
+        self.retry_after = b""
+        """Value of that header."""
         self.is_whole = False
         self._stays_open = False
         self._says_its_end = False
@@ -175,6 +177,8 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        from httptools import HttpParserError, HttpParserUpgrade
+
         assert self._transport is not None
         try:
             self._parser.feed_data(data)
@@ -182,7 +186,7 @@ class EngineConnection(asyncio.Protocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > _MOST_HEAD_BYTES:
                     raise AnswerInvalid(f"headers of more than {_MOST_HEAD_BYTES} bytes")
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, AnswerInvalid) as error:
+        except (HttpParserError, HttpParserUpgrade, AnswerInvalid) as error:
             self._failure = self._failure or AnswerInvalid(f"{type(error).__name__} {error}")
             self._transport.abort()
         if self._unread_bytes > _MOST_UNREAD_BYTES and not self.is_whole:
@@ -203,9 +207,12 @@ class EngineConnection(asyncio.Protocol):
             raise AnswerInvalid("a second answer to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Record whether the length is stated."""
-        del value
-        self._says_its_end |= name.lower() in (b"content-length", b"transfer-encoding")
+        """Record whether the length is stated, and when to retry."""
+        match name.lower():
+            case b"content-length" | b"transfer-encoding":
+                self._says_its_end = True
+            case b"retry-after":
+                self.retry_after = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -22,8 +22,7 @@ from harness.server.http.wire import read_body
 from harness.server.serving import Around
 from harness.server.settings import ServerSettings
 from server_patch.background import running
-from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import VERBS, VerbOrder
+from server_patch.router.verbs import VERBS, VerbOrder, VerbResult
 
 
 def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:

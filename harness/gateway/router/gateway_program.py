@@ -14,7 +14,7 @@ from harness.errors import ScenarioError
 from harness.machine.cache import cache_directory, install, staging, storage_error
 from harness.machine.locks import hold_lock
 from harness.machine.uv import run_uv_blocking
-from server_patch.router import GatewayKind
+from server_patch.router.gateway import GatewayKind
 
 _INSTALL_S = 600.0
 

@@ -44,8 +44,8 @@ from harness.server.store.base import SessionStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from server_patch.background import running
-from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
-from server_patch.router.app import open_http
+from server_patch.router.app import RouterFront, open_http
+from server_patch.router.gateway import Gateway, GatewayError, attach, launch
 from server_patch.router.verbs import VerbError, VerbOrder
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}

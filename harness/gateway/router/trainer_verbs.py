@@ -16,9 +16,7 @@ from harness.rollouts.client.gate import new_holder
 from harness.server.app import SessionServer
 from harness.sessions.gate import Hold, HoldKind, HoldRequest, ReleaseRequest
 from harness.sessions.weights.weight_update import SweepRequest
-from server_patch.router.app import Tell
-from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import VerbOrder
+from server_patch.router.verbs import Tell, VerbOrder, VerbResult
 
 HOLD_TTL_S = 900.0
 """Seconds from a paused trainer's last verb until the gate opens."""

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError, CannotListen, SandboxFailed
@@ -31,7 +31,6 @@ from harness.rollouts.agents.agent_environment import (
     prepare_workdir,
     without_session,
 )
-from harness.rollouts.agents.boxed_program import boxed_environment, open_boxed_program
 from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
@@ -40,9 +39,11 @@ from harness.rollouts.agents.result import AgentResult, read_result, result_of_v
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import AgentEnd, Ending
-from harness.rollouts.sandboxes.boxed import Box
-from harness.rollouts.sandboxes.left_behind import LeftBehind, remove_left
 from harness.rollouts.sandboxes.sandbox import RunningCommand
+
+if TYPE_CHECKING:
+    from harness.rollouts.sandboxes.boxed import Box
+    from harness.rollouts.sandboxes.left_behind import LeftBehind
 
 _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the number of a signal
 
@@ -179,15 +180,19 @@ class AgentRunner:
 
     async def _open_box(
         self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, signal: AbortSignal, stack: AsyncExitStack
-    ) -> Box | AgentEnd | None:
+    ) -> "Box | AgentEnd | None":
         """Return the started sandbox, the agent's end if the rollout ended before, or None without a sandbox."""
         spec = task.box
         if spec is None:
             return None
+        # A box needs more packages than a trainer without boxes has to have.
+        from harness.rollouts.agents.boxed_program import open_boxed_program
+        from harness.rollouts.sandboxes.left_behind import remove_left
+
         if spec.kind not in self._cleaning:
             self._cleaning[spec.kind] = asyncio.create_task(remove_left({spec.kind}), name="remove left sandboxes")
 
-        async def open_clean() -> Box:
+        async def open_clean() -> "Box":
             try:
                 await asyncio.shield(self._cleaning[spec.kind])
                 return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
@@ -221,7 +226,7 @@ class AgentRunner:
         return end
 
     async def _start(
-        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, box: Box | None
+        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, box: "Box | None"
     ) -> RunningCommand:
         session = session if box is None else box.session
         env, command = agent_environment(agent, task, session, os.environ), agent.command
@@ -235,6 +240,8 @@ class AgentRunner:
         start = partial(self._start_on_host, log, terminal=task.terminal)
         if box is None:
             return await start(after_setup(agent.setup, resolve_command(command, env.get("PATH"), cwd)), env, cwd)
+        from harness.rollouts.agents.boxed_program import boxed_environment
+
         env = boxed_environment(env, agent, task)
         own = str(cwd / command[0]) if (cwd / command[0]).is_file() else command[0]
         return await box.exec(after_setup(agent.setup, (own, *command[1:])), env=env, cwd=cwd, on_host=start)
@@ -253,7 +260,7 @@ class AgentRunner:
         )
 
     async def _await_end(
-        self, process: RunningCommand, deadline_s: float, signal: AbortSignal, box: Box | None
+        self, process: RunningCommand, deadline_s: float, signal: AbortSignal, box: "Box | None"
     ) -> AgentEnd:
         exit_code = asyncio.create_task(process.wait())
         try:

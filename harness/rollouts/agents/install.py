@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import msgspec
-import uv
 
 from harness.errors import AgentError
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
 from harness.machine.locks import hold_lock_async
 from harness.machine.program import run
+from harness.machine.uv import find_uv
 from harness.rollouts.agents.node import NODE_VERSION, Say, find_npm, provide_node, require_success
 from harness.rollouts.agents.profile import AgentProfile, Installer
 
@@ -88,11 +88,11 @@ async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
 
 
 async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None:
-    await _run(built.parent, log, uv.find_uv_bin(), "venv", "--relocatable", "--python", sys.executable, str(built))
+    await _run(built.parent, log, find_uv(), "venv", "--relocatable", "--python", sys.executable, str(built))
     # Wheels only, so that no package code runs. Copies, so that agents share no file with uv's cache.
     options = ("--python", str(built / "bin" / "python"), "--no-deps", "--no-build", "--link-mode", "copy")
     lock_file = str(profile.lock_file.absolute())
-    await _run(built.parent, log, uv.find_uv_bin(), "pip", "install", *options, "--requirement", lock_file)
+    await _run(built.parent, log, find_uv(), "pip", "install", *options, "--requirement", lock_file)
 
 
 async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:

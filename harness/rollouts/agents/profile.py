@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from pydantic import ValidationError
 
 from harness.dialects.dialect import DIALECTS
 from harness.errors import ScenarioError
-from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.delivery import Selection
 from harness.types import Json
+
+if TYPE_CHECKING:
+    from harness.rollouts.sandboxes.spec import SandboxSpec
 
 PROFILE_FILE = "profile.toml"
 SCHEMA_VERSION = 1
@@ -138,8 +139,12 @@ class AgentProfile:
         return self.folder / self.install.kind.lock_file
 
     @property
-    def sandbox(self) -> SandboxSpec:
+    def sandbox(self) -> "SandboxSpec":
         """The sandbox of its rollouts. Raises `ScenarioError`."""
+        from pydantic import ValidationError
+
+        from harness.rollouts.sandboxes.spec import SandboxSpec
+
         try:
             return SandboxSpec(**self.spec.sandbox)
         except ValidationError as error:

@@ -4,14 +4,15 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ScenarioError
-from harness.rollouts.sandboxes.kinds import factory_of
-from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost
-from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS, NONE, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS, NONE, Sandbox, StartOnHost
 from harness.sessions.session_config import Inheritance
 from harness.types import Json, Message
+
+if TYPE_CHECKING:
+    from harness.rollouts.sandboxes.spec import SandboxSpec
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
 """`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`.
@@ -52,7 +53,7 @@ class ProgramAgent:
     """Files and folders to copy, by their target paths."""
     folders: tuple[Path, ...] = ()
     """Folders of its installation, which a sandbox shows read-only."""
-    sandbox: SandboxSpec | None = None
+    sandbox: "SandboxSpec | None" = None
     """Sandbox of its rollouts. None: it runs as a process of the user's."""
 
 
@@ -102,13 +103,13 @@ class AgentTask:
     """Terminal of a program, in place of its log."""
     on_output: Callable[[bytes], None] | None = None
     """Called with all output, also what the log leaves out."""
-    sandbox: SandboxSpec | None = None
+    sandbox: "SandboxSpec | None" = None
     """Sandbox of this rollout, if not the agent's."""
     after: AfterAgent | None = None
     """Called in the sandbox after the agent, unless the rollout was ended from outside."""
 
     @property
-    def box(self) -> SandboxSpec | None:
+    def box(self) -> "SandboxSpec | None":
         """The sandbox to use; None for none."""
         spec = self.sandbox
         if spec is None and isinstance(self.agent, ProgramAgent):
@@ -138,6 +139,8 @@ class AgentTask:
                 raise ScenarioError(f"sandbox.mounts: expected one with the directory {self.cwd}, got none")
             if self.terminal is not None and self.box.kind != BWRAP:
                 raise ScenarioError(f"sandbox: expected no --interactive beside {self.box.kind}")
+            from harness.rollouts.sandboxes.kinds import factory_of  # few trainers use sandboxes, which need pydantic
+
             factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
         for name, part in parts.items():

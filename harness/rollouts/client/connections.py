@@ -5,25 +5,22 @@ late renewal loses a hold.
 """
 
 import asyncio
-import ssl
-from functools import cache
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from http.client import responses
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-# aiohttp: httpx's pool scans all requests for each one. 256 rollouts ending at once took it 23 s.
-import aiohttp
 import msgspec
 
 from harness.credentials import has_userinfo
+from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections
 from harness.errors import ScenarioError, SessionServerError
 from harness.types import Json
 
 _T = TypeVar("_T")
 
-_KEEP_ALIVE_S = 4.0
-_READ_BUFFER_BYTES = 1 << 20
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions raised when a response cannot be decoded."""
 
@@ -71,17 +68,20 @@ class Connections:
     """
 
     def __init__(self, address: SessionServerAddress, *, silence_s: float) -> None:
-        self._url = address.url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {address.admin_token}"} if address.admin_token else {}
+        parts = urlsplit(address.url)
+        self._url, self._prefix = address.url.rstrip("/"), parts.path.rstrip("/")
+        self._head = f"host: {parts.netloc}\r\naccept: */*\r\n"
+        if address.admin_token:
+            self._head += f"authorization: Bearer {address.admin_token}\r\n"
         self._silence_s = silence_s
-        self._rooms: dict[ConnectionRoom, aiohttp.ClientSession] = {}
+        self._rooms: dict[ConnectionRoom, tuple[EngineConnections, asyncio.Semaphore | nullcontext[None]]] = {}
         self._is_closed = False
 
     async def close(self) -> None:
         self._is_closed = True
         rooms, self._rooms = self._rooms, {}
-        for room in rooms.values():
-            await room.close()
+        for connections, _ in rooms.values():
+            await connections.close()
 
     async def ask(
         self, room: ConnectionRoom, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
@@ -90,53 +90,57 @@ class Connections:
 
         `timeout_s` includes connecting; None if the caller bounds it.
         """
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._silence_s, sock_read=None if room.waits else self._silence_s
-        )
+        head, content = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}", b""
+        if body is not None:
+            content = msgspec.json.encode(body)
+            head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._room(room).request(
-                    method, f"{self._url}{path}", json=body, timeout=timeout, allow_redirects=False
-                ) as response,
+                self._send(room, [f"{head}\r\n".encode(), content]) as connection,
             ):
-                answer = await response.read()
-        except _NEVER_SENT as error:
-            why = getattr(error, "os_error", error)
+                answer = await self._read(connection, None if room.waits else self._silence_s)
+                if not 200 <= connection.status < 300:
+                    raise _error_of(method, path, connection, answer)
+                return answer
+        except CannotConnect as error:
             raise SessionServerError(
-                f"{method} {path}: {self._url} cannot be reached: {why}; is the server running?",
-                was_refused=True,
-                retryable=True,
+                f"{method} {path}: {self._url} cannot be reached: {error}", was_refused=True, retryable=True
             ) from error
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except OSError as error:  # `TimeoutError` is one, too
             raise SessionServerError(
                 f"{method} {path}: {type(error).__name__} {error}".rstrip(), retryable=True
             ) from error
-        if not response.ok:
-            raise _error_of(method, path, response, answer)
-        return answer
 
-    def _room(self, room: ConnectionRoom) -> aiohttp.ClientSession:
+    @asynccontextmanager
+    async def _send(self, room: ConnectionRoom, parts: list[bytes]) -> AsyncIterator[EngineConnection]:
+        connections, place = self._room(room)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(place)
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    connection = await connections.begin(parts)
+            except TimeoutError as error:
+                raise CannotConnect(f"no connection within {self._silence_s:g} s; is the server running?") from error
+            stack.callback(connections.end, connection)
+            yield connection
+
+    async def _read(self, connection: EngineConnection, silence_s: float | None) -> bytes:
+        pieces: list[bytes] = []
+        while True:
+            async with asyncio.timeout(silence_s):
+                piece = await connection.read_some()
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+
+    def _room(self, room: ConnectionRoom) -> tuple[EngineConnections, asyncio.Semaphore | nullcontext[None]]:
         if self._is_closed:
             raise SessionServerError(f"the client of {self._url} has been closed", code="closed", was_refused=True)
         if room not in self._rooms:
-            tls = _tls_context() if self._url.startswith("https") else True
-            self._rooms[room] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=room.connections, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
-                read_bufsize=_READ_BUFFER_BYTES,
-                trust_env=False,
-            )
+            place = asyncio.Semaphore(room.connections) if room.connections else nullcontext()
+            self._rooms[room] = (EngineConnections(self._url), place)
         return self._rooms[room]
-
-
-@cache
-def _tls_context() -> ssl.SSLContext:
-    """Return the context of all clients: loading the certificates takes longer than a call."""
-    import httpx  # whose certificates count; sooner, it would delay every start
-
-    return httpx.create_ssl_context(trust_env=False)
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:
@@ -156,17 +160,17 @@ class _ErrorAnswer(msgspec.Struct):
     error: _ErrorDetail
 
 
-def _error_of(method: str, path: str, response: aiohttp.ClientResponse, content: bytes) -> SessionServerError:
+def _error_of(method: str, path: str, connection: EngineConnection, content: bytes) -> SessionServerError:
     try:
         detail = msgspec.json.decode(content, type=_ErrorAnswer).error
     except NOT_DECODABLE:
-        detail = _ErrorDetail(message=response.reason or "")
-    after = response.headers.get("retry-after", "")
+        detail = _ErrorDetail(message=responses.get(connection.status, ""))
+    after = connection.retry_after
     return SessionServerError(
-        f"{method} {path}: {response.status} {detail.message}".rstrip(),
-        status=response.status,
+        f"{method} {path}: {connection.status} {detail.message}".rstrip(),
+        status=connection.status,
         code=detail.code or "unknown",
-        was_refused=response.status == 503,
-        retryable=response.status in _GATEWAY_STATUSES,
-        retry_after_s=float(after) if after.isdecimal() else 0.0,  # it may be a date
+        was_refused=connection.status == 503,
+        retryable=connection.status in _GATEWAY_STATUSES,
+        retry_after_s=float(after) if after.isdigit() else 0.0,  # it may be a date
     )

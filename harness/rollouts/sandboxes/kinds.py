@@ -6,8 +6,8 @@ from importlib import import_module
 from harness.errors import ScenarioError
 from harness.rollouts.sandboxes.bwrap import BwrapSandbox
 from harness.rollouts.sandboxes.container import ContainerSandbox
-from harness.rollouts.sandboxes.sandbox import Place, Sandbox
-from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS, Place, Sandbox
+from harness.rollouts.sandboxes.spec import SandboxSpec
 
 SandboxFactory = Callable[[SandboxSpec, Place], Sandbox]
 """Maker of a box that is not started."""

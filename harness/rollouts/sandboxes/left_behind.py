@@ -19,8 +19,7 @@ from harness.errors import SandboxFailed
 from harness.machine.process_name import ProcessName
 from harness.rollouts.sandboxes.cgroup import groups_named
 from harness.rollouts.sandboxes.container import BOX_LABEL
-from harness.rollouts.sandboxes.sandbox import call
-from harness.rollouts.sandboxes.spec import CONTAINERS
+from harness.rollouts.sandboxes.sandbox import CONTAINERS, call
 
 PREFIX = "harness-box-"
 _NAME = re.compile(rf"{PREFIX}([0-9a-f]{{8}})-(\d+)-(\d+)-[0-9a-f]{{12}}")

@@ -12,6 +12,10 @@ from typing import Protocol
 from harness.errors import LaneError, SandboxFailed
 from harness.machine.program import Ended, run
 
+NONE = "none"
+BWRAP = "bwrap"
+CONTAINERS = ("podman", "docker")
+
 _FREE_BYTES = 1 << 16
 
 

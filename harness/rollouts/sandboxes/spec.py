@@ -6,9 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-NONE = "none"
-BWRAP = "bwrap"
-CONTAINERS = ("podman", "docker")
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS, NONE
+
 _KINDS = (NONE, BWRAP, *CONTAINERS)
 
 

@@ -4,15 +4,14 @@ A few bytes unpack to many, so the output size is limited, as is the memory of a
 """
 
 import asyncio
+import sys
 import zlib
 from collections.abc import Callable, Mapping
-from io import BytesIO
 
 from harness.errors import BodyTooLarge, EncodingRefused, MalformedRequest
 
 _GZIP = 16 + zlib.MAX_WBITS
-_ZSTD_WINDOW_BYTES = 8 << 20  # every decoder must support this (RFC 8878)
-_PIECE_BYTES = 256  # of zstd, which unpack to at most 8 MiB, since a block of 128 KiB takes at least 4 bytes
+_ZSTD_WINDOW_LOG = 23  # 8 MiB, which every decoder must support (RFC 8878)
 
 
 async def unpack_body(packed: bytes, encoding: str, most_bytes: int) -> bytes:
@@ -44,18 +43,20 @@ def _unpack_gzip(packed: bytes, most_bytes: int) -> bytes:
 
 
 def _unpack_zstd(packed: bytes, most_bytes: int) -> bytes:
-    import zstandard  # imported late, because few clients compress bodies
+    # Imported late, because few clients compress bodies.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
 
-    frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
-    body, source = bytearray(), BytesIO(packed)
+    frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
     try:
-        while len(body) < most_bytes and not frame.eof and (piece := source.read(_PIECE_BYTES)):
-            body += frame.decompress(piece)
-    except zstandard.ZstdError as error:
+        body = frame.decompress(packed, most_bytes)
+    except zstd.ZstdError as error:
         raise _describe_damage("zstd", error) from error
-    if len(body) < most_bytes and (not frame.eof or frame.unused_data or source.read(1)):
+    if len(body) < most_bytes and (not frame.eof or frame.unused_data):
         raise _describe_damage("zstd", "it is not one whole frame")
-    return bytes(body)
+    return body
 
 
 _UNPACKERS: Mapping[str, Callable[[bytes, int], bytes]] = {

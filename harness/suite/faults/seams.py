@@ -7,22 +7,25 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.engines.base import ProvesScripts, TokenProvider
 from harness.server.serving import Around, alone
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.suite.faults.engine_seam import FaultyProvider
-from harness.suite.faults.network import FaultyNetwork
 from harness.suite.faults.restartable import KillableLane, KillableServer
 from harness.tokens.chat_tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from harness.suite.faults.network import FaultyNetwork
 
 
 @dataclass(frozen=True, slots=True)
 class EngineServers:
     """Engine servers outside this process."""
 
-    network: FaultyNetwork
+    network: "FaultyNetwork"
     """Proxies of the lanes, in order, then of other servers."""
     lanes: Sequence[KillableLane] = ()
     """Servers that the run started."""

@@ -19,8 +19,8 @@ from typing import Any
 from harness.errors import SandboxFailed, ScenarioError
 from harness.machine.disk import disk_failures, make_way
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
-from harness.rollouts.sandboxes.sandbox import Sandbox, StartOnHost, call
-from harness.rollouts.sandboxes.spec import BWRAP, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import BWRAP, Sandbox, StartOnHost, call
+from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.reward import Score
 from harness.suite.record.rollout_table import RolloutRecord

@@ -11,7 +11,7 @@ from harness.gateway.router.gateway_program import gateway_program
 from harness.gateway.router.routed import Routed, RouterSettings, open_routed
 from harness.server.settings import ServerSettings
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from server_patch.router import GatewayKind
+from server_patch.router.gateway import GatewayKind
 
 _JOIN_S = 300.0
 """Seconds, longer than an engine's self-test on a busy CPU."""

@@ -15,6 +15,7 @@ from harness.errors import HoldExpired, SessionServerError
 from harness.lab.lanes import LaneEngine, LaneSpec
 from harness.lab.models import resolve_model
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
+from harness.machine.extras import require_package
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
@@ -22,11 +23,9 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
-from harness.suite.faults.network import open_network
 from harness.suite.faults.restartable import KillableLane
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
 from harness.suite.run.model_program import make_model
-from harness.suite.run.own_router import all_join, open_router
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
@@ -200,10 +199,16 @@ async def serve_engine(
         kind, urls = _servers_of(choice, lanes)
         engine_servers, seams, around = None, None, alone
         if choice.faults_of is not None and urls:
+            require_package("aiohttp", "run", "faults before engine servers")
+            from harness.suite.faults.network import open_network
+
             urls, network = await stack.enter_async_context(open_network(urls))  # faults can break it
             engine_servers = EngineServers(network, lanes)
         engine: TokenProvider
         if choice.has_router:
+            require_package("aiohttp", "run", "a router")
+            from harness.suite.run.own_router import all_join, open_router
+
             routed = await stack.enter_async_context(open_router(urls, chat_tokenizer, settings, say))
             engine, around = routed.pool, routed.around
         else:

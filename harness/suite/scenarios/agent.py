@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import Agent
-from harness.rollouts.sandboxes.spec import NONE
+from harness.rollouts.sandboxes.sandbox import NONE
 from harness.suite.scenarios.folder import ScenarioFolder
 
 

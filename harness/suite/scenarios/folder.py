@@ -18,7 +18,7 @@ from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents, find_command, split_command
-from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.prompts import ScenarioPrompts
 from harness.suite.scenarios.scenario import SCHEMA_VERSION, Prompt, Scenario

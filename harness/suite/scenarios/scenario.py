@@ -18,7 +18,8 @@ from pydantic_core import PydanticCustomError
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
 from harness.rollouts.agents.profile import is_inside
-from harness.rollouts.sandboxes.spec import CONTAINERS, NONE, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import CONTAINERS, NONE
+from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec

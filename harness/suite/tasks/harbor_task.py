@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
 from harness.errors import ScenarioError
-from harness.rollouts.sandboxes.spec import BWRAP, CONTAINERS, SandboxSpec
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS
+from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.types import Json
 
 TASK_FILE = "task.toml"

@@ -8,8 +8,8 @@ Policy version n follows n steps. Sessions survive updates when rollouts continu
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 
 from harness.machine.disk import disk_failures
@@ -30,6 +30,7 @@ from harness.suite.training.services import choose_engine, open_learner
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.learner.learner import Learner
+from harness.training.step_stores import ReportStep, StepStore, report_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class TrainRun:
     """Port for Prometheus; 0 is any free port."""
     otlp_endpoint: str | None = None
     """Collector for spans, if any."""
+    stores: Sequence[StepStore] = ()
+    """Stores of metrics that get the figures of each step."""
     around_learner: Callable[[Learner], Learner] | None = None
     """Wrapper of the learner to train."""
 
@@ -100,13 +103,22 @@ class TrainRun:
             with disk_failures(directory.result):
                 directory.result.unlink(missing_ok=True)  # reports fewer steps
 
+            stores = ExitStack()
+            stack.push_async_callback(asyncio.to_thread, stores.close)
+            report = await asyncio.to_thread(stores.enter_context, report_steps(self.stores, directory.path))
+
             async def drain() -> None:
                 self.say("stopping after this step; Ctrl+C again ends it now")
 
-            await self.interrupts.guard(self._run_steps(services, learner, table, gauges), drain=drain)
+            await self.interrupts.guard(self._run_steps(services, learner, table, gauges, report), drain=drain)
 
     async def _run_steps(
-        self, services: OwnServices, learner: Learner, table: StepTable, gauges: FigureGauges | None
+        self,
+        services: OwnServices,
+        learner: Learner,
+        table: StepTable,
+        gauges: FigureGauges | None,
+        report: ReportStep,
     ) -> None:
         directory, train = self.opened.directory, self._train
         checkpoints = Checkpoints(directory, train.checkpoints.every)
@@ -139,5 +151,6 @@ class TrainRun:
                 carried = {group.index for group in trained.packed.collected.carried}
                 await asyncio.to_thread(tasks.workdirs.forget, learner.step - train.keep_steps, carried)
                 self.say(describe_step(figures, self.steps))
+                await asyncio.to_thread(report, learner.step, figures)
                 if gauges is not None:
                     gauges.set(figures)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -22,7 +21,6 @@ from harness.samples.segments import Segment
 NAME = "harness_packed"
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
-_KERNEL_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters  # torch 2.11 does not
 _CHECKED_LENGTHS = (5, 9, 2)
 _KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16})
 # Rounding stays below half of these.
@@ -126,9 +124,12 @@ def _attend(
                 )
             )
         return torch.cat(attended, dim=2).transpose(1, 2), None
-    if is_grouped and not _KERNEL_TAKES_GROUPS:
+    from torch.nn.attention.varlen import varlen_attn  # torch 2.9 has none, and needs none on a CPU
+
+    takes_groups = "enable_gqa" in signature(varlen_attn).parameters  # torch 2.11 does not
+    if is_grouped and not takes_groups:
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
-    grouped = {"enable_gqa": is_grouped} if _KERNEL_TAKES_GROUPS else {}
+    grouped = {"enable_gqa": is_grouped} if takes_groups else {}
     rows = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
     longest = max(segment_lengths)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from harness.server.telemetry.logging import configure_logging
-from server_patch.router import GatewayKind, launch
 from server_patch.router.app import open_http
+from server_patch.router.gateway import GatewayKind, launch
 
 
 async def main(kind: str, executable: str, log_file: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest_asyncio
 
 from harness.types import Message
-from server_patch.router import launch
 from server_patch.router.app import open_http
+from server_patch.router.gateway import launch
 from tests.builders import user
 from tests.fake_engines.workers import PATIENCE_S, WorkerProcesses, worker_processes
 from tests.router_process import Router, routing

@@ -1,13 +1,15 @@
-"""pip, whoever has made the environment."""
+"""uv and pip, whoever has made the environment."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import uv
 
 import harness
-from harness.machine.uv import pip_command
+from harness.errors import LaneError
+from harness.machine.uv import find_uv, pip_command
 
 
 def test_an_environment_without_pip_has_that_of_uv(tmp_path: Path):
@@ -27,3 +29,13 @@ def test_an_environment_without_pip_has_that_of_uv(tmp_path: Path):
     assert pip_command() == [sys.executable, "-m", "pip"]
     assert shown.stdout.split("\n")[1:3] == ["tool", "run"]
     assert shown.stdout.endswith(f"--python\n{python}\npip\n")
+
+
+def test_uv_is_that_of_path_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The base install has none; without both, the error names the extra."""
+    monkeypatch.setitem(sys.modules, "uv", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaneError, match=r"pip install 'session-harness\[run\]'"):
+        find_uv()
+    (tmp_path / "uv").touch(mode=0o755)
+    assert find_uv() == str(tmp_path / "uv")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server_patch.router import GatewayError, GatewayKind, launch
 from server_patch.router.app import open_http
+from server_patch.router.gateway import GatewayError, GatewayKind, launch
 
 TAKEN = "Address already in use (os error 98)"
 

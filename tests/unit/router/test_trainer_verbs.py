@@ -20,8 +20,7 @@ from harness.server.store.connect import open_store
 from harness.sessions.gate import GateState
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.types import Json, as_ids
-from server_patch.router.fan_out import VerbResult
-from server_patch.router.verbs import VerbOrder
+from server_patch.router.verbs import VerbOrder, VerbResult
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import toy_tokenizer

@@ -5,14 +5,14 @@ import json
 from collections.abc import Callable
 
 import pytest
-import zstandard
+from backports import zstd
 
 from harness.dialects.request_limits import RequestLimits
 from harness.server.settings import ServerSettings
 from tests.builders import user
 from tests.session_servers.served import Client, Served, says, session_on
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstd.compress}
 PATHS = ("chat/completions", "responses", "messages")
 BODY = {"max_tokens": 9, "messages": [user("hi")], "input": "hi"}
 

@@ -1,11 +1,9 @@
 """The figures of a run in a store of metrics: read back with the store's own library, and equal to the report."""
 
-import json
 import os
 import re
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from harness.viewer.exports.metrics import METRICS, STATISTICS
 from harness.viewer.report import make_report
 from tests.harness_command import harness
 from tests.recorded_runs import write_run
+from tests.wandb_file import wandb_values
 
 DOCS = Path(__file__).parents[3] / "docs" / "looking.md"
 STEPS = b'{"train/loss": 2.5, "rollout/reward_mean": 0.25}\n{"train/loss": 1.5, "rollout/reward_mean": 0.5}\n'
@@ -96,42 +95,11 @@ def test_wandb_reads_the_figures_of_the_report(run: RunDirectory, tmp_path: Path
     assert {path.name for path in out.rglob("*") if path.is_file()} == {file.name}
     assert not any(path.is_symlink() for path in out.rglob("*"))
     found: dict[str, list[tuple[int, float]]] = {}
-    for values in _wandb_values(file.read_bytes()):
+    for values in wandb_values(file.read_bytes()):
         step = int(values.pop("session_step", values.pop("training_step", 0)))
         for key, value in values.items():
             found.setdefault(key, []).append((step, value))
     assert found == _expected(run)
-
-
-def _wandb_values(content: bytes) -> Iterator[dict[str, float]]:
-    """The values of each step and of the summary in a run file, which is a log in LevelDB's form."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    place, part = 7, b""
-    while place + 7 <= len(content):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        _, size, kind = struct.unpack("<IHB", content[place : place + 7])
-        part += content[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind not in (1, 4):  # a whole record, or the last part of one
-            continue
-        record, part = Record(), b""
-        record.ParseFromString(content[place - size : place]) if kind == 1 else None
-        match record.WhichOneof("record_type"):
-            case "history":
-                items = list(record.history.item)
-            case "summary":
-                items = list(record.summary.update)
-            case _:
-                continue
-        named = [("/".join(item.nested_key) or item.key, item.value_json) for item in items]
-        if record.WhichOneof("record_type") == "summary" and any(key.endswith("_step") for key, _ in named):
-            continue  # what the library makes of the last step
-        if told := {key: json.loads(value) for key, value in named if not key.startswith("_")}:
-            yield told
 
 
 @pytest.mark.parametrize("kind", list(ReportFormat))

@@ -20,7 +20,7 @@ from pages import INDEX, ROOT, sections
 
 AROUND = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md"),
-    *("examples/object_list/README.md", "examples/table_learner/README.md"),
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "examples").glob("*/README.md")),
 )
 API = "docs/api.md"
 SHIM = "iframe-worker@1.0.4"  # MIT

@@ -14,7 +14,8 @@ TEST = "from mean import mean; assert mean([]) == 0.0; assert mean([1, 2]) == 1.
 
 def reward(folder: Path) -> float:
     """Run the test on what the agent left in its working directory."""
-    return float(subprocess.run([sys.executable, "-c", TEST], cwd=folder, check=False, capture_output=True).returncode == 0)
+    done = subprocess.run([sys.executable, "-c", TEST], cwd=folder, check=False, capture_output=True)
+    return float(done.returncode == 0)
 
 
 async def main(vllm_url: str, model: str, rollouts: int) -> None:

@@ -130,7 +130,7 @@ async def test_the_search_answers_what_users_ask(site: Path) -> None:
             await field.press(asked[-1])
             with suppress(PlaywrightTimeout):  # hits come while words do
                 answered = f"{FIRST_HITS}.some(path => path.endsWith({answer!r}))"
-                await page.wait_for_function(answered, timeout=5_000)
+                await page.wait_for_function(answered, timeout=20_000)
             found[asked] = await page.evaluate(FIRST_HITS)
     assert {asked: hits for asked, hits in found.items() if not any(h.endswith(ANSWERS[asked]) for h in hits)} == {}
     assert len(ANSWERS) == 12

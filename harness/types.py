@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct, convert, json
 from msgspec.structs import astuple
 
+from harness.notebook import card, token_bar
 from harness.token_rows import SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
@@ -483,6 +484,22 @@ class Sample:
     """Reward of the token's turn and later ones, else 0; [0] without `turn_rewards`."""
     routed_experts: SampleRows | None = None
     """Experts that each token was routed to, prompt included; None if not recorded."""
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "reward": self.reward,
+            "turns": len(self.metadata.get("turns", ())) or None,
+            "weight": self.weight,
+            "sampled by": ", ".join(self.weight_versions) or None,
+        }
+        return card(f"Sample: {self.status}", facts, token_bar(token_kinds(self)))
+
+
+def token_kinds(sample: Sample) -> list[str]:
+    """Return what each token of `sample` is: `context`, `masked` or `trained`."""
+    sampled = np.where(sample.behavior_versions < 0, "context", "masked")
+    response = np.where(sample.loss_mask == 1, "trained", sampled)
+    return ["context"] * (sample.tokens.size - sample.response_length) + [str(kind) for kind in response]
 
 
 def end_of_turn(asked_at: float, ended_at: float, requests: Iterable[tuple[float | None, float]]) -> float:

@@ -20,11 +20,13 @@ from pages import INDEX, ROOT, sections
 
 AROUND = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md"),
-    *("examples/object_list/README.md", "examples/table_learner/README.md"),
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "examples").glob("*/README.md")),
 )
 API = "docs/api.md"
 SHIM = "iframe-worker@1.0.4"  # MIT
 PUBLIC_NAMES = "docs/public-names.md"
+LAST_FOUND = ("CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "docs/README.md", PUBLIC_NAMES)
+"""Pages that have most words somewhere, and are seldom the answer of a search; decisions are others."""
 _CODE = re.compile(r"`[^`\n]+`")
 
 
@@ -55,6 +57,8 @@ def lay_out(pages: Path) -> None:
         page.write_text(_CODE.sub(_bare_bars, page.read_text(encoding="utf-8")), encoding="utf-8")
     api = (ROOT / API).read_text(encoding="utf-8")
     (pages / PUBLIC_NAMES).write_text(public_names(api), encoding="utf-8")
+    for page in [*(pages / name for name in LAST_FOUND), *pages.glob("docs/adr/*.md")]:
+        page.write_text(f"---\nsearch:\n  boost: 0.2\n---\n{page.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def fetch_shim(folder: Path) -> None:

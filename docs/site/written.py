@@ -9,6 +9,7 @@ import tomllib
 from commands import commands_page
 from failures import errors_page
 from pages import ROOT, Page, sections
+from support import support_page
 
 DECISIONS = "docs/adr/README.md"
 
@@ -19,6 +20,7 @@ def main(*, only_check: bool) -> int:
     pages = {
         "docs/cli.md": commands_page(),
         "docs/errors.md": errors_page(),
+        "docs/support.md": support_page(),
         DECISIONS: decisions_page(headed["Why"]),
         "docs/llms.txt": llms_txt(headed),
     }

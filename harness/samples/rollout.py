@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness.errors import Cause
-from harness.types import Json, Sample
+from harness.notebook import card, table, token_bar
+from harness.types import Json, Sample, token_kinds
 
 
 class OutcomeKind(StrEnum):
@@ -56,3 +57,20 @@ class Rollout:
     """`GET /sessions/{id}?ids=none` after the agent ended, else an empty record."""
     agent_result: Json | None
     seconds: float
+
+    def _repr_html_(self) -> str:
+        turns = self.session["turns"]
+        facts = {"session": self.session_id, "why": self.outcome.detail or None, "turns": len(turns)}
+        said = [message for turn in turns for message in (*turn.get("messages_delta", ()), turn.get("reply", {}))]
+        return card(
+            f"Rollout: {self.outcome.kind}",
+            facts | {"samples": len(self.samples), "seconds": self.seconds, "result": self.agent_result},
+            token_bar(kind for sample in self.samples for kind in token_kinds(sample)),
+            table(("role", "content", "tool calls"), [_as_row(message) for message in said]),
+        )
+
+
+def _as_row(message: Json) -> tuple[object, object, str]:
+    calls = [call.get("function") or call for call in message.get("tool_calls") or ()]
+    named = "\n".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+    return message.get("role", ""), message.get("content") or "", named

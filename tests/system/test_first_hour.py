@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.machine.uv import run_uv_blocking
+from tests.checkout import ROOT
 from tests.toy_model import write_toy_model
 
 INSTALL_S = 600.0
@@ -74,6 +76,8 @@ def test_everything_that_the_start_page_says_works(call: Call, tmp_path: Path) -
     demo = call("demo", "--out", "demo")
     assert demo.returncode == 0, demo.stderr
     assert "harness view" in demo.stdout
+    [shown] = re.findall(r"^\$ harness demo\n(.*?)^\$ ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert demo.stderr == shown
     for arguments in (
         ("show", "demo/sessions.db"),
         ("view", "demo/sessions.db", "--out", "demo.html"),

@@ -14,6 +14,7 @@ import pytest
 from harness import HarnessError, OutcomeKind, errors, read_run, read_samples
 from harness.suite.record.rundir import RunDirectory
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
+from tests.unit.test_notebook import Seen, is_plain
 
 
 @pytest.fixture(name="complete", scope="module")
@@ -54,6 +55,16 @@ def test_a_complete_run_is_what_its_files_say(complete: Path) -> None:
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert ours.metadata == theirs.metadata
     assert run.ledger.trained == sum(int(sample.loss_mask.sum()) for sample in run.samples)
+
+
+def test_a_run_shows_itself_in_a_notebook(complete: Path) -> None:
+    """Its end, its mean reward, its tokens, and a row for each rollout."""
+    seen = Seen(read_run(complete)._repr_html_())
+
+    assert is_plain(seen)
+    assert "Run: passed" in seen.text
+    assert "mean reward  0.250" in seen.text
+    assert seen.parts.count("finished") == 4
 
 
 def test_reading_changes_nothing(complete: Path) -> None:

@@ -2,17 +2,39 @@
 
 import subprocess
 import sys
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 from tests.browser import browsing
 from tests.checkout import ROOT
 
 pytestmark = pytest.mark.xdist_group("site")  # built once, on one worker
+
+ANSWERS = {
+    "run claude code on vllm": "examples/claude_code/index.html",
+    "abort rollout keep samples": "docs/abort.html",
+    "update weights running agents": "docs/weight-updates.html",
+    "why reward 0": "docs/troubleshooting.html",
+    "resume killed run": "docs/troubleshooting.html",
+    "side call": "docs/samples.html",
+    "sandbox agents": "docs/sandboxes.html",
+    "write check.py": "docs/scenarios.html",
+    "train grpo": "docs/training.html",
+    "supported versions": "docs/support.html",
+    "coming from verifiers": "docs/coming-from.html",
+    "lora": "docs/not-done.html",
+}
+"""What users type into the search, and the page that answers them."""
+FIRST = 3
+"""Hits that a reader looks at."""
+FIRST_HITS = f"""[...document.querySelectorAll('.md-search-result__list > li')].slice(0, {FIRST}).map(
+    hit => new URL(hit.querySelector('a').href).pathname)"""
 
 
 class Found(NamedTuple):
@@ -93,16 +115,25 @@ def test_a_reader_without_a_network_sees_the_site(pages: dict[Path, Found]) -> N
     assert [address for page, address in loaded if not (page.parent / urldefrag(unquote(address))[0]).exists()] == []
 
 
-async def test_a_page_that_is_opened_from_a_folder_finds_words(site: Path) -> None:
-    """The index is a script that pages load: a browser reads no other file of a folder."""
+async def test_the_search_answers_what_users_ask(site: Path) -> None:
+    """Each of twelve questions, within the first three hits, on a page that is opened from a folder."""
     async with browsing() as browser:
         page = await browser.new_page()
-        await page.goto((site / "docs" / "looking.html").as_uri())
+        await page.goto((site / "docs" / "index.html").as_uri())
         await page.wait_for_function("typeof IFrameWorker === 'function'")
         await page.keyboard.press("/")
-        await page.keyboard.type("superseded", delay=50)
-        await page.wait_for_selector(".md-search-result__link", state="attached")
-        assert "looking.html" in str(await page.locator(".md-search-result__link").first.get_attribute("href"))
+        field, found = page.locator(".md-search__input"), {}
+        for asked, answer in ANSWERS.items():
+            await field.fill("")
+            await page.wait_for_function(f"{FIRST_HITS}.length === 0")
+            await field.fill(asked[:-1])
+            await field.press(asked[-1])
+            with suppress(PlaywrightTimeout):  # hits come while words do
+                answered = f"{FIRST_HITS}.some(path => path.endsWith({answer!r}))"
+                await page.wait_for_function(answered, timeout=20_000)
+            found[asked] = await page.evaluate(FIRST_HITS)
+    assert {asked: hits for asked, hits in found.items() if not any(h.endswith(ANSWERS[asked]) for h in hits)} == {}
+    assert len(ANSWERS) == 12
 
 
 def test_every_link_of_llms_txt_is_in_the_site(site: Path) -> None:

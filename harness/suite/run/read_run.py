@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from harness.errors import RunError
+from harness.notebook import card, table
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.accounting import ledger_of
@@ -39,6 +41,19 @@ class RecordedRun:
     def outcomes(self) -> Mapping[OutcomeKind, int]:
         """Rollouts per outcome."""
         return Counter(rollout.outcome for rollout in self.rollouts)
+
+    def _repr_html_(self) -> str:
+        rewards = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+        facts: dict[str, object] = {str(kind): count for kind, count in self.outcomes.items()}
+        facts["mean reward"] = fmean(rewards) if rewards else None
+        facts |= {name: getattr(self.ledger, name) for name in ("generated", "trained", "masked")}
+        facts |= {f"dropped as {reason}": count for reason, count in self.ledger.dropped.items()}
+        head = ("rollout", "scenario", "outcome", "reward", "trained", "why")
+        lines = [
+            (each.number, each.scenario, each.outcome, each.reward, each.ledger.trained, each.detail)
+            for each in self.rollouts
+        ]
+        return card(f"Run: {self.status or 'not complete'}", facts, table(head, lines))
 
 
 def read_run(path: Path | str) -> RecordedRun:

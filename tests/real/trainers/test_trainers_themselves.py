@@ -19,7 +19,7 @@ from tests.builders import toy_template
 from tests.checkout import ROOT
 from tests.toy_model import write_toy_model
 from tests.unit.adapters.miles_runs import miles_run
-from tests.unit.adapters.test_embedding_page import STEPS, blocks
+from tests.unit.adapters.test_embedding_page import EXAMPLES, STEPS
 
 QUESTIONS = {"6 x 7?": "42", "How many are six times seven?": "42", "7 x 6?": "43", "40 + 2?": None}
 """With the answers that are rewarded. The model says 42; at None the agent breaks off."""
@@ -59,8 +59,8 @@ def python_with(trainer: str) -> str:
 
 
 async def ask(python: str, program: str, work: Path, **question: Any) -> Any:
-    """The answer of a program beside this file, which can import the agent of docs/embedding.md."""
-    (work / "sure_agent.py").write_text(blocks("AReaL", "python")[0])
+    """The answer of a program beside this file, which can import the agent of the example of AReaL."""
+    (work / "sure_agent.py").write_text((EXAMPLES / "areal" / "sure_agent.py").read_text())
     (work / "branching_agent.py").write_text(BRANCHES)
     process = await asyncio.create_subprocess_exec(
         *(python, str(Path(__file__).with_name(program)), str(work)),
@@ -122,7 +122,7 @@ async def test_verl_itself(tmp_path: Path) -> None:
     loop = tmp_path / "session_agent.yaml"
     options = [
         *("actor_rollout_ref.rollout.n=2", f"data.max_prompt_length={PROMPT_ROOM}", "data.max_response_length=512"),
-        *blocks("verl", "text")[0].replace("=session_agent.yaml", f"={loop}").split(),
+        *(EXAMPLES / "verl" / "overrides.txt").read_text().replace("=session_agent.yaml", f"={loop}").split(),
     ]
     rows = [
         {"prompt": [{"role": "user", "content": each}], "uid": str(index), "extra_info": {"answer": right}}
@@ -133,7 +133,8 @@ async def test_verl_itself(tmp_path: Path) -> None:
         rows.append({"prompt": SEVERAL, "uid": uid, "extra_info": {"answer": ""}, "agent_name": "branching"})
     async with miles_run(*STEPS) as run:
         run.engine.relabel(UNLABELED)
-        shown = blocks("verl", "yaml")[0].replace("http://10.0.0.2:8000", run.server.url)
+        shown = (EXAMPLES / "verl" / "session_agent.yaml").read_text().replace("tool_agent", "sure_agent")
+        shown = shown.replace("http://10.0.0.2:8000", run.server.url)
         loop.write_text(
             shown + shown.replace("sure_agent", "branching_agent").replace(": session_agent", ": branching")
         )

@@ -1,11 +1,10 @@
-"""The example of docs/embedding.md, executed as it stands."""
+"""The examples of trainers and of docs/embedding.md, executed as they stand."""
 
 import asyncio
 import json
 import re
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -15,11 +14,14 @@ from harness.adapters.miles.settings import NO_LISTS, REFUSALS
 from harness.adapters.verl import close
 from harness.engines.scripted import ScriptStep
 from tests.checkout import ROOT
+from tests.conformance.agents.parts import tool_call
 from tests.unit.adapters.miles_runs import miles_args, miles_run
 from tests.unit.adapters.verl_runs import verl_config
 
+EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
 STEPS = (ScriptStep(text="It is 41."), ScriptStep(text="No, 42."), ScriptStep(text="42"))
+CALL = tool_call("multiply", {"a": 6, "b": 7})
 ROW = {"messages": [{"role": "user", "content": "6 x 7?"}], "answer": "42"}
 
 
@@ -29,16 +31,15 @@ def blocks(section: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def with_module(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
-    """Modules of these names can be imported, for the time of the test."""
-    for name, source in sources.items():
-        (folder / f"{name}.py").write_text(source)
+@pytest.fixture(autouse=True)
+def _each_example_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two examples have a `sure_agent`."""
+    for name in ("sure_agent", "train", "tool_agent"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(folder)
 
 
 @pytest.mark.usefixtures("trainers")
-async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its options, its agent, a sample of a data set: a reward, and columns for the trainer."""
     from miles.rollout.base_types import GenerateFnInput
     from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
@@ -46,8 +47,8 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     from harness.adapters.miles import convert
 
-    (agent, _), [options] = blocks("miles", "python"), blocks("miles", "text")
-    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    monkeypatch.syspath_prepend(EXAMPLES / "miles")
+    options = (EXAMPLES / "miles" / "options.txt").read_text(encoding="utf-8")
     shown = dict(line.split(" ", 1) for line in options.splitlines())
     paths = {name[2:].replace("-", "_"): path for name, path in shown.items() if name.endswith("-path")}
     async with miles_run(*STEPS, options=("--max-seq-len", shown["--max-seq-len"]), **paths) as run:
@@ -65,14 +66,14 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("trainers")
-async def test_the_example_runs_without_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_runs_without_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file under miles' own generate function, by the configuration of the page: it finds our server."""
     from miles.rollout.base_types import GenerateFnInput
     from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
     from miles.utils.types import Sample
 
-    (agent, _), [shown] = blocks("miles", "python"), blocks("miles", "yaml")
-    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    monkeypatch.syspath_prepend(EXAMPLES / "miles")
+    [shown] = blocks("miles", "yaml")
     changes = {
         "custom_generate_function_path": "miles.rollout.generate_hub.agentic_tool_call.generate",
         "custom_agent_function_path": "sure_agent.run",
@@ -92,15 +93,14 @@ async def test_the_example_runs_without_the_adapter(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("trainers")
-async def test_the_example_of_areal_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_of_areal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its agent and its script, in a loop of AReaL's own: a trajectory, which AReaL's checks let pass."""
     from areal import PPOTrainer
 
-    agent, script = blocks("AReaL", "python")
-    with_module(tmp_path, monkeypatch, sure_agent=agent, areal_script=script)
+    monkeypatch.syspath_prepend(EXAMPLES / "areal")
     async with miles_run(*STEPS) as run:
         monkeypatch.setenv("SESSION_SERVER", run.server.url)
-        await asyncio.to_thread(import_module("areal_script").train, None, [ROW])
+        await asyncio.to_thread(import_module("train").train, None, [ROW])
 
     [made] = PPOTrainer.trajectories
     assert made["rewards"].tolist() == [1.0]
@@ -108,21 +108,20 @@ async def test_the_example_of_areal_runs(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("trainers")
-async def test_the_example_of_verl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file and its options, with the agent of AReaL's: an output, which verl's padding takes."""
+async def test_the_example_of_verl_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file, its options and its agent, which calls a tool: an output, which verl's padding takes."""
     from verl.experimental.agent_loop.agent_loop import run_agent_loop
 
-    agent, _ = blocks("AReaL", "python")
-    [file], [options] = blocks("verl", "yaml"), blocks("verl", "text")
-    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    monkeypatch.syspath_prepend(EXAMPLES / "verl")
+    file, options = ((EXAMPLES / "verl" / name).read_text() for name in ("session_agent.yaml", "overrides.txt"))
     loop_config = dict(line.removeprefix("- ").strip().split(": ", 1) for line in file.splitlines())
     assert f"default_agent_loop={loop_config['name']}" in options
-    async with miles_run(*STEPS) as run:
+    async with miles_run(CALL, STEPS[-1]) as run:
         loop_config["session_server"] = run.server.url
         try:
             made = await run_agent_loop(
                 loop_config,
-                verl_config(),
+                verl_config(prompt_length=2048),
                 SimpleNamespace(eos_token_id=2),
                 {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True},
                 raw_prompt=ROW["messages"],
@@ -131,7 +130,7 @@ async def test_the_example_of_verl_runs(tmp_path: Path, monkeypatch: pytest.Monk
         finally:
             await close()
 
-    assert (made.reward_score, made.num_turns, set(made.response_mask)) == (1.0, 6, {0, 1})
+    assert (made.reward_score, made.num_turns, set(made.response_mask)) == (1.0, 4, {0, 1})
 
 
 def test_every_option_is_on_the_page() -> None:

@@ -18,7 +18,7 @@ from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
-from tests.unit.adapters.test_embedding_page import blocks, with_module
+from tests.unit.adapters.test_embedding_page import blocks
 
 STORY = ScriptStep(text="and then " * 4, token_delay_s=0.05)
 CLIP = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.3)
@@ -63,8 +63,9 @@ async def test_the_loss_is_decoupled_ppo(tmp_path: Path, monkeypatch: pytest.Mon
     """The sum that the learner of this project finds; a token without a proximal value has weight 1."""
     play = Play()
     monkeypatch.setattr(miles_agents, "play", play)
-    _, source = blocks("miles", "python")
-    with_module(tmp_path, monkeypatch, decoupled_ppo=source)
+    [source] = blocks("miles", "python")
+    (tmp_path / "decoupled_ppo.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
     async with miles_run(ScriptStep(text="One moment."), STORY) as run:
         columns = convert(run.args, await samples_of(run, play))
         vocabulary = max(max(tokens) for tokens in columns["tokens"]) + 1

@@ -29,6 +29,7 @@ _P = ParamSpec("_P")
 
 # Columns without a terminal.
 _PLAIN_WIDTH = 160
+_MOST_SHOWN = 500  # characters of a result; --json has all
 _FATES = {TRAINED: "green", MASKED: "yellow"}
 _DROPPED = "red"
 _VERSIONS = ("cyan", "magenta", "blue", "bright_yellow")
@@ -217,14 +218,27 @@ def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
         yield "outcome", said if line.cause is None else f"{said}, by the {line.cause}"
     if line.detail:
         yield "why", line.detail
-    if line.last_words is not None:
-        yield "it said last", line.last_words
-    if line.agent_log is not None:
-        yield "its log", str(line.agent_log)
     if line.reward is not None:
         yield "reward", f"{line.reward:.3f}"
     if line.score_error is not None:
         yield "no score", line.score_error
+    if reason := line.score.get("reason"):
+        yield "reason", reason
+    for name, figure in line.score.get("figures", {}).items():
+        yield "score", f"{name} {figure:g}"
+    for name, value in line.score.get("details", {}).items():
+        yield "score", f"{name} {_shortened(value)}"
+    if line.agent_result is not None:
+        yield "its result", _shortened(line.agent_result)
+    if line.agent_log is not None:
+        yield "its log", str(line.agent_log)
+    if line.log_end:
+        yield "it said last", "\n".join(line.log_end)
+
+
+def _shortened(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _branches(session: SessionView) -> RenderableType:

@@ -142,6 +142,8 @@ class ScenarioReport:
                     "turns": record.session.turns,
                     "tokens": record.ledger.generated,
                     "reward": record.reward,
+                    "figures": record.figures,
+                    "reason": record.reason,
                     "score": record.score,
                     "score_error": record.score_error,
                     "seconds": round(record.seconds, 3),

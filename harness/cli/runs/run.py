@@ -231,11 +231,11 @@ def run(
     if numbers is not None:
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
     report = _execute(opened, concurrency, admin_token, numbers, otlp, is_resumed=resume and numbers is None)
-    if as_json:
-        output.print_json(report.to_json())
-    else:
-        from harness.cli.runs.summary import print_report
+    from harness.cli.runs.summary import print_report, report_json
 
+    if as_json:
+        output.print_json(report_json(report))
+    else:
         print_report(report)
     raise typer.Exit(report.exit_code)
 

@@ -31,14 +31,16 @@ async def test_a_check_can_say_which_turns_earned_the_reward(tmp_path: Path):
     assert await _score(tmp_path, body) == Score(1.0, {"why": "so"}, {"0": 0.5, "call_1": None})
 
 
+_FIELDS = "    reward: int\n    score: dict\n    reason: str\n    log: str\n"
+_ANSWERS = "def score(*_): return Score(0, {'tests': 3}, '3 of 7 tests pass', 'x')"
+
+
 @pytest.mark.parametrize(
     "body",
     [
         "def score(*_): return {'reward': 0, 'score': {'tests': 3}, 'reason': ' 3 of 7 tests pass\\n', 'log': 'x'}",
-        "from typing import NamedTuple\nclass Score(NamedTuple):\n    reward: int\n    score: dict\n    reason: str"
-        "\n    log: str\ndef score(*_): return Score(0, {'tests': 3}, '3 of 7 tests pass', 'x')",
-        "from dataclasses import dataclass\n@dataclass\nclass Score:\n    reward: int\n    score: dict\n    reason: str"
-        "\n    log: str\ndef score(*_): return Score(0, {'tests': 3}, '3 of 7 tests pass', 'x')",
+        f"from typing import NamedTuple\nclass Score(NamedTuple):\n{_FIELDS}{_ANSWERS}",
+        f"from dataclasses import dataclass\n@dataclass\nclass Score:\n{_FIELDS}{_ANSWERS}",
     ],
 )
 async def test_a_check_can_say_why(tmp_path: Path, body: str):

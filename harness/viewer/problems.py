@@ -1,4 +1,4 @@
-"""What went wrong in a run, grouped by equal cause, and the command to type next. Pure."""
+"""Problems of a run, grouped by equal cause, and the command to type next. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

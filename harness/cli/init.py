@@ -18,6 +18,7 @@ _Directory = Annotated[
 ]
 
 _STARTER = "starter"
+_SCRIPT_FILE = "script.toml"
 
 
 def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> None:
@@ -27,10 +28,13 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
 
     Example: `harness init my-task`, then `harness run my-task`
     """
+    import msgspec
+
     from harness.errors import RunError
     from harness.machine.disk import disk_failures
     from harness.rollouts.agents.bundled import bundled_directory
     from harness.suite.scenarios.folder import SCENARIO_FILE
+    from harness.suite.scenarios.schemas import name_schema, schema_file, schema_of
 
     source = bundled_directory("scenarios") / _STARTER
     with disk_failures(directory):
@@ -40,12 +44,17 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
         files = sorted(path for path in source.iterdir() if path.is_file() and path.name != SCENARIO_FILE)
         for file in files:
             shutil.copyfile(file, directory / file.name)
+        script = directory / _SCRIPT_FILE
+        script.write_text(name_schema("script", script.read_text(encoding="utf-8")), encoding="utf-8")
+        for kind in ("scenario", "script"):
+            text = msgspec.json.format(msgspec.json.encode(schema_of(kind)), indent=2).decode()
+            (directory / schema_file(kind)).write_text(f"{text}\n", encoding="utf-8")
         # Last, because it makes the folder a scenario. It takes the folder's name, by which a suite identifies it.
         text = (source / SCENARIO_FILE).read_text(encoding="utf-8")
         name = directory.resolve().name
         if re.fullmatch("[a-z0-9][a-z0-9_-]*", name):
             text = text.replace(f'name = "{_STARTER}"', f'name = "{name}"', 1)
-        (directory / SCENARIO_FILE).write_text(text, encoding="utf-8")
-    names = sorted([SCENARIO_FILE, *(file.name for file in files)])
+        (directory / SCENARIO_FILE).write_text(name_schema("scenario", text), encoding="utf-8")
+    names = sorted(path.name for path in directory.iterdir())
     said = f"{directory}: {', '.join(names)}\nrun it with: harness run {quote(str(directory))}"
     output.print_result({"directory": str(directory.resolve()), "files": names}, said, as_json=as_json)

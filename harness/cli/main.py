@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -33,31 +34,37 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("init")(init.init)
-app.command("doctor")(doctor.doctor)
-app.command("run")(run.run)
-app.command("show")(show.show)
-app.command("diff")(diff.diff)
-app.command("view")(view.view)
-app.command("report")(report.report)
-app.command("replay")(replay.replay)
-app.command("fork")(fork.fork)
-app.command("values")(fork.values)
-app.command("train")(train.train)
-app.command("exec")(exec_.execute)
-app.command("env")(exec_.env)
-app.command("serve")(serve.serve)
-app.command("router")(router.router)
-app.add_typer(ctl.app, name="ctl")
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(sandboxes.app, name="sandboxes")
-app.add_typer(scenario.app, name="scenario")
-app.add_typer(agent.app, name="agent")
-app.add_typer(model.app, name="model")
-app.add_typer(engine.app, name="engine")
-app.add_typer(verify.app, name="verify")
-app.command("completion")(completion.completion)
+_PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
+    "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": completion.completion},
+    "Run": {"run": run.run, "train": train.train, "exec": exec_.execute, "env": exec_.env},
+    "Look": {
+        "show": show.show,
+        "open": view.open_last,
+        "view": view.view,
+        "report": report.report,
+        "diff": diff.diff,
+        "replay": replay.replay,
+        "fork": fork.fork,
+        "values": fork.values,
+    },
+    "Serve": {"serve": serve.serve, "router": router.router, "ctl": ctl.app, "sessions": sessions.app},
+    "Prepare and check": {
+        "scenario": scenario.app,
+        "agent": agent.app,
+        "model": model.app,
+        "engine": engine.app,
+        "sandboxes": sandboxes.app,
+        "verify": verify.app,
+    },
+}
+"""Commands and groups of commands, in the order of `--help`."""
+
+for panel, commands in _PANELS.items():
+    for command, runs in commands.items():
+        if isinstance(runs, typer.Typer):
+            app.add_typer(runs, name=command, rich_help_panel=panel)
+        else:
+            app.command(command, rich_help_panel=panel)(runs)
 add_log_options(app)
 
 _INTERRUPTED = 130
@@ -76,7 +83,8 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     del version

@@ -1,4 +1,4 @@
-"""`harness model`: weights, fetched by name."""
+"""`harness model`: weights, listed and fetched by name."""
 
 from typing import Annotated
 
@@ -6,12 +6,22 @@ import typer
 
 from harness.cli import options, output
 
-app = typer.Typer(help="Fetch model weights.", no_args_is_help=True)
+app = typer.Typer(help="List and fetch model weights.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `get` a subcommand although it is the only one."""
+@app.command("list")
+def list_models(as_json: options.Json = False) -> None:
+    """List the models of the catalogue, and those that are in the cache."""
+    from harness.lab.models import CATALOGUE
+    from harness.machine.cache import cache_directory
+
+    listed = []
+    for name, found in CATALOGUE.items():
+        cached = cache_directory() / "models" / name
+        folder = str(cached) if cached.is_dir() else None
+        listed.append({"model": name, "directory": folder, "license": found.license, "summary": found.summary})
+    lines = [f"{each['model']}  {'cached' if each['directory'] else '      '}  {each['summary']}" for each in listed]
+    output.print_result({"models": listed}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("get")

@@ -33,6 +33,7 @@ def yields_to(*flags: str) -> Callable[..., Any]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")]
 
 Renderer = Annotated[
     str,

@@ -1,5 +1,6 @@
-"""`harness scenario`: lists scenarios, checks their files, prints the schema of `scenario.toml`."""
+"""`harness scenario`: lists scenarios, checks their files, prints the schemas of their files."""
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,6 +9,15 @@ from harness.cli import options, output
 
 if TYPE_CHECKING:
     from harness.suite.scenarios.folder import ScenarioFolder
+
+
+class SchemaOf(StrEnum):
+    """Files with a schema, the keys of `SCHEMAS`, whose import would load all models."""
+
+    SCENARIO = "scenario"
+    SCRIPT = "script"
+    PROFILE = "profile"
+
 
 app = typer.Typer(help="List, check and describe scenarios.", no_args_is_help=True)
 
@@ -40,12 +50,20 @@ def check(
 
 
 @app.command("schema")
-def schema(as_json: options.Json = False) -> None:
-    """Print the JSON schema of scenario.toml."""
-    from harness.suite.scenarios.scenario import Scenario
+def schema(
+    file: Annotated[SchemaOf, typer.Argument(metavar="[FILE]", help="`scenario`, `script` or `profile`.")] = (
+        SchemaOf.SCENARIO
+    ),
+    as_json: options.Json = False,
+) -> None:
+    """Print the JSON schema of scenario.toml, of a script or of an agent's profile.
+
+    An editor checks a TOML file whose first line is `#:schema PATH`.
+    """
+    from harness.suite.scenarios.schemas import schema_of
 
     del as_json  # the schema is JSON anyway
-    output.print_json(Scenario.model_json_schema())
+    output.print_json(schema_of(file))
 
 
 def _summary(folder: "ScenarioFolder") -> dict[str, Any]:

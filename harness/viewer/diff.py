@@ -9,19 +9,15 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 
+from harness.suite.judge.groups import CONFIDENCE, FEWEST, t_quantile
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.divergence import FirstDifference, find_divergence
 from harness.viewer.look import look_at, look_into, open_tokenizer
 from harness.viewer.run_view import RunView, SessionLine
-
-CONFIDENCE = 0.95
-# With fewer prompts, coverage depends on the distribution: 0.80 with two prompts of rewards 0 and 1.
-_FEWEST_PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +114,12 @@ def compare_rewards(pairs: Sequence[SessionPair]) -> RewardDiff | None:
     # Each prompt's residual. A ratio estimator, since prompts may have different numbers of pairs.
     residuals = np.array([sum(each) - difference * len(each) for each in by_prompt.values()])
     interval = None
-    if len(by_prompt) >= _FEWEST_PROMPTS:
+    if len(by_prompt) >= FEWEST:
         degrees = len(by_prompt) - 1
         deviation = math.sqrt(len(by_prompt) / degrees * float(residuals @ residuals)) / count
-        half = _t_quantile((1 + CONFIDENCE) / 2, degrees) * deviation
+        half = t_quantile((1 + CONFIDENCE) / 2, degrees) * deviation
         interval = difference - half, difference + half
     return RewardDiff(count, len(by_prompt), (firsts, seconds), difference, interval)
-
-
-def _t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t, within 0.3 % for four or more degrees of freedom."""
-    # Abramowitz and Stegun, 26.7.5.
-    z: float = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
 def _keyed(lines: Sequence[SessionLine], seeded: Collection[str | None]) -> dict[Hashable, SessionLine]:

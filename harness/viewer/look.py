@@ -4,17 +4,15 @@ A run may go on, have been killed, or be of an older version or another machine.
 or damaged part is a sentence in `RunView.missing`.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
 from harness.errors import HarnessError, RunError
-from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
-from harness.samples.rollout import ENDED_WELL
+from harness.rollouts.agents.log import read_last_lines
 from harness.server.store.rows import StoredLine, TokenizerName
 from harness.server.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.sessions.record import session_record
@@ -31,7 +29,8 @@ from harness.viewer.damaged_run import say_missing
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
-_LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
+_LOG_LINES = 5
+"""Last lines of an agent's log that a session shows."""
 
 _T = TypeVar("_T")
 
@@ -186,14 +185,5 @@ class _Lock(Struct):
 
 def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
     log = directory.workdir(rollout.number) / LOG_FILE
-    try:
-        with open_left_behind(log) as file:
-            return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else _last_line(file))
-    except OSError:  # there is none, or the agent has put something else there
-        return SessionLine.of(rollout, None, None)
-
-
-def _last_line(log: BinaryIO) -> str | None:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
-    lines = log.read(_LOG_TAIL).decode("utf-8", "replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    said = read_last_lines(log, _LOG_LINES)
+    return SessionLine.of(rollout, None if said is None else log, said or ())

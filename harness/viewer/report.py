@@ -19,14 +19,18 @@ import numpy as np
 
 from harness.samples.rollout import ENDED_WELL
 from harness.sessions.ledger import Ledger, total
+from harness.suite.judge.groups import CONFIDENCE, Rewarded, by_prompt, pass_at
+from harness.suite.judge.verdicts import sessions_words
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.exports.metrics import STATISTICS, MetricPoint, keep_numbers, key_of, session_point, training_points
 from harness.viewer.look import look_at, look_into
+from harness.viewer.problems import find_problems
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_figures import SessionFigures, measure
 
+_MOST_RESULT = 500  # characters
 _QUANTILES = (0.0, 0.5, 0.95, 1.0)
 _SPREAD = ("count", "mean", "least", "median", "95 %", "most")
 
@@ -103,7 +107,15 @@ def make_report(path: Path) -> Report:
             with say_missing(f"session {line.session_id}", missing):
                 figures[place] = measure(look_into(path, line.session_id))
     seen = list(figures.values())
-    tables = [_run(view, missing), _outcomes(view), _rewards(view), _lengths(seen), _seconds(seen)]
+    tables = [
+        _run(view, missing),
+        _outcomes(view),
+        _rewards(view),
+        _prompts(view),
+        _problems(view),
+        _lengths(seen),
+        _seconds(seen),
+    ]
     tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen)]
     with say_missing("the telemetry of its report", missing):
         rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
@@ -150,6 +162,34 @@ def _rewards(view: RunView) -> FigureTable:
             by_scenario.setdefault(line.scenario or "", []).append(line.reward)
     found = [(key_of("report", "reward", name), name, values) for name, values in by_scenario.items()]
     return _spreads("Rewards", "scenario", found)
+
+
+def _prompts(view: RunView) -> FigureTable:
+    prompts = by_prompt(
+        Rewarded(line.scenario or "", line.group or 0, line.number, line.reward)
+        for line in view.sessions
+        if line.number is not None and line.reward is not None
+    )
+    rows = []
+    for each in prompts:
+        interval = "-" if each.interval is None else " to ".join(map(_number, each.interval))
+        ends = (f"{_number(each.rewards[number])}, session {number}" for number in (each.best, each.worst))
+        rows.append([f"{each.group} of {each.scenario}", str(len(each.rewards)), _number(each.mean), interval, *ends])
+    figures: dict[str, float] = {}
+    for scenario in dict.fromkeys(each.scenario for each in prompts):
+        for k, share in pass_at([each for each in prompts if each.scenario == scenario]).items():
+            figures[f"{key_of('report', 'pass_at', scenario)}/{k}"] = share
+            rows.append([f"pass@{k} of {scenario}", "", _number(share), "", "", ""])
+    columns = ("prompt", "samples", "mean reward", f"{CONFIDENCE:.0%} interval", "best", "worst")
+    return FigureTable("Prompts", columns, rows, figures)
+
+
+def _problems(view: RunView) -> FigureTable:
+    rows = [
+        [each.cause, str(len(each.sessions)), sessions_words(each.sessions), _number(each.log)]
+        for each in find_problems(view.sessions)
+    ]
+    return FigureTable("What went wrong", ("cause", "sessions", "which", "log of the first"), rows)
 
 
 def _lengths(seen: Sequence[SessionFigures]) -> FigureTable:
@@ -218,14 +258,27 @@ def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
 
 
 def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:
-    columns = ("number", "session", "scenario", "outcome", "cause", "reward", "turns", "tokens", "seconds", "why")
+    columns = (
+        "number",
+        "session",
+        "scenario",
+        "outcome",
+        "cause",
+        "reward",
+        "turns",
+        "tokens",
+        "seconds",
+        "why",
+        "score",
+        "result",
+    )
     rows = []
     for place, line in enumerate(view.sessions):
         facts = figures.get(place)
         turns, tokens = line.turns if facts is None else len(facts.seconds), line.sampled
         seconds = None if facts is None else sum(facts.seconds) + sum(facts.between)
         cells = [line.number, line.session_id, line.scenario, line.outcome, line.cause, line.reward, turns, tokens]
-        rows.append([*map(_number, [*cells, seconds]), _why(line)])
+        rows.append([*map(_number, [*cells, seconds]), _why(line), _score(line), _result(line)])
     return FigureTable("Sessions", columns, rows)
 
 
@@ -275,6 +328,15 @@ def _checks(told: Json) -> Iterator[Case]:
                 yield Case(str(scenario["name"]), name, CaseResult.PASSED)
             else:
                 yield Case(str(scenario["name"]), name, CaseResult.FAILED, said)
+
+
+def _score(line: SessionLine) -> str:
+    figures = [f"{name} {_number(figure)}" for name, figure in line.score.get("figures", {}).items()]
+    return "; ".join([*figures, *filter(None, [line.score.get("reason")])])
+
+
+def _result(line: SessionLine) -> str:
+    return "" if line.agent_result is None else msgspec.json.encode(line.agent_result).decode()[:_MOST_RESULT]
 
 
 def _why(line: SessionLine) -> str:

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Self
 
 from harness.errors import RunError
+from harness.samples.rollout import ENDED_WELL
 from harness.server.store.rows import StoredLine
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import CloseReason, Phase
@@ -50,6 +51,8 @@ class SessionLine:
     cause: str | None = None
     detail: str = ""
     reward: float | None = None
+    score: Json = field(default_factory=dict)
+    """The check's `reward`, `figures` by name, `reason` and further `details`, without those that it left out."""
     score_error: str | None = None
     turns: int | None = None
     sampled: int | None = None
@@ -59,9 +62,12 @@ class SessionLine:
     """Error answers to model calls, by code; None if not recorded."""
     last_words: str | None = None
     """Last log line of an agent that did not end well."""
+    log_end: Sequence[str] = ()
+    """Last lines of the agent's log."""
+    agent_result: Json | None = None
 
     @classmethod
-    def of(cls, rollout: RolloutRecord, agent_log: Path | None, last_words: str | None) -> Self:
+    def of(cls, rollout: RolloutRecord, agent_log: Path | None, log_end: Sequence[str]) -> Self:
         """Return the line of a rollout."""
         return cls(
             session_id=rollout.session_id,
@@ -73,12 +79,15 @@ class SessionLine:
             cause=None if rollout.cause is None else str(rollout.cause),
             detail=rollout.detail,
             reward=rollout.reward,
+            score=_score(rollout),
             score_error=rollout.score_error,
             turns=rollout.session.turns,
             sampled=rollout.ledger.generated,
             agent_log=agent_log,
             refusals=rollout.session.refusals,
-            last_words=last_words,
+            last_words=None if rollout.outcome in ENDED_WELL else next(iter(log_end[-1:]), None),
+            log_end=log_end,
+            agent_result=rollout.agent_result,
         )
 
     @classmethod
@@ -89,6 +98,11 @@ class SessionLine:
             why = _WHY.get(stored.state, "it is not closed")
             return cls(stored.session_id, state=stored.state, detail=why, sampled=stored.sampled)
         return cls(stored.session_id, outcome=end.outcome, detail=end.reason, reward=end.reward, sampled=stored.sampled)
+
+
+def _score(rollout: RolloutRecord) -> Json:
+    reward = {} if rollout.reward is None else {"reward": rollout.reward}
+    return {**reward, **rollout.judged, **({"details": rollout.score} if rollout.score else {})}
 
 
 @dataclass(frozen=True, slots=True)

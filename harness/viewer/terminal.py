@@ -22,6 +22,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.problems import find_problems
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
 
@@ -29,6 +30,7 @@ _P = ParamSpec("_P")
 
 # Columns without a terminal.
 _PLAIN_WIDTH = 160
+_MOST_SHOWN = 500  # characters of a result; --json has all
 _FATES = {TRAINED: "green", MASKED: "yellow"}
 _DROPPED = "red"
 _VERSIONS = ("cyan", "magenta", "blue", "bright_yellow")
@@ -63,6 +65,8 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
     if view.ledger is not None:
         yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
     yield from missing_sentences(view.missing)
+    for problem in find_problems(view.sessions):
+        yield Text(printable(problem.words), style="red")
     if view.superseded:
         ids = ", ".join(str(line.session_id)[:SHORT_ID] for line in view.superseded)
         yield Text(printable(f"superseded: {len(view.superseded)} sessions of attempts that were played again: {ids}"))
@@ -217,14 +221,31 @@ def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
         yield "outcome", said if line.cause is None else f"{said}, by the {line.cause}"
     if line.detail:
         yield "why", line.detail
-    if line.last_words is not None:
-        yield "it said last", line.last_words
+    yield from _score(line)
+    if line.agent_result is not None:
+        yield "its result", _shortened(line.agent_result)
     if line.agent_log is not None:
         yield "its log", str(line.agent_log)
+    if line.log_end:
+        yield "it said last", "\n".join(line.log_end)
+
+
+def _score(line: SessionLine) -> Iterator[tuple[str, str]]:
     if line.reward is not None:
         yield "reward", f"{line.reward:.3f}"
     if line.score_error is not None:
         yield "no score", line.score_error
+    if reason := line.score.get("reason"):
+        yield "reason", reason
+    for name, figure in line.score.get("figures", {}).items():
+        yield "score", f"{name} {figure:g}"
+    for name, value in line.score.get("details", {}).items():
+        yield "score", f"{name} {_shortened(value)}"
+
+
+def _shortened(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _branches(session: SessionView) -> RenderableType:

@@ -1,9 +1,11 @@
 """Log lines go to standard error, and what is served does not depend on who takes them."""
 
 import asyncio
+import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +27,30 @@ def test_a_line_has_its_level_and_its_values(capsys: pytest.CaptureFixture[str])
     get_logger(LOGGER).warning("turn_ended", end="drained")
 
     assert '"end": "drained"' in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """What an operator looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_readable_line_for_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How it ended, and why; hostile text is written out."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    configure_logging()
+    log = get_logger(LOGGER)
+    facts = {"dialect": "openai_chat", "turn": 3, "attempt": 0, "gate_s": 0.0, "queue_s": 0.25, "engine_s": 1.0}
+    with bound(session_id="5f0c1d2e" * 4):
+        log.info("turn_ended", end="model", status="completed", tokens=84, **facts)
+        error = {"code": "engine_unavailable", "error": "it is \x1b[2J gone"}
+        log.info("turn_ended", end="engine_failed", status="failed", tokens=0, **facts, **error)
+    first, second = sys.stderr.getvalue().splitlines()  # type: ignore[attr-defined]  # of the terminal above
+
+    assert re.fullmatch(r"\d\d:\d\d:\d\d 5f0c1d2e turn 3: completed by model, 84 tokens in 1.25 s", first)
+    assert second.endswith("failed by engine_failed, 0 tokens in 1.25 s; engine_unavailable: it is \\x1b[2J gone")
 
 
 class NobodyReads:

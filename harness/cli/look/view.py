@@ -64,6 +64,19 @@ def view(
     output.print_result(document, f"{out}: {len(seen.sessions)} sessions, {size:,} bytes", as_json=as_json)
 
 
+def open_last(*, as_json: options.Json = False) -> None:
+    """Write the page of the newest run in `runs/` beside the run, and open it in a browser."""
+    import webbrowser
+
+    from harness.suite.record.rundir import newest_run
+
+    run = newest_run()
+    page = run.with_name(f"{run.name}.html")
+    view(run, out=page, as_json=as_json)
+    if not webbrowser.open(page.resolve().as_uri()):
+        output.say(f"no browser opened; open {page} in one")
+
+
 def _show_live(address: "SessionServerAddress", port: int, tokenizer: Path | None, *, as_json: bool) -> None:
     import asyncio
 

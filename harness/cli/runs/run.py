@@ -149,6 +149,7 @@ def run(
     out: _Out = None,
     resume: _Resume = False,
     only: _Only = None,
+    dry_run: options.DryRun = False,
     otlp: options.Otlp = None,
     as_json: options.Json = False,
 ) -> None:
@@ -166,7 +167,7 @@ def run(
     from harness.errors import RunError, ScenarioError
     from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.suite.data.filters import Filter
-    from harness.suite.record.config import Overrides
+    from harness.suite.record.config import Overrides, select
     from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import begin_run, resume_run
     from harness.suite.scenarios.scenario import require_running_servers
@@ -211,6 +212,13 @@ def run(
     otlp = options.require_collector(otlp)
     if server is not None:
         _refuse_collector(otlp)
+    if dry_run:
+        from harness.cli.runs.dry_run import print_dry_run
+
+        if resume:
+            raise RunError("expected --dry-run or --resume, got both: `harness show RUN` has what is left of a run")
+        print_dry_run(select(suite, overrides), concurrency, as_json=as_json)
+        return
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     if opened.selection.config.overrides.server is not None:  # of a run that is resumed
         _refuse_collector(otlp)
@@ -231,11 +239,11 @@ def run(
     if numbers is not None:
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
     report = _execute(opened, concurrency, admin_token, numbers, otlp, is_resumed=resume and numbers is None)
-    if as_json:
-        output.print_json(report.to_json())
-    else:
-        from harness.cli.runs.summary import print_report
+    from harness.cli.runs.summary import print_report, report_json
 
+    if as_json:
+        output.print_json(report_json(report))
+    else:
         print_report(report)
     raise typer.Exit(report.exit_code)
 

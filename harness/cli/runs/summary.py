@@ -10,21 +10,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.errors import Cause
 from harness.server.store.sqlite import read_session
-from harness.suite.judge.verdicts import sessions_words
+from harness.suite.judge.groups import CONFIDENCE
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.server.telemetry.printable import printable
-from harness.types import Message
+from harness.types import Json, Message
 from harness.viewer.look import look_at, look_into
-from harness.viewer.run_view import SessionLine
+from harness.viewer.problems import find_problems, next_command
 from harness.viewer.terminal import ledger_words, message_text, show
 
 _MAX_LINE = 100
 _MOST_REMARKS = 3  # of a scenario; `show` has those of each session
+_MOST_PROBLEMS = 5
+_MOST_PROMPTS = 5
 _MAX_TURNS = 4
 """Turns shown of the dialogue."""
 _PLAIN_WIDTH = 100
@@ -48,26 +49,53 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
     for scenario in report.scenarios:
         if scenario.faults:
             yield Padding(_faults(scenario), (1, 0, 0, 0))
-    yield from _failures(report.directory)
+    for scenario in report.scenarios:
+        if any(len(each.rewards) > 1 for each in scenario.prompts):
+            yield Padding(_prompts(scenario), (1, 0))
     for scenario in report.scenarios:
         for remark, count in scenario.remarks.most_common(_MOST_REMARKS):
             yield Text(f"{scenario.name}, {count} of {scenario.planned} sessions: {printable(remark)}", style="yellow")
     yield Padding(_facts(report), (1, 0))
     yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
+    yield from _end(report)
 
 
-def _failures(directory: Path) -> Iterator[Text]:
-    """Yield a line per kind of failure: how many sessions, why, and the log of the first."""
-    alike: dict[tuple[str | None, str | None, str], list[SessionLine]] = {}
-    for line in look_at(directory).sessions:
-        if line.cause not in (None, Cause.LIMIT):
-            alike.setdefault((line.scenario, line.outcome, line.last_words or line.detail), []).append(line)
-    for (scenario, outcome, why), lines in list(alike.items())[:_MOST_REMARKS]:
-        sessions = sessions_words([line.number for line in lines if line.number is not None])
-        log = "" if lines[0].agent_log is None else f" (log: {lines[0].agent_log})"
-        yield Text(printable(f"{scenario}, {sessions} {outcome}: {why}{log}"), style="red")
-    if len(alike) > _MOST_REMARKS:
-        yield Text(f"and in {len(alike) - _MOST_REMARKS} other ways: harness show {directory}", style="red")
+def report_json(report: RunReport) -> Json:
+    """Return the form of `--json`: `result.json` with problems and the next command."""
+    problems = find_problems(look_at(report.directory).sessions)
+    command = next_command(report.directory, problems, is_complete=report.is_complete)
+    return {**report.to_json(), "problems": [each.to_json() for each in problems], "next": command}
+
+
+def _end(report: RunReport) -> Iterator[Text]:
+    """Yield the most frequent problems and the command to type next."""
+    problems = find_problems(look_at(report.directory).sessions)
+    for problem in problems[:_MOST_PROBLEMS]:
+        yield Text(printable(problem.words), style="red")
+    if len(problems) > _MOST_PROBLEMS:
+        yield Text(f"and {len(problems) - _MOST_PROBLEMS} other causes", style="red")
+    yield Text(f"next: {next_command(report.directory, problems, is_complete=report.is_complete)}", style="bold")
+
+
+def _prompts(scenario: ScenarioReport) -> RenderableType:
+    """Return pass@k, and the prompts with the lowest mean reward."""
+    prompts = sorted(scenario.prompts, key=lambda each: each.mean)
+    passed = ", ".join(f"pass@{k} {share:.3f}" for k, share in scenario.pass_at.items())
+    table = Table(
+        title=f"{scenario.name}: {passed}; its worst prompts:",
+        title_justify="left",
+        title_style="",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    for name in ("prompt", "samples", "mean", f"{CONFIDENCE:.0%} interval", "best session", "worst session"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in prompts[:_MOST_PROMPTS]:
+        interval = "-" if each.interval is None else f"{each.interval.low:.3f} to {each.interval.high:.3f}"
+        cells = (str(each.group), str(len(each.rewards)), f"{each.mean:.3f}", interval)
+        table.add_row(*cells, *(f"{number}: {each.rewards[number]:.3f}" for number in (each.best, each.worst)))
+    return table
 
 
 def _dialogue(directory: Path, scenario: ScenarioReport) -> Iterator[RenderableType]:

@@ -68,6 +68,7 @@ def train(
     seed: _Seed = None,
     out: _Out = None,
     resume: _Resume = False,
+    dry_run: options.DryRun = False,
     metrics_port: _MetricsPort = None,
     report: _Report = None,
     otlp: options.Otlp = None,
@@ -81,10 +82,19 @@ def train(
     Examples: `harness train train_tool_game --steps 150`, `harness train DIR --steps 10 --seed 1 --out runs/one`,
     `harness train runs/one --steps 20 --resume`
     """
-    from harness.suite.record.config import Overrides
+    from harness.errors import RunError
+    from harness.suite.record.config import Overrides, select
     from harness.suite.run.open_run import begin_run, resume_run
 
     otlp = options.require_collector(otlp)
+    if dry_run:
+        from harness.cli.runs.dry_run import print_dry_run
+
+        if resume:
+            raise RunError("expected --dry-run or --resume, got both: `harness show RUN` has what is left of a run")
+        selection = select(scenario, Overrides(seed=seed), trains=True)
+        print_dry_run(selection, None, steps=steps, as_json=as_json)
+        return
     opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
     trained = _execute(opened, steps, metrics_port, otlp, report or ())
     output.print_result(trained.to_json(), trained.text, as_json=as_json)

@@ -64,7 +64,7 @@ def serve(
 ) -> None:
     """Serve sessions until Ctrl+C.
 
-    Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
+    Examples: `harness serve --engine scripted`, `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
     if shards is not None and shard is None:
         from harness.cli.servers.shards import serve_shards
@@ -83,6 +83,7 @@ def serve(
     from harness.cli.download import fetch
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
+    from harness.lab.models.small_tokenizer import small_tokenizer
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
@@ -91,6 +92,8 @@ def serve(
     raise_descriptor_limit()
     settings = server.settings()
     model_dir = None if model is None else fetch(model)
+    if model_dir is None and server.tokenizer is None and EngineName.parse(engine).plays_script:
+        model_dir = small_tokenizer()  # a script has no model, whose tokenizer it could be
     chat_tokenizer = server.open_tokenizer(model_dir)
     provider = open_engine(
         engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=server.engine_key

@@ -1,17 +1,20 @@
 """`agent.log`: an agent's output, bounded on disk and in memory."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.machine.disk import open_left_behind
 from harness.machine.log import get_logger
 
 AGENT_LOG_FAILED = "agent_log_failed"
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
+_LAST_BYTES = 1 << 16  # in which the last lines are looked for
 
 _log = get_logger(__name__)
 
@@ -74,6 +77,17 @@ class AgentLog:
             # A full disk must not disturb the agent: stop writing and warn once.
             self._is_writable = False
             _log.warning(AGENT_LOG_FAILED, path=str(self._path), error=error.strerror)
+
+
+def read_last_lines(path: Path, most: int) -> list[str] | None:
+    """Return the last lines of an agent's file that are not blank; None without a readable file."""
+    try:
+        with open_left_behind(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read(_LAST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:  # there is none, or the agent has put something else there
+        return None
+    return [line.strip() for line in lines if line.strip()][-most:]
 
 
 class LogPipe(asyncio.Protocol):

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from harness.machine.log import ROOT, LoggedEvent
 from harness.server.telemetry.printable import printable
 
+_TURN_ENDED = "turn_ended"
 _PLAIN, _BOLD = 0, 1
 _COLORS = {"debug": 2, "info": 32, "warning": 33, "error": 31, "critical": 31}  # of ANSI terminals
 _OF_MORE = frozenset(" ='\"")
@@ -62,11 +63,22 @@ class _EventFormatter(logging.Formatter):
 
 
 def _render_line(event: dict[str, Any]) -> str:
+    if event["event"] == _TURN_ENDED:
+        return _render_turn(event)
     level, exception = event.pop("level"), event.pop("exception", None)
     head = [event.pop("timestamp"), _color(f"{level:8}", _COLORS.get(level, _PLAIN)), _color(event.pop("event"), _BOLD)]
     values = (f"{key}={each if _is_word(each) else repr(each)}" for key, each in event.items())
     line = " ".join([*head, *values])
     return line if exception is None else f"{line}\n{exception}"
+
+
+def _render_turn(event: dict[str, Any]) -> str:
+    seconds = sum(each for key, each in event.items() if key.endswith("_s"))
+    error = f"; {event['code']}: {event['error']}" if "error" in event else ""
+    return (
+        f"{event['timestamp'][11:19]} {_color(str(event.get('session_id', '-'))[:8], _BOLD)} turn {event.get('turn')}:"
+        f" {event.get('status')} by {event.get('end')}, {event.get('tokens')} tokens in {seconds:.2f} s{error}"
+    )
 
 
 def _is_word(value: object) -> bool:

@@ -8,6 +8,7 @@ kills the process group.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 
 
 def main(check: str) -> None:
@@ -46,7 +48,7 @@ def score(path: str, request: dict[str, object]) -> dict[str, object]:
     try:
         # Anew for each session, so that no global survives.
         check = runpy.run_path(path)
-        value = check["score"](request["session"], request["result"], request["metadata"])
+        value = as_json(check["score"](request["session"], request["result"], request["metadata"]))
         json.dumps(value)
     except KeyError as error:
         # Other arguments: a KeyError of the check itself.
@@ -54,6 +56,16 @@ def score(path: str, request: dict[str, object]) -> dict[str, object]:
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a check is its answer
         return {"error": describe(error)}
     return {"score": value}
+
+
+def as_json(value: object) -> object:
+    """Return `value`, as a dict if it is another mapping, a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    fields = getattr(value, "_asdict", None)
+    return value if fields is None else fields()
 
 
 def describe(error: BaseException) -> str:

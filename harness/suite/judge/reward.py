@@ -2,6 +2,8 @@
 
     def score(session: dict, result: dict | None, metadata: dict) -> float | dict: ...
 
+A dict has `reward`, and may have `score` (figures by name), `reason`, `turn_rewards` and anything else to keep.
+
 A check runs in another process with a deadline, and its failure costs only its own session the reward. Runs use a
 process per session, so slow checks run in parallel. Training, with many short sessions, keeps one.
 """
@@ -18,6 +20,9 @@ from harness.samples.turn_rewards import TurnRewards
 from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
 
+MAX_REASON = 2_000
+"""Characters of a reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -27,6 +32,10 @@ class Score:
     """None without a check or after a failure."""
     details: Json = field(default_factory=dict)
     turn_rewards: TurnRewards = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    """Parts of the judgement, by name."""
+    reason: str = ""
+    """The check's words for its reward."""
     error: str | None = None
     """Reason that a check gave no reward."""
 
@@ -93,10 +102,22 @@ def _read_score(score: Any) -> Score:
     if "reward" not in details:
         raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(details)}")
     reward = details.pop("reward")
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    if not is_number or not abs(reward) <= sys.float_info.max:
+    if not _is_finite(reward):
         raise ScenarioError(f"expected a finite number as the reward, got {reward!r:.60}")
+    figures = details.pop("score", {})
+    figures = figures if isinstance(figures, dict) else {"score": figures}
+    for name, figure in figures.items():
+        if not _is_finite(figure):
+            raise ScenarioError(f"expected a finite number as the figure {name!r:.60}, got {figure!r:.60}")
+    reason = details.pop("reason", None)
+    if not isinstance(reason, str | None):
+        raise ScenarioError(f"expected a text as the reason, got {reason!r:.60}")
     turns = details.pop("turn_rewards", {})
     if not isinstance(turns, dict):
         raise ScenarioError(f"turn_rewards: expected an object, by turn or tool call, got {turns!r:.60}")
-    return Score(float(reward), details, turns)
+    named = {name: float(figure) for name, figure in figures.items()}
+    return Score(float(reward), details, turns, named, (reason or "").strip()[:MAX_REASON])
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -18,18 +18,22 @@ from typing import Any
 
 from harness.errors import SandboxFailed, ScenarioError
 from harness.machine.disk import disk_failures, make_way
+from harness.rollouts.agents.log import read_last_lines
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.sandboxes.sandbox import BWRAP, Sandbox, StartOnHost, call
 from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.rollout import OutcomeKind
-from harness.suite.judge.reward import Score
+from harness.suite.judge.reward import MAX_REASON, Score
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.tasks.harbor_task import DOCKERFILE, ORACLE, HarborTask
 from harness.types import Json
 
 # A home of the verifier's own: Python executes what an agent may have written to the usual one.
 _HOME = "/logs/verifier/home"
-_RUN_TESTS = "/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1"
+_OUTPUT = "test-stdout.txt"
+_RUN_TESTS = f"/tests/test.sh >/logs/verifier/{_OUTPUT} 2>&1"
+_SAID_LINES = 3
+"""Last lines of the verifier's output that are the reason."""
 _GRACE_S = 2.0
 _INSPECT_S = 30.0
 _MOST_CHARACTERS = 1 << 20
@@ -143,9 +147,11 @@ class Trial:
 
     def _read_verdict(self) -> Score:
         try:
-            return read_rewards(self._folder / "verifier")
+            score = read_rewards(self._folder / "verifier")
         except ScenarioError as error:
-            return Score(error=error.message)
+            score = Score(error=error.message)
+        said = read_last_lines(self._folder / "verifier" / _OUTPUT, _SAID_LINES) or ()
+        return replace(score, reason="\n".join(said)[-MAX_REASON:])
 
     def _make_folders(self) -> None:
         make_way(self._folder)
@@ -195,7 +201,7 @@ def read_rewards(folder: Path) -> Score:
     reward = numbers.get("reward", next(iter(numbers.values()), None) if len(parts) == 1 else None)
     if reward is None or len(numbers) < len(parts) or not all(map(math.isfinite, numbers.values())):
         raise ScenarioError(f"{path}: expected finite numbers, and a reward, got {text[:60]!r}")
-    return Score(reward, {name: value for name, value in numbers.items() if name != "reward"})
+    return Score(reward, figures={name: value for name, value in numbers.items() if name != "reward"})
 
 
 def _result_of(task: HarborTask, folder: Path, agent: str, record: RolloutRecord, ended_at: datetime) -> Json:

@@ -116,11 +116,15 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent_result: Json | None
     reward: float | None
     score: Json
-    """The check's answer without the reward."""
+    """The check's answer without reward, figures and reason."""
     score_error: str | None
     session: RecordedSession
     samples: Sequence[Json]
     seconds: float
+    figures: dict[str, float] = {}
+    """The check's figures, by name."""
+    reason: str = ""
+    """The check's words for the reward."""
     met_fault: bool = False
     """True if a fault fired meanwhile, which makes the rollout final."""
 
@@ -137,11 +141,24 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
             return ledger
         return Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated}, unknown=ledger.unknown)
 
+    @property
+    def judged(self) -> Json:
+        """The check's `figures` and `reason`, without those that it left out."""
+        given = {"figures": self.figures, "reason": self.reason}
+        return {name: value for name, value in given.items() if value}
+
     def export_samples(self) -> list[Sample]:
-        """Return the samples with reward, index and group."""
+        """Return the samples with reward, index, group, and the check's figures and reason as `metadata["score"]`."""
+        score = {"score": self.judged} if self.judged else {}
         return [
-            replace(sample_from_json(sample), reward=self.reward, index=self.number, group_index=self.group)
-            for sample in self.samples
+            replace(
+                sample,
+                reward=self.reward,
+                index=self.number,
+                group_index=self.group,
+                metadata={**sample.metadata, **score},
+            )
+            for sample in map(sample_from_json, self.samples)
         ]
 
 

@@ -201,6 +201,16 @@ def latest_run(suite: str) -> RunDirectory:
     return unfinished
 
 
+def newest_run() -> Path:
+    """Return the run of `runs/` that began last. Raises `RunError` when there is none."""
+    begun = {path.parent: path.stat().st_mtime for path in RUNS.glob("*/config.toml")}
+    if not begun:
+        raise RunError(
+            f"expected a run in {RUNS}/, found none; `harness run` makes one, `harness view DIR` shows others"
+        )
+    return max(begun, key=begun.__getitem__)
+
+
 def _name_of(suite: str) -> str:
     return Path(suite).resolve().name or "suite"
 

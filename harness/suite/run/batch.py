@@ -201,6 +201,8 @@ def record_of(planned: PlannedRollout, rollout: Rollout, score: Score) -> Rollou
         reward=score.reward,
         score=score.details,
         score_error=score.error,
+        figures=score.figures,
+        reason=score.reason,
         session=RecordedSession.of(rollout.session),
         samples=[sample_to_json(sample) for sample in rollout.samples],
         seconds=rollout.seconds,

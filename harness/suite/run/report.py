@@ -10,6 +10,7 @@ from harness.samples.proximal import NextVersions, staleness_telemetry
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
+from harness.suite.judge.groups import PromptRewards, Rewarded, by_prompt, pass_at
 from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward, next_versions, versions_of
 from harness.suite.judge.witness import TokenReading, Witness, judge_witness
 from harness.suite.record.rollout_table import RolloutRecord
@@ -109,6 +110,20 @@ class ScenarioReport:
         return mean_reward(self.records)
 
     @property
+    def prompts(self) -> list[PromptRewards]:
+        """Rewards by prompt."""
+        return by_prompt(
+            Rewarded(record.scenario, record.group, record.number, record.reward)
+            for record in self.records
+            if record.reward is not None
+        )
+
+    @property
+    def pass_at(self) -> dict[int, float]:
+        """Estimates of pass@k, by k."""
+        return pass_at(self.prompts)
+
+    @property
     def is_final(self) -> bool:
         """True if no session has to run again."""
         return len(self.records) == self.planned and all(record.is_final for record in self.records)
@@ -128,6 +143,8 @@ class ScenarioReport:
             "remarks": dict(self.remarks),
             "tokens": self.ledger.generated,
             "reward_mean": self.reward,
+            "pass_at": {str(k): share for k, share in self.pass_at.items()},
+            "prompts": [prompt.to_json() for prompt in self.prompts],
             "ledger": ledger_json(self.ledger),
             "faults": [fault.to_json() for fault in self.faults],
             "checks": [verdict.to_json() for verdict in self.verdicts],
@@ -142,6 +159,8 @@ class ScenarioReport:
                     "turns": record.session.turns,
                     "tokens": record.ledger.generated,
                     "reward": record.reward,
+                    "figures": record.figures,
+                    "reason": record.reason,
                     "score": record.score,
                     "score_error": record.score_error,
                     "seconds": round(record.seconds, 3),

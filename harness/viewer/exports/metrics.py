@@ -19,6 +19,7 @@ METRICS: Mapping[str, str] = {
     "report/sessions": "sessions of the run",
     "report/outcome/OUTCOME": "sessions that ended so",
     "report/reward/SCENARIO/STAT": "rewards of the scenario's sessions",
+    "report/pass_at/SCENARIO/K": "estimate that one of K samples of a prompt passes: has reward 1 or more",
     "report/session_turns/STAT": "turns of a session",
     "report/session_tokens/STAT": "sampled tokens of a session",
     "report/turn_tokens/STAT": "sampled tokens of a turn",

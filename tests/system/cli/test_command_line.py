@@ -1,13 +1,18 @@
 """The command line says what it offers, what is wrong with it, and ends with the code that fits."""
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from harness import __version__
+from harness.lab.models import CATALOGUE
+from harness.suite.record.config import Overrides, select
+from harness.suite.record.rundir import RunDirectory
 from tests.checkout import ROOT
 from tests.harness_command import harness, write_scenario
 
@@ -52,7 +57,64 @@ def test_every_command_explains_itself(command: tuple[str, ...]):
 
 def test_the_version_is_printed():
     """As the package says it."""
-    assert harness("--version").stdout == f"harness {__version__}\n"
+    assert harness("--version").stdout == harness("-V").stdout == f"harness {__version__}\n"
+
+
+def test_the_help_has_the_commands_in_groups():
+    """In eighty columns, without a word cut off."""
+    shown = harness("--help", env={"COLUMNS": "80"}).stdout
+
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("╭")] == [
+        "Options",
+        "Begin",
+        "Run",
+        "Look",
+        "Serve",
+        "Prepare",
+    ]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+
+
+def test_a_dry_run_says_what_would_run(tmp_path: Path):
+    """And makes no directory; a training counts the rollouts of its steps."""
+    wanted = ("--engine", "scripted", "--set", "limits.turns=3", "-n", "5", "--dry-run")
+    planned = harness("run", "quickstart", *wanted, "--json", cwd=tmp_path).document["dry_run"]
+    shown = harness("run", "quickstart", *wanted, cwd=tmp_path).stdout
+    trained = harness("train", "train_tool_game", "--steps", "3", "--dry-run", "--json", cwd=tmp_path)
+    [scenario] = planned["scenarios"]
+
+    assert (scenario["sessions"], scenario["prompts"], scenario["concurrency"]) == (8, 4, 5)
+    assert (scenario["engine"]["name"], scenario["agent"], scenario["limits"]["turns"]) == ("scripted", "plain_chat", 3)
+    assert shown.startswith("would run quickstart; nothing was started\nquickstart: 8 sessions, 4 prompts x 2 samples")
+    [training] = trained.document["dry_run"]["scenarios"]
+    assert training["sessions"] % 3 == 0
+    assert not any(tmp_path.iterdir())
+
+
+def test_models_are_listed(tmp_path: Path):
+    """With their folders, where they are in the cache."""
+    listed = harness("model", "list", "--json", env={"HARNESS_CACHE": str(tmp_path)}).document["models"]
+
+    assert [(each["model"], each["directory"]) for each in listed] == [(name, None) for name in CATALOGUE]
+
+
+def test_open_shows_the_newest_run(tmp_path: Path):
+    """Its page, beside the run, in the browser of the user; without a run it says what makes one."""
+    none = harness("open", cwd=tmp_path)
+    config = select(str(write_scenario(tmp_path / "s")), Overrides()).config
+    for age, name in enumerate(("z-new", "a-old")):
+        run = RunDirectory.create(tmp_path / "runs" / name, config)
+        os.utime(run.config, (1_700_000_000 - age,) * 2)
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >{tmp_path}/opened\n')
+    browser.chmod(0o755)
+    opened = harness("open", cwd=tmp_path, env={"BROWSER": f"{browser} %s"})
+
+    assert (none.code, "expected a run in runs/, found none" in none.stderr) == (4, True)
+    assert opened.code == 0, opened.stderr
+    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/z-new.html").as_uri()
+    assert (tmp_path / "runs/z-new.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +133,8 @@ def test_the_version_is_printed():
         (("run", "quickstart", "--resume", "--out", "/nonexistent"), "not a run directory"),
         (("dance",), "No such command 'dance'"),
         (("serve", "--engine", "magic", "--tokenizer", "/nonexistent"), "tokenizer.json"),
-        (("serve", "--engine", "scripted"), "no tokenizer"),
+        (("serve", "--engine", "sglang=http://127.0.0.1:1"), "no tokenizer"),
+        (("run", "quickstart", "--dry-run", "--resume"), "expected --dry-run or --resume, got both"),
         (("serve", "--host", "0.0.0.0", "--no-auth", "--engine", "scripted"), "admin token"),
         (("serve", "--admin-token", "t", "--no-auth", "--engine", "scripted"), "got both"),
         (("scenario", "check", "/nonexistent"), "/nonexistent"),
@@ -131,6 +194,16 @@ def test_scenarios_are_checked(tmp_path: Path):
     assert "seed: expected a valid integer, got 'x'" in ended.stderr
 
 
-def test_the_schema_is_json():
-    """And describes a scenario."""
-    assert json.loads(harness("scenario", "schema").stdout)["title"] == "Scenario"
+@pytest.mark.parametrize("kind", ["scenario", "script", "profile"])
+def test_a_schema_allows_the_files_that_are_shipped(kind: str):
+    """Their keys, and no others."""
+    schema = json.loads(harness("scenario", "schema", kind).stdout)
+    if "$ref" in schema:
+        schema = schema["$defs"][schema["$ref"].rpartition("/")[2]]
+    folder = ROOT / "agents" if kind == "profile" else SCENARIOS
+    files = [tomllib.loads(path.read_text()) for path in folder.glob(f"*/{kind}.toml")]
+
+    assert files
+    for file in files:
+        assert {*schema.get("required", ())} <= file.keys() <= schema["properties"].keys()
+    assert schema["additionalProperties"] is False

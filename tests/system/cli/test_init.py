@@ -1,5 +1,6 @@
 """`harness init`: a scenario of one's own that runs before a word of it is changed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,18 @@ def test_a_scenario_of_ones_own_runs_as_it_is(tmp_path: Path):
     ended = harness("run", "a folder/my-task", "--out", "out", "--json", cwd=tmp_path)
 
     assert written.code == 0, written.stderr
-    assert written.document["files"] == ["agent.py", "check.py", "scenario.toml", "script.toml"]
+    assert written.document["files"] == [
+        "agent.py",
+        "check.py",
+        "scenario.schema.json",
+        "scenario.toml",
+        "script.schema.json",
+        "script.toml",
+    ]
+    for kind in ("scenario", "script"):
+        [named, *_] = (tmp_path / f"a folder/my-task/{kind}.toml").read_text().splitlines()
+        schema = tmp_path / "a folder/my-task" / named.removeprefix("#:schema ")
+        assert json.loads(schema.read_text()) == json.loads(harness("scenario", "schema", kind).stdout)
     assert ended.code == 0, ended.stderr
     [scenario] = ended.document["scenarios"]
     assert (scenario["name"], scenario["outcomes"]) == ("my-task", {"finished": 4})

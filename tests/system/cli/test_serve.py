@@ -35,10 +35,9 @@ HEAVY = {
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_sessions_are_served_until_a_signal(tmp_path: Path, number: signal.Signals):
-    """On the port it was given, or any; the store keeps them."""
-    toy = write_toy_model(tmp_path / "toy")
+    """On the port it was given, or any; the store keeps them. A script needs no model and no tokenizer."""
     store = tmp_path / "sessions.db"
-    process = start_harness("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--store", store)
+    process = start_harness("serve", "--engine", "scripted", "--port", "0", "--store", store)
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
     token = next(found[1] for line in process.stderr if (found := re.match(r"admin token of this start: (\S+)", line)))

@@ -71,22 +71,23 @@ def test_agents_that_crash_in_one_way_are_one_line_with_reason_and_log(tmp_path:
     shown = harness("show", run).stdout
     differs = harness("diff", run, run, "--json").document
 
-    assert f"s, sessions 0-1 crashed: no eggs left (log: {run / 'sessions' / '0' / 'agent.log'})" in printed
-    assert f"s, sessions 2-3 crashed: no milk left (log: {run / 'sessions' / '2' / 'agent.log'})" in printed
+    assert f"2 x no eggs left: sessions 0-1, log {run / 'sessions' / '0' / 'agent.log'}" in printed
+    assert f"2 x no milk left: sessions 2-3, log {run / 'sessions' / '2' / 'agent.log'}" in printed
+    assert printed.endswith(f"next: harness show {run} 0")
     assert "no outcome" not in shown
     assert "superseded: 4 sessions of attempts that were played again: " in shown
     assert "crashed" not in shown
     assert [*differs["outcomes"]] == ["no_model_call"]
 
 
-def test_one_error_of_a_check_is_told_once(tmp_path: Path):
+def test_one_error_of_a_check_is_one_problem(tmp_path: Path):
     """With the sessions that it cost."""
     check = "def score(session, result, metadata):\n    return {'rewards': 1}[str(metadata['turns'] // 4)]"
     prompts = [{"metadata": {"turns": turns}} for turns in (1, 2, 4)]
     ended = harness("run", write_scenario(tmp_path / "s", check=check, prompts=prompts), "--out", tmp_path / "run")
     printed = " ".join(ended.stdout.split())
 
-    assert printed.count("KeyError: '0'") == 1
+    assert "4 x no score, check.py: KeyError: '0' (line 2): sessions 0-3, log" in printed
     assert "sessions 0-3: check.py: KeyError: '0'" in printed
     assert "sessions 4-5: check.py: KeyError: '1'" in printed
 

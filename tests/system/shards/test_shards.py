@@ -372,8 +372,9 @@ async def test_what_cannot_be_served_is_said_in_one_line_and_leaves_nothing(tmp_
         with closing(listening("127.0.0.1", ports[1])) as listener:
             listener.listen()
             taken = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", toy, folder)
-        no_tokenizer = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", f"--store={tmp_path / 'b'}")
-        bound = await asyncio.to_thread(refused, "--shards=3", "--engine=scripted", f"--store={tmp_path / 'b'}")
+        nobody = "--engine=sglang=http://127.0.0.1:1"
+        no_tokenizer = await asyncio.to_thread(refused, "--shards=2", nobody, f"--store={tmp_path / 'b'}")
+        bound = await asyncio.to_thread(refused, "--shards=3", nobody, f"--store={tmp_path / 'b'}")
         kept = (fleet.folder / "shards.json").rename(tmp_path / "kept.json")
         lost = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", toy, folder)
         kept.rename(fleet.folder / "shards.json")

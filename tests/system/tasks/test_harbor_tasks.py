@@ -210,12 +210,16 @@ async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):
     _task(suite / "hangs", "sleep 600 & sleep 600", verifier={"timeout_sec": 0.5})
     _task(suite / "silent", "exit 0")
     _task(suite / "mumbles", "echo well >/logs/verifier/reward.txt")
-    _task(suite / "says-json", """echo '{"reward": 0.25, "style": 2}' >/logs/verifier/reward.json""")
+    _task(
+        suite / "says-json",
+        """echo; echo style is 2; echo '{"reward": 0.25, "style": 2}' >/logs/verifier/reward.json""",
+    )
     records = await _play(suite, tmp_path / "run", "bwrap")
     said = {name: record.score_error for name, record in records.items()}
 
     assert records["says-json"].reward == 0.25
-    assert records["says-json"].score == {"task": "says-json", "style": 2}
+    assert records["says-json"].score == {"task": "says-json"}
+    assert records["says-json"].judged == {"figures": {"style": 2}, "reason": "style is 2"}
     assert {record.reward for name, record in records.items() if name != "says-json"} == {None}
     assert said["hangs"] == "the verifier did not end within 0.5 s; the rollout is no_model_call"
     assert "expected the verifier to write reward.txt or reward.json, got neither" in str(said["silent"])

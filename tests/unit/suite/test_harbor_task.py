@@ -143,7 +143,7 @@ def test_no_task_is_nothing_to_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reward", "details"),
+    ("name", "content", "reward", "figures"),
     [
         ("reward.txt", "0.5\n", 0.5, {}),
         ("reward.json", '{"reward": 1, "tests": 3}', 1.0, {"tests": 3}),
@@ -151,10 +151,10 @@ def test_no_task_is_nothing_to_run(tmp_path: Path):
         ("reward.json", "1", 1.0, {}),
     ],
 )
-def test_rewards_are_read(tmp_path: Path, name: str, content: str, reward: float, details: Json):
+def test_rewards_are_read(tmp_path: Path, name: str, content: str, reward: float, figures: Json):
     (tmp_path / name).write_text(content)
     score = read_rewards(tmp_path)
-    assert (score.reward, score.details) == (reward, details)
+    assert (score.reward, score.figures) == (reward, figures)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.errors import Cause, LedgerImbalance, StoreError
+from harness.samples.codec import sample_to_json
 from harness.samples.rollout import OutcomeKind
 from harness.server.store.sqlite import SQLiteStore
 from harness.sessions.ledger import Ledger, Unknown
@@ -20,7 +21,7 @@ from harness.suite.judge.witness import Witness
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord, read_rollouts
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json, UnknownOutput
-from tests.builders import new_session, take_turn, user
+from tests.builders import new_session, sample, take_turn, user
 from tests.recorded_runs import rollout_record
 
 
@@ -28,6 +29,18 @@ def _record(**values: Any) -> RolloutRecord:
     facts = RecordedSession(turns=1, ledger=Ledger(5, 5))
     own = {"session_id": "a" * 32, "agent_result": {"turns": 1}, "reward": 0.5, "session": facts}
     return rollout_record(**own | values)
+
+
+def test_samples_have_the_figures_and_the_reason_of_the_check():
+    """And no key where it gave none; what the prompt says stays."""
+    own = sample_to_json(sample(metadata={"topic": "colors"}))
+    [judged] = _record(samples=[own], figures={"tests": 3.0}, reason="3 of 7 pass").export_samples()
+    [half] = _record(samples=[own], reason="3 of 7 pass").export_samples()
+    [plain] = _record(samples=[own]).export_samples()
+
+    assert judged.metadata == {"topic": "colors", "score": {"figures": {"tests": 3.0}, "reason": "3 of 7 pass"}}
+    assert half.metadata["score"] == {"reason": "3 of 7 pass"}
+    assert plain.metadata == {"topic": "colors"}
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path):

@@ -31,6 +31,32 @@ async def test_a_check_can_say_which_turns_earned_the_reward(tmp_path: Path):
     assert await _score(tmp_path, body) == Score(1.0, {"why": "so"}, {"0": 0.5, "call_1": None})
 
 
+_FIELDS = "    reward: int\n    score: dict\n    reason: str\n    log: str\n"
+_ANSWERS = "def score(*_): return Score(0, {'tests': 3}, '3 of 7 tests pass', 'x')"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def score(*_): return {'reward': 0, 'score': {'tests': 3}, 'reason': ' 3 of 7 tests pass\\n', 'log': 'x'}",
+        f"from typing import NamedTuple\nclass Score(NamedTuple):\n{_FIELDS}{_ANSWERS}",
+        f"from dataclasses import dataclass\n@dataclass\nclass Score:\n{_FIELDS}{_ANSWERS}",
+    ],
+)
+async def test_a_check_can_say_why(tmp_path: Path, body: str):
+    """A mapping, a named tuple and a dataclass mean the same."""
+    score = await _score(tmp_path, body)
+
+    assert score == Score(0.0, {"log": "x"}, figures={"tests": 3.0}, reason="3 of 7 tests pass")
+
+
+async def test_a_figure_without_a_name_is_kept(tmp_path: Path):
+    """Checks that gave a number as `score` before it had a meaning go on working."""
+    assert await _score(tmp_path, "def score(*_): return {'reward': 1, 'score': 0.5}") == Score(
+        1.0, figures={"score": 0.5}
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -39,6 +65,20 @@ async def test_a_check_can_say_which_turns_earned_the_reward(tmp_path: Path):
         ("def score(*_): return float('nan')", "check.py: expected a finite number as the reward, got nan"),
         ("def score(*_): return float('inf')", "check.py: expected a finite number as the reward, got inf"),
         ("def score(*_): return True", "check.py: expected a finite number as the reward, got True"),
+        ("def score(*_): return '0.5'", "check.py: expected a finite number as the reward, got '0.5'"),
+        (
+            "def score(*_): return {'reward': 1, 'score': {'a': float('nan')}}",
+            "check.py: expected a finite number as the figure 'a', got nan",
+        ),
+        (
+            "def score(*_): return {'reward': 1, 'score': {'a': True}}",
+            "check.py: expected a finite number as the figure 'a', got True",
+        ),
+        (
+            "def score(*_): return {'reward': 1, 'score': 'good'}",
+            "check.py: expected a finite number as the figure 'score', got 'good'",
+        ),
+        ("def score(*_): return {'reward': 1, 'reason': 3}", "check.py: expected a text as the reason, got 3"),
         ("def score(*_): return None", "check.py: expected a finite number as the reward, got None"),
         ("def score(*_): return {'rewrd': 1}", "check.py: expected a number under 'reward', got the keys ['rewrd']"),
         ("def scoer(*_): return 1", "check.py: defines no function `score`"),

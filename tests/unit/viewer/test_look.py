@@ -58,6 +58,10 @@ async def _run(tmp_path: Path) -> RunDirectory:
         outcome=OutcomeKind.CRASHED,
         cause=Cause.AGENT,
         detail="exit code 1",
+        agent_result={"answer": ESCAPES},
+        reward=0.0,
+        figures={"tests": 3.0},
+        reason=f"3 of 7 tests pass, {ESCAPES}",
         session=RecordedSession.of(record),
     )
     with RolloutLog(directory.database) as log:
@@ -82,6 +86,9 @@ def test_a_run_says_how_each_session_ended_and_why(run: RunDirectory, capsys: py
     assert "ValueError: no" in overview
     assert f"{run.workdir(0) / 'agent.log'}" in session
     assert "crashed, by the agent" in session
+    assert "1 x ValueError: no" in overview
+    for words in ("reward         0.000", "3 of 7 tests pass", "tests 3", '{"answer":', "it said last   began"):
+        assert words in session
     assert "difference 0" in session
 
 

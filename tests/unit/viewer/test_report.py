@@ -64,6 +64,13 @@ def test_the_figures_of_a_run(run: RunDirectory):
     trained = int(_table(found.tables, "Tokens").rows[0][1].replace(",", ""))
     assert sum(int(row[7]) for row in sessions) == trained
     assert found.missing == []
+    prompts, problems = _table(found.tables, "Prompts"), _table(found.tables, "What went wrong")
+    assert prompts.rows == [
+        ["0 of small", "2", "0.75", "-", "1, session 1", "0.5, session 0"],
+        ["pass@1 of small", "", "0.5", "", "", ""],
+        ["pass@2 of small", "", "1", "", "", ""],
+    ]
+    assert [row[1:3] for row in problems.rows] == [["1", "session 2"]]
 
 
 def test_the_parts_of_a_turn_are_told_apart():

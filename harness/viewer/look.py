@@ -5,9 +5,9 @@ or damaged part is a sentence in `RunView.missing`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
@@ -28,10 +28,11 @@ from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.exports.metrics import training_points
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
-_LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
+_LOG_TAIL = 1 << 16  # bytes
 
 _T = TypeVar("_T")
 
@@ -67,6 +68,13 @@ def look_into(path: Path, session_id: str) -> SessionView:
     if record is None:
         record = session_record(read_session(database, session_id))
     return SessionView.of(record)
+
+
+def read_log_tail(log: Path) -> str:
+    """Return the end of an agent's log. Raises `OSError`, also if the agent put something else there."""
+    with open_left_behind(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+        return file.read(_LOG_TAIL).decode("utf-8", "replace")
 
 
 def open_tokenizer(view: RunView) -> Tokenizer | None:
@@ -141,6 +149,8 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
+    steps: list[Mapping[str, float]] = []
+    steps += read("its training steps", lambda: [each.figures for each in training_points(directory.path)], [])
     lines = [_line(directory, rollout) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
@@ -155,6 +165,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         tokenizer=tokenizer,
         ledger=ledger,
         bands=sorted(bands, key=lambda band: band.begin),
+        steps=steps,
         missing=missing,
         superseded=[line for line in others if line.session_id in earlier],
     )
@@ -187,13 +198,8 @@ class _Lock(Struct):
 def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
     log = directory.workdir(rollout.number) / LOG_FILE
     try:
-        with open_left_behind(log) as file:
-            return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else _last_line(file))
-    except OSError:  # there is none, or the agent has put something else there
+        lines = reversed(read_log_tail(log).splitlines())
+    except OSError:
         return SessionLine.of(rollout, None, None)
-
-
-def _last_line(log: BinaryIO) -> str | None:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
-    lines = log.read(_LOG_TAIL).decode("utf-8", "replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    last = next((line.strip() for line in lines if line.strip()), None)
+    return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else last)

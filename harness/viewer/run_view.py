@@ -50,6 +50,8 @@ class SessionLine:
     cause: str | None = None
     detail: str = ""
     reward: float | None = None
+    score: Json = field(default_factory=dict)
+    """The check's answer: `figures` by name and `reason`, or the figures themselves."""
     score_error: str | None = None
     turns: int | None = None
     sampled: int | None = None
@@ -73,6 +75,7 @@ class SessionLine:
             cause=None if rollout.cause is None else str(rollout.cause),
             detail=rollout.detail,
             reward=rollout.reward,
+            score=rollout.score,
             score_error=rollout.score_error,
             turns=rollout.session.turns,
             sampled=rollout.ledger.generated,
@@ -130,6 +133,8 @@ class RunView:
     """Folder of the run's tokenizer on this machine."""
     ledger: Json | None = None
     bands: Sequence[Band] = ()
+    steps: Sequence[Mapping[str, float]] = ()
+    """Figures of each training step."""
     missing: Sequence[str] = ()
     """A sentence for each missing part."""
     superseded: Sequence[SessionLine] = ()

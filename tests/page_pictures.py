@@ -65,7 +65,7 @@ async def take_pictures(browser: Browser, folder: Path) -> None:
             write(page := Path(scratch) / f"{name}.html")
             for width in WIDTHS:
                 await _take(browser, page, f"{name}-{width}", folder)
-    settings = ServerSettings(admin_token="operator")  # noqa: S106
+    settings = ServerSettings(admin_token="operator")
     async with serving(*says("Is it 10?", "Is it 15?"), settings=settings) as client:
         for _ in range(2):
             session = await client.create()

@@ -43,7 +43,7 @@ function revealTurn() {
 function makeArticle(turn, place) {
   const article = make("article", "depth" + Math.min(turn.depth, 4));
   article.setAttribute("aria-label", "turn " + turn.index);
-  article.append(...listOf(turn.messages).flatMap((message) => makeMessage(message.role, message)));
+  article.append(...listOf(turn.messages).map(makeMessage));
   const head = make("div", "who");
   const versions = turn.versions.map((each) => "v" + each.version).join(", ");
   head.append(makeButton("turn " + turn.index, () => chooseTurn(place)), make("span", "", [
@@ -74,14 +74,15 @@ function makeReply(turn) {
   return parts;
 }
 
-function makeMessage(role, message) {
+function makeMessage(message) {
+  const role = message.role;
   const text = textOf(message.content);
   const block = make("div", "message " + (["user", "system", "tool", "assistant"].includes(role) ? role : "other"));
   const limit = FOLDED_CHARACTERS[role];
   if (limit && text.length > limit) block.append(makeFold(role + " (" + plural(text.length, "character") + "): " + text.slice(0, 80), text));
   else block.append(make("div", "who", role), ...makeWords(text));
   block.append(...makeCalls(message));
-  return [block];
+  return block;
 }
 
 function makeCalls(message) {

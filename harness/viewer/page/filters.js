@@ -5,11 +5,10 @@ const REWARDS = {
   zero: ["reward 0 or less", (reward) => reward !== null && reward <= 0],
   positive: ["reward above 0", (reward) => reward > 0],
 };
-const ORDERS = { played: "as played", worst: "worst first", best: "best first", slowest: "slowest first" };
+const ORDERS = { played: "as played", worst: "worst first", slowest: "slowest first" };
 const secondsOf = (line) => Math.max(0, ...line.times.map((time) => time[1] || 0));
 const SORTS = {
   worst: (one, other) => rewardOf(one) - rewardOf(other),
-  best: (one, other) => rewardOf(other) - rewardOf(one),
   slowest: (one, other) => secondsOf(other) - secondsOf(one),
 };
 const rewardOf = (line) => typeof line.reward === "number" ? line.reward : -Infinity;

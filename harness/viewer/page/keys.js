@@ -69,11 +69,6 @@ function nextTheme() {
   root.dataset.theme = THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length];
 }
 
-function makeHelp() {
-  const close = makeButton("close", () => byId("help").close());
-  byId("help").append(make("h2", "", "Keys"), makeFacts(KEYS.map(([keys, words]) => [keys, words])), close);
-}
-
 for (const id of ["outcome", "rewarded", "role", "weights", "order"]) byId(id).addEventListener("change", () => filter(true));
 byId("filter").addEventListener("input", () => filter(true));
 byId("lanes").addEventListener("click", askMoment);
@@ -88,7 +83,7 @@ byId("ask-help").addEventListener("click", () => byId("help").showModal());
 document.addEventListener("keydown", press);
 window.addEventListener("hashchange", follow);
 makeTabs();
-makeHelp();
+byId("help").append(make("h2", "", "Keys"), makeFacts(KEYS), makeButton("close", () => byId("help").close()));
 offerFilters();
 document.body.dataset.screen = "list";
 document.body.dataset.tab = tab;

@@ -64,9 +64,7 @@ function take(news, wanted) {
   if (news.anew) run.bands.length = 0;
   version = news.version;
   run.now = news.now;
-  if (news.facts) {
-    Object.assign(run, news.facts);
-  }
+  if (news.facts) Object.assign(run, news.facts);
   stand(news.problem ? "the server does not answer: " + news.problem + BEFORE : (run.problems || []).join("; "));
   takeBands(news.bands);
   const isFirst = !run.sessions.length;
@@ -160,7 +158,7 @@ function takeSession(news) {
   const toldPlace = placeOf(toldTurn);
   told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
     ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };
-  find();
+  if (tab === "tokens") find();
   strip.show(rows.length);
   const topPlace = placeOf(topTurn);
   if (topPlace >= 0) {

@@ -16,7 +16,11 @@ function overview() {
   facts.replaceChildren(...run.said.map((sentence) => make("div", "dim", sentence)));
   for (const sentence of run.missing) facts.append(make("div", "warning", "missing: " + sentence));
   if (!run.sessions.length) facts.append(make("p", "empty", run.live ? "No session yet: they appear here as agents create them." : "No session is on record here."));
-  byId("look-first").replaceChildren(...findings().map(([title, words, go]) => {
+  const look = findings();
+  const says = JSON.stringify(look);
+  if (byId("look-first").dataset.says === says) return; // what is live is told again and again
+  byId("look-first").dataset.says = says;
+  byId("look-first").replaceChildren(...look.map(([title, words, go]) => {
     const item = make("div");
     item.setAttribute("role", "listitem");
     const button = makeButton(title, go);
@@ -52,7 +56,7 @@ function findings() {
   }
   for (const role of ["stray", "rejected"]) {
     const line = run.sessions.find((each) => (each.roles || []).includes(role));
-    if (line) found.push(["Calls of role " + role, "session " + nameOf(line), () => { goTo(line, null, null, "tree"); goToRole(role); }]);
+    if (line) found.push(["Calls of role " + role, "session " + nameOf(line), () => { goTo(line, null, null, "tree"); chooseTurn(session.turns.findIndex((turn) => turn.role === role)); }]);
   }
   for (const fate of new Set(run.sessions.flatMap((line) => Object.keys(line.fates || {})))) {
     if (isTrained(fate)) continue;

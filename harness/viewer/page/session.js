@@ -2,7 +2,7 @@
 const TURN_HEIGHT = 24;
 const TABS = {
   conversation: ["Conversation", () => showConversation()],
-  tokens: ["Tokens", () => showTokensOf(turnChosen)],
+  tokens: ["Tokens", () => { find(); showTokensOf(turnChosen); }],
   tree: ["Tree", () => turnRows.reveal(turnChosen)],
   timeline: ["Timeline", () => lanes.reveal(chosen)],
   log: ["Log", () => showLog()],
@@ -114,11 +114,6 @@ function chooseTurn(at) {
   if (tab === "tokens") showTokensOf(turnChosen);
   if (tab === "raw") showRaw();
   address();
-}
-
-function goToRole(role) {
-  const at = session.turns.findIndex((turn) => turn.role === role);
-  if (at >= 0) chooseTurn(at);
 }
 
 // The address of what is on screen: #session/turn/token.

@@ -61,7 +61,7 @@ function layOutSessions(lines) {
   if (SORTS[order]) {
     for (const [, each] of groups) each.sort(SORTS[order]);
     groups.sort(([, one], [, other]) =>
-      order === "slowest" ? secondsOf(other[0]) - secondsOf(one[0]) : (order === "worst" ? 1 : -1) * (worth(one) - worth(other)));
+      order === "slowest" ? secondsOf(other[0]) - secondsOf(one[0]) : worth(one) - worth(other));
   }
   else if (run.sides > 1) for (const [, each] of groups) each.sort((one, other) => one.number - other.number || one.side - other.side);
   items = [];

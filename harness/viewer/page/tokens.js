@@ -6,7 +6,6 @@ const TOKEN_CHARACTERS = 60;
 const LEVELS = [["p \u2265 0.9", Math.log(0.9)], ["p \u2265 0.5", Math.log(0.5)], ["p \u2265 0.1", Math.log(0.1)], ["p < 0.1", -Infinity]];
 const levelOf = (logprob) => logprob === null ? -1 : LEVELS.findIndex(([, least]) => logprob >= least);
 const asked = { fate: "", version: "", level: "" };
-const ASKED_OF = { fate: (value) => value.fate, version: (value) => value.version, level: (value) => String(levelOf(value.logprob)) };
 let rows = [];
 let told = null; // the token in the detail pane: its turn's place, its own, and its row
 const strip = new Windowed(byId("strip"), ROW_HEIGHT, makeTokens);
@@ -54,7 +53,6 @@ function layOutTokens() {
   for (const kind of Object.keys(asked)) asked[kind] = "";
   layOutRows();
   tellToken();
-  find();
   strip.show(rows.length);
 }
 
@@ -85,21 +83,19 @@ function askFor(kind, value) {
 // Which tokens have everything that is asked for, and the counts of the legend.
 function find() {
   const tally = { fate: new Map(), version: new Map(), level: new Map() };
+  const kinds = Object.keys(tally);
   const turns = [];
   let found = 0;
   for (const turn of session.turns) {
     turn.matched = new Uint8Array(turn.tokens.length);
+    let count = 0;
     for (let i = turn.context; i < turn.tokens.length; i++) {
       const value = token(turn, i);
-      let isFound = true;
-      for (const kind of Object.keys(asked)) {
-        const has = ASKED_OF[kind](value);
-        if (has !== null) tally[kind].set(has, (tally[kind].get(has) || 0) + 1);
-        if (asked[kind] && asked[kind] !== has) isFound = false;
-      }
-      if (isFound) turn.matched[i] = 1;
+      const has = { fate: value.fate, version: value.version, level: String(levelOf(value.logprob)) };
+      for (const kind of kinds) tally[kind].set(has[kind], (tally[kind].get(has[kind]) || 0) + 1);
+      turn.matched[i] = kinds.every((kind) => !asked[kind] || asked[kind] === has[kind]);
+      count += turn.matched[i];
     }
-    const count = turn.matched.reduce((sum, each) => sum + each, 0);
     if (count) turns.push(turn.index);
     found += count;
   }
@@ -115,7 +111,7 @@ function* legend(tally) {
     group.setAttribute("aria-label", title);
     group.append(make("span", "dim", title));
     for (const [value, count] of [...tally[kind]].sort(kind === "level" ? ([one], [other]) => one - other : undefined)) {
-      if (value === "-1") continue;
+      if (value === null || value === "-1") continue;
       const words = kind === "level" ? LEVELS[value][0] : kind === "fate" && !isTrained(value) ? "dropped: " + value : value;
       const chip = makeButton(words, () => askFor(kind, value));
       chip.setAttribute("aria-pressed", String(asked[kind] === value));
@@ -131,18 +127,14 @@ function* legend(tally) {
 function goToFound(step) {
   const begins = session.turns.flatMap((turn, place) => {
     const found = [];
-    turn.matched.forEach((is, i) => { if (is && !(turn.matched[i - 1] && isAlike(turn, i))) found.push({ place, i }); });
+    turn.matched.forEach((is, i) => { if (is && !turn.matched[i - 1]) found.push({ place, i }); });
     return found;
   });
   if (!begins.length) return;
-  const isBehind = ({ place, i }) => !told || place > told.place || (place === told.place && i > told.i);
-  const isBefore = ({ place, i }) => told && (place < told.place || (place === told.place && i < told.i));
-  const next = step > 0 ? begins.find(isBehind) || begins[0] : begins.findLast(isBefore) || begins.at(-1);
+  const by = ({ place, i }) => told ? place - told.place || i - told.i : 1; // from the token that is told to this one
+  const next = step > 0 ? begins.find((each) => by(each) > 0) || begins[0] : begins.findLast((each) => by(each) < 0) || begins.at(-1);
   tell(next.place, next.i, true);
 }
-
-// A stretch has one fate.
-const isAlike = (turn, i) => token(turn, i).fate === token(turn, i - 1).fate;
 
 function step(by) {
   if (!told) { tell(turnChosen, 0, true); return; }

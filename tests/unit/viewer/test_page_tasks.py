@@ -109,7 +109,9 @@ async def test_find_the_stray_call(browser: Browser, tmp_path: Path):
     async with reading(browser, tmp_path) as reader:
         await reader.click("button", "Calls of role stray")
         await reader.click("tab", "Conversation")
-        assert "stray: the program pytest, which began below agent" in await reader.see("article", "turn 2").inner_text()
+        assert (
+            "stray: the program pytest, which began below agent" in await reader.see("article", "turn 2").inner_text()
+        )
 
 
 async def test_find_the_worst_prompt(browser: Browser, tmp_path: Path):
@@ -134,7 +136,11 @@ async def test_copy_a_request_as_curl_and_run_it(browser: Browser, tmp_path: Pat
         await reader.see("button", "copied").wait_for()
         curl = await reader.page.evaluate("navigator.clipboard.readText()")
         session = await client.create()
-        address = {"OPENAI_BASE_URL": url_of(session).removesuffix("/chat/completions"), "OPENAI_API_KEY": session.api_key, "NO_PROXY": "*"}
+        address = {
+            "OPENAI_BASE_URL": client.url + url_of(session).removesuffix("/chat/completions"),
+            "OPENAI_API_KEY": session.api_key,
+            "NO_PROXY": "*",
+        }
         run = partial(subprocess.run, ["sh", "-c", curl], env=address, capture_output=True, text=True, timeout=30)
         answer = await asyncio.to_thread(run)
 

@@ -66,11 +66,8 @@ def compare_runs(first: Path, second: Path, tokenizer: Path | None = None) -> Ru
     """Compare the runs or stores at both paths. Raises as `look_at`."""
     views = look_at(first, tokenizer), look_at(second, tokenizer)
     missing = [f"{view.source}: {sentence}" for view in views for sentence in view.missing]
-    seeds = [{(line.scenario, line.seed) for line in view.sessions if line.seed is not None} for view in views]
-    seeded = {scenario for scenario, _ in seeds[0] & seeds[1]}
-    keyed = _keyed(views[0].sessions, seeded), _keyed(views[1].sessions, seeded)
-    common = [key for key in keyed[0] if key in keyed[1]]
-    pairs = _compare(views, [(keyed[0][key], keyed[1][key]) for key in common], missing)
+    paired = pair_lines(views[0].sessions, views[1].sessions)
+    pairs = _compare(views, paired, missing)
     counts = [Counter(line.outcome or line.state or "no outcome" for line in view.sessions) for view in views]
     tokens = [sum(line.sampled or 0 for line in view.sessions) for view in views]
     return RunDiff(
@@ -80,9 +77,17 @@ def compare_runs(first: Path, second: Path, tokenizer: Path | None = None) -> Ru
         tokens=(tokens[0], tokens[1]),
         ledgers=(views[0].ledger, views[1].ledger),
         pairs=pairs,
-        alone=(len(keyed[0]) - len(common), len(keyed[1]) - len(common)),
+        alone=(len(views[0].sessions) - len(paired), len(views[1].sessions) - len(paired)),
         missing=missing,
     )
+
+
+def pair_lines(first: Sequence[SessionLine], second: Sequence[SessionLine]) -> list[tuple[SessionLine, SessionLine]]:
+    """Return the lines of both runs that stand for the same prompt and place in its group."""
+    seeds = [{(line.scenario, line.seed) for line in lines if line.seed is not None} for lines in (first, second)]
+    seeded = {scenario for scenario, _ in seeds[0] & seeds[1]}
+    ones, others = _keyed(first, seeded), _keyed(second, seeded)
+    return [(line, others[key]) for key, line in ones.items() if key in others]
 
 
 def compare_sessions(

@@ -4,13 +4,15 @@ A run may go on, have been killed, or be of an older version or another machine.
 or damaged part is a sentence in `RunView.missing`.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
 from harness.errors import HarnessError, RunError
+from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.rollouts.agents.log import read_last_lines
 from harness.server.store.rows import StoredLine, TokenizerName
@@ -26,11 +28,13 @@ from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.exports.metrics import training_points
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
 _LOG_LINES = 5
 """Last lines of an agent's log that a session shows."""
+_LOG_TAIL = 1 << 16  # bytes
 
 _T = TypeVar("_T")
 
@@ -66,6 +70,13 @@ def look_into(path: Path, session_id: str) -> SessionView:
     if record is None:
         record = session_record(read_session(database, session_id))
     return SessionView.of(record)
+
+
+def read_log_tail(log: Path) -> str:
+    """Return the end of an agent's log. Raises `OSError`, also if the agent put something else there."""
+    with open_left_behind(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+        return file.read(_LOG_TAIL).decode("utf-8", "replace")
 
 
 def open_tokenizer(view: RunView) -> Tokenizer | None:
@@ -140,6 +151,8 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
+    steps: list[Mapping[str, float]] = []
+    steps += read("its training steps", lambda: [each.figures for each in training_points(directory.path)], [])
     lines = [_line(directory, rollout) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
@@ -154,6 +167,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         tokenizer=tokenizer,
         ledger=ledger,
         bands=sorted(bands, key=lambda band: band.begin),
+        steps=steps,
         missing=missing,
         superseded=[line for line in others if line.session_id in earlier],
     )

@@ -144,6 +144,8 @@ class RunView:
     """Folder of the run's tokenizer on this machine."""
     ledger: Json | None = None
     bands: Sequence[Band] = ()
+    steps: Sequence[Mapping[str, float]] = ()
+    """Figures of each training step."""
     missing: Sequence[str] = ()
     """A sentence for each missing part."""
     superseded: Sequence[SessionLine] = ()

@@ -46,7 +46,7 @@ def view(
     from harness.errors import RunError
     from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import open_tokenizer
-    from harness.viewer.page.run_page import write_page
+    from harness.viewer.page.run_page import Side, write_page
 
     if (where is None) is (server is None):
         raise RunError("expected one to look at: a run directory, the file of a store, or --server URL")
@@ -59,7 +59,7 @@ def view(
         raise RunError("expected --port without --out: a page that is written has no address")
     source = open_source(where, server, admin_token, tokenizer)
     seen = source.look()
-    size = write_page(out, seen, source.look_inside, open_tokenizer(seen))
+    size = write_page(out, Side(seen, source.look_inside, open_tokenizer(seen)))
     document = {"out": str(out), "sessions": len(seen.sessions), "bytes": size}
     output.print_result(document, f"{out}: {len(seen.sessions)} sessions, {size:,} bytes", as_json=as_json)
 

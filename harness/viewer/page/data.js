@@ -1,15 +1,15 @@
 "use strict";
-// What was recorded, read out of the page. Every text comes from JSON and goes into the page by `textContent`: nothing
-// that was recorded is markup here.
+// Recorded data, read from the page. Recorded text enters it by `textContent` only, so none of it is markup.
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\u2028\u2029]/u;
 const EVERY_UNSEEN = new RegExp(UNSEEN, "gu");
+const CELL_CHARACTERS = 300;
 
 const byId = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(byId(id).textContent);
 const run = read("run");
 const table = read("texts");
 
-// Control characters and marks of direction, written out; a newline and a tab stay where there are lines.
+// Control, format and direction characters, written out; newlines and tabs stay in blocks of lines.
 function printable(text, lines) {
   text = String(text);
   if (!UNSEEN.test(text)) return text;
@@ -28,7 +28,14 @@ function make(tag, className, text) {
   return made;
 }
 
-// A row of a list: its cells stand in the columns that the style has for the list.
+function makeButton(words, act, label) {
+  const button = make("button", "", words);
+  button.type = "button";
+  if (label) button.setAttribute("aria-label", printable(label));
+  button.addEventListener("click", act);
+  return button;
+}
+
 function makeRow(values, isChosen, choose) {
   const row = make("div", isChosen ? "row chosen" : "row");
   row.setAttribute("role", "row");
@@ -41,9 +48,19 @@ function makeRow(values, isChosen, choose) {
   row.addEventListener("click", choose);
   return row;
 }
-const CELL_CHARACTERS = 300;
 
-// A column of 4-byte little-endian numbers, as every machine has them that runs a browser.
+// A table of names and values; empty values are left out.
+function makeFacts(pairs) {
+  const list = make("dl");
+  for (const [name, value] of pairs) {
+    if (value === null || value === undefined || value === "") continue;
+    list.append(make("dt", "", name), make("dd", "", String(value).slice(0, WORDS_CHARACTERS)));
+  }
+  return list;
+}
+const WORDS_CHARACTERS = 20000;
+
+// A column of 4-byte little-endian numbers, the byte order of every machine with a browser.
 function column(encoded, Numbers) {
   const characters = atob(encoded);
   const bytes = new Uint8Array(characters.length);
@@ -51,4 +68,22 @@ function column(encoded, Numbers) {
   return new Numbers(bytes.buffer);
 }
 
-const counts = (fates) => Object.entries(fates).map(([name, count]) => count + " " + name).join(", ");
+const whole = new Intl.NumberFormat("en-US");
+const counts = (fates) => Object.entries(fates || {}).map(([name, count]) => whole.format(count) + " " + name).join(", ");
+const plural = (count, noun) => whole.format(count) + " " + noun + (count === 1 ? "" : "s");
+const digits = (number) => typeof number === "number" ? Number(number.toPrecision(3)).toString() : String(number);
+const isTrained = (fate) => fate === "trained" || fate === "masked";
+const mean = (numbers) => numbers.reduce((sum, each) => sum + each, 0) / numbers.length;
+
+const SIDES = ["A", "B"];
+const nameOf = (line) => (run.sides > 1 ? SIDES[line.side] + " " : "") + (line.number === null ? (line.id || "none").slice(0, 8) : line.number);
+const keyOf = (line) => (run.sides > 1 ? SIDES[line.side] + "." : "") + (line.id || line.number);
+
+// Outcomes in four classes, which differ in color and shape; the fifth is a session without an end.
+const STANDINGS = { finished: "finished", limited: "limited", drained: "aborted", gone: "aborted", aborted: "aborted", deleted: "aborted" };
+const GOES_ON = new Set(["open", "closing", "ended", "tool", "engine", "held", "queued", "idle"]);
+const outcomeOf = (line) => line.outcome || "no outcome";
+function standingOf(line) {
+  if (!line.outcome || GOES_ON.has(line.outcome)) return "going";
+  return STANDINGS[line.outcome] || (line.cause || run.suite ? "failed" : "aborted");
+}

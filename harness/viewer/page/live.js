@@ -14,7 +14,7 @@ if (run.live) bring = bringLive;
 
 function bringLive(line) {
   if (!kept || kept.id !== line.id) {
-    kept = { id: line.id, version: 0, session: { turns: [], ledger: null, phase: "being read", refusals: {}, missing: "" } };
+    kept = { id: line.id, version: 0, session: { turns: [], ledger: null, phase: "being read", refusals: {}, remarks: [], metadata: {}, missing: "" } };
   }
   isInAHurry = true;
   wake();
@@ -64,19 +64,19 @@ function take(news, wanted) {
   if (news.anew) run.bands.length = 0;
   version = news.version;
   run.now = news.now;
-  if (news.facts) {
-    Object.assign(run, news.facts);
-    overview();
-  }
+  if (news.facts) Object.assign(run, news.facts);
   stand(news.problem ? "the server does not answer: " + news.problem + BEFORE : (run.problems || []).join("; "));
   takeBands(news.bands);
+  const isFirst = !run.sessions.length;
   const moved = takeLines(news.sessions, news.anew);
+  if (news.facts || news.sessions.length) overview();
   for (const each of run.sessions) if (each.goesOn) moved.add(each);
   if (news.anew || news.bands.length || moved.size || run.bands.some((each) => each.end === null)) {
     if (layOutTimeline()) lanes.drawAnew();
     else for (const at of [...lanes.drawn.keys()]) if (moved.has(shown[at])) lanes.change(at);
     tellMoment();
   }
+  if (isFirst && run.sessions.length) follow();
   if (news.session && wanted && wanted === kept && session) takeSession(news.session);
 }
 
@@ -101,7 +101,7 @@ function takeLines(lines, anew) {
     gone.clear();
   }
   for (const line of lines) {
-    const each = before.get(line.id) || { times: [], created_at: line.created_at };
+    const each = before.get(line.id) || { times: [], created_at: line.created_at, side: 0 };
     const isOther = anew || each.created_at !== line.created_at; // an id may be used again
     const had = isOther ? [] : each.times;
     const byIndex = new Map(line.times.length ? [...had, ...line.times].map((time) => [time[3], time]) : []);
@@ -119,7 +119,7 @@ function takeLines(lines, anew) {
   if (!changed.size && !anew) return moved;
   letGo();
   if (opened) opened = known.get(opened.id) || opened;
-  offerOutcomes();
+  offerFilters();
   filter();
   for (const at of [...sessionRows.drawn.keys()]) if (changed.has(shown[at])) sessionRows.change(at);
   if (session && changed.has(opened)) tellSession();
@@ -138,7 +138,6 @@ function letGo() {
 }
 
 function takeSession(news) {
-  const isFirst = !kept.version; // or again the first, after one that was taken by half
   kept.version = news.version;
   const chosenTurn = session.turns[turnChosen];
   const toldTurn = told && session.turns[told.place];
@@ -149,8 +148,9 @@ function takeSession(news) {
   // Of one whose tokens are the same they do not come again.
   for (const turn of news.turns) turns.set(turn.index, { ...turns.get(turn.index), ...turn });
   for (const [index, depth] of news.order) turns.get(index).depth = depth;
-  const { phase, ledger, refusals, missing } = news;
-  Object.assign(session, { phase, ledger, refusals, missing, turns: news.order.map(([index]) => turns.get(index)) });
+  const { phase, ledger, refusals, missing, remarks, metadata } = news;
+  const facts = { phase, ledger, refusals, missing, remarks, metadata };
+  Object.assign(session, facts, { turns: news.order.map(([index]) => turns.get(index)) });
   const placeOf = (turn) => turn ? session.turns.findIndex((each) => each.index === turn.index) : -1;
 
   turnChosen = Math.max(0, placeOf(chosenTurn));
@@ -158,7 +158,7 @@ function takeSession(news) {
   const toldPlace = placeOf(toldTurn);
   told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
     ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };
-  find();
+  if (tab === "tokens") find();
   strip.show(rows.length);
   const topPlace = placeOf(topTurn);
   if (topPlace >= 0) {
@@ -166,9 +166,9 @@ function takeSession(news) {
     strip.scroller.scrollTop = row * ROW_HEIGHT + beyondTop;
     strip.draw(Infinity);
   }
-  byId("value").textContent = told ? say(session.turns[told.place], token(session.turns[told.place], told.i)) : "";
+  tellToken();
   turnRows.show(session.turns.length);
-  const words = (turn) => JSON.stringify(turn ? turn.words : []);
-  if (isFirst || words(session.turns[turnChosen]) !== words(chosenTurn)) showWords();
+  showConversation();
   tellSession();
+  if (sought) seek(sought.turn, sought.position);
 }

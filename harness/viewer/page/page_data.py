@@ -6,6 +6,7 @@ and columns hold their numbers.
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -19,7 +20,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from harness.viewer.terminal import ledger_words, message_text, reply_text
+from harness.viewer.terminal import ledger_words
 
 MOST_GONE = 1_000
 """Most sessions that a live page shows after their server dropped them."""
@@ -63,6 +64,7 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
         "id": line.session_id,
         "number": line.number,
         "scenario": line.scenario,
+        "group": line.group,
         "outcome": line.outcome or line.state,
         "cause": line.cause,
         "why": line.last_words or line.detail,
@@ -70,15 +72,28 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
         "turns": len(times) if line.turns is None and element is not None else line.turns,
         "sampled": line.sampled,
         "reward": line.reward,
+        "figures": {**line.score.get("figures", {}), **line.score.get("details", {})},
+        "reason": str(line.score.get("reason") or line.score_error or ""),
         "times": times,
+    }
+
+
+def session_marks(session: SessionView) -> Json:
+    """Return what the list of sessions is filtered by."""
+    fates: Counter[str] = Counter()
+    for turn in session.turns:
+        fates.update(turn.fates)
+    return {
+        "roles": sorted({turn.role for turn in session.turns}),
+        "versions": [*dict.fromkeys(str(span["version"]) for turn in session.turns for span in turn.versions)],
+        "fates": fates,
     }
 
 
 def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
     """Return the data of a session with its turns."""
     turns = [
-        {**turn_data(turn, tokenizer), "depth": depth, **token_columns(turn, tokenizer, table)}
-        for turn, depth in session.walk()
+        {**turn_data(turn), "depth": depth, **token_columns(turn, tokenizer, table)} for turn, depth in session.walk()
     ]
     return {**session_facts(session), "turns": turns}
 
@@ -90,6 +105,8 @@ def session_facts(session: SessionView) -> Json:
         "phase": session.phase,
         "in_flight": session.turns_in_flight,
         "refusals": session.refusals,
+        "remarks": session.remarks,
+        "metadata": session.metadata,
         "ledger": session.ledger and ledger_text(session.ledger),
     }
 
@@ -99,10 +116,13 @@ def ledger_text(ledger: Json) -> str:
     return ledger_words(msgspec.convert(ledger, Ledger))
 
 
-def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
+def turn_data(turn: TurnView) -> Json:
     """Return a turn without its tokens and its place in the tree."""
     return {
         "index": turn.index,
+        "parent": turn.parent,
+        "role": turn.role,
+        "evidence": turn.evidence,
         "status": turn.status,
         "end": turn.end,
         "prompt": turn.prompt_length,
@@ -113,7 +133,10 @@ def turn_data(turn: TurnView, tokenizer: Tokenizer | None = None) -> Json:
         "versions": turn.versions,
         "masked_from": turn.masked_from,
         "seconds": turn.seconds,
-        "words": list(_words(turn, tokenizer)),
+        "attempts": turn.attempts,
+        "messages": turn.messages,
+        "reply": turn.reply,
+        "error": None if turn.error is None else f"{turn.error.get('code')}: {turn.error.get('message')}",
     }
 
 
@@ -138,13 +161,3 @@ def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable
         "tokens": base64.b64encode(np.asarray(numbers, "<u4").tobytes()).decode(),
         "logprobs": base64.b64encode(np.asarray(logprobs, "<f4").tobytes()).decode(),
     }
-
-
-def _words(turn: TurnView, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
-    for message in turn.messages:
-        yield str(message.get("role")), message_text(message)
-    if turn.reply.get("reasoning_content"):
-        yield "reasoning", str(turn.reply["reasoning_content"])
-    yield "assistant", reply_text(turn, tokenizer)
-    if turn.error is not None:
-        yield "error", f"{turn.error.get('code')}: {turn.error.get('message')}"

@@ -1,4 +1,4 @@
-"""A run as one HTML file that opens from disk, with markup, style, script and the recorded data as JSON.
+"""One or two runs as one HTML file that opens from disk, with markup, style, script and the recorded data as JSON.
 
 Recorded text is data, never markup: it is in script elements of a type that browsers do not run, in ASCII with `<`, `>`
 and `&` escaped, and the script shows it as text. The content security policy admits only this script and style, by
@@ -11,13 +11,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
+from shlex import join
+from typing import NamedTuple
 
 from harness.errors import RunError
 from harness.machine.disk import replacing
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.look import read_log_tail
 from harness.viewer.page.page_data import (
     MOST_BANDS,
     MOST_GONE,
@@ -26,63 +30,93 @@ from harness.viewer.page.page_data import (
     ledger_text,
     line_data,
     session_data,
+    session_marks,
 )
-from harness.viewer.run_view import RunView
+from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView
 
 _PARTS = Path(__file__).parent
 # Joined in this order: each part uses those before it.
-_SCRIPTS = ("data", "windowed", "sessions", "timeline", "session", "tokens", "live", "keys")
+_SCRIPTS = (
+    *("data", "windowed", "filters", "sessions", "overview", "timeline", "session", "conversation"),
+    *("tokens", "compare", "live", "keys"),
+)
 _BEGINNING = "<!doctype html>"
+_MOST_BYTES = 500_000_000  # browsers hold no longer text
 
 
-def write_page(
-    path: Path, view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None
-) -> int:
-    """Write the page of `view` to `path`, session by session. Return its length in bytes.
+class Side(NamedTuple):
+    """A run in a page, with the reader of its sessions by id."""
 
-    `look_inside` reads a session by id; the page reports one that cannot be read. Raises `RunError` if `path` cannot be
-    written or holds something other than a page. `path` never holds a partial page.
+    view: RunView
+    look_inside: Callable[[str], SessionView]
+    tokenizer: Tokenizer | None
+
+
+def write_page(path: Path, *sides: Side, pairs: Sequence[tuple[SessionLine, SessionLine]] = ()) -> int:
+    """Write the page of one run, or two side by side, to `path`, session by session. Return its length in bytes.
+
+    `pairs` are sessions of both sides to compare. The page reports a session that cannot be read. Raises `RunError` if
+    `path` cannot be written, holds something other than a page, or would be longer than a browser can open. `path`
+    never holds a partial page.
     """
     if path.is_dir() or (path.exists() and not _is_page(path)):
         raise RunError(f"expected a place for the page, found something else at {path}: name another file with --out")
+    size = 0
     try:
         with replacing(path) as file:
-            for piece in page_pieces(view, look_inside, tokenizer):
+            for piece in page_pieces(sides, pairs):
+                size += len(piece)
+                if size > _MOST_BYTES:
+                    raise RunError(
+                        f"expected a page of {_MOST_BYTES // 1_000_000} MB at most, which browsers open; that of"
+                        f" {sides[0].view.source} is longer: look at one session with `{sides[0].view.command} SESSION`"
+                    )
                 file.write(piece)
         return path.stat().st_size
     except OSError as error:
         raise RunError(f"expected a place for the page, cannot write {path}: {error.strerror}") from error
 
 
-def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield the page of `view` in pieces of one session."""
+def page_pieces(sides: Sequence[Side], pairs: Sequence[tuple[SessionLine, SessionLine]]) -> Iterator[str]:
+    """Yield the page in pieces of one session."""
     script = _script()
     yield _head(script, "")
-    table, missing = TokenTable(), list(view.missing)
+    table, missing = TokenTable(), list[str]()
     lines: list[Json] = []
-    for place, line in enumerate(view.sessions):
-        element, times = None, list[Sequence[object]]()
-        if line.session_id is not None:
-            with say_missing(f"session {line.session_id}", missing):
-                session = look_inside(line.session_id)
-                data = _data(f"s{place}", session_data(session, tokenizer, table))
-                times = [[turn.created_at, turn.seconds, turn.status, turn.index] for turn in session.turns]
-                json.dumps(times, allow_nan=False)
-                element = f"s{place}"
-                yield data
-        lines.append(line_data(line, element, times if element else []))
-    if tokenizer is not None:
+    places: dict[int, int] = {}
+    for number, side in enumerate(sides):
+        missing += side.view.missing
+        for line in side.view.sessions:
+            place = places[id(line)] = len(lines)
+            data = {**line_data(line, None, []), "side": number}
+            if line.session_id is not None:
+                with say_missing(f"session {line.session_id}", missing):
+                    session = side.look_inside(line.session_id)
+                    piece = _data(f"s{place}", session_data(session, side.tokenizer, table))
+                    times = [[turn.created_at, turn.seconds, turn.status, turn.index] for turn in session.turns]
+                    json.dumps(times, allow_nan=False)
+                    data |= {**line_data(line, f"s{place}", times), **session_marks(session)}
+                    yield piece
+            if line.agent_log is not None:
+                with say_missing(f"the log {line.agent_log}", missing):
+                    yield _data(f"log{place}", read_log_tail(line.agent_log))
+            lines.append(data)
+    for one, other in pairs:
+        first, second = places[id(one)], places[id(other)]
+        lines[first]["partner"], lines[second]["partner"] = second, first
+    if any(side.tokenizer for side in sides):
         missing += [f"the text of id {token_id}, which is not in this tokenizer" for token_id in table.unread()]
     run = {
-        "source": view.source,
-        "suite": view.suite,
-        "status": view.status,
-        "starts": view.starts,
-        "ledger": view.ledger and ledger_text(view.ledger),
-        "bands": [asdict(band) for band in view.bands],
+        "source": " and ".join(side.view.source for side in sides),
+        "suite": " and ".join(dict.fromkeys(side.view.suite for side in sides if side.view.suite)),
+        "status": " and ".join(dict.fromkeys(side.view.status for side in sides if side.view.status)),
+        "said": [sentence for side in sides for sentence in _said(side.view)],
+        "bands": [asdict(band) for band in chain.from_iterable(side.view.bands for side in sides)],
+        "steps": [side.view.steps for side in sides],
         "missing": missing,
         "sessions": lines,
+        "sides": len(sides),
         "live": False,
     }
     yield _data("run", finite(run))
@@ -90,12 +124,18 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
     yield _foot(script)
 
 
+def _said(view: RunView) -> Iterator[str]:
+    yield from (join(map(str, start["command"])) for start in view.starts)
+    if view.ledger:
+        yield f"ledger: {ledger_text(view.ledger)}"
+
+
 def live_page(source: str) -> str:
     """Return the page that requests its data from the server `source`."""
     script = _script()
-    empty: Json = dict.fromkeys(("suite", "status", "ledger")) | {"starts": [], "bands": [], "missing": []}
+    empty: Json = {name: [] for name in ("said", "bands", "steps", "missing", "sessions")}
     most = {"most_gone": MOST_GONE, "most_bands": MOST_BANDS}
-    run = {**empty, **most, "source": source, "sessions": [], "live": True}
+    run = {**empty, **most, "source": source, "suite": "", "status": "", "sides": 1, "live": True}
     return _head(script, " connect-src 'self';") + _data("run", run) + _data("texts", []) + _foot(script)
 
 
@@ -111,6 +151,7 @@ def _head(script: str, admitted: str) -> str:
     )
     return (
         f'{_BEGINNING}\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<title>harness view</title>\n<style>{style}</style></head>\n<body>\n{body}"
     )

@@ -1,49 +1,107 @@
-// The session that is open: how it ended, its turns, and the words of the turn that is chosen.
-const TURN_HEIGHT = 20;
-const WORDS_CHARACTERS = 20000; // of a message, until more are asked for
-const MORE_CHARACTERS = 200000;
-const MESSAGES = 200;
+// The open session: its end, its views as tabs, its turns as a tree, and the address of what is on screen.
+const TURN_HEIGHT = 24;
+const TABS = {
+  conversation: ["Conversation", () => showConversation()],
+  tokens: ["Tokens", () => { find(); showTokensOf(turnChosen); }],
+  tree: ["Tree", () => turnRows.reveal(turnChosen)],
+  timeline: ["Timeline", () => lanes.reveal(chosen)],
+  log: ["Log", () => showLog()],
+  score: ["Score", () => showScore()],
+  raw: ["Raw", () => showRaw()],
+  compare: ["Compare", () => showComparison()],
+};
+const MOST_OFFERED = 500;
 let session = null;
 let opened = null; // its line
 let turnChosen = 0;
+let tab = "conversation";
+let sought = null; // a turn and token of a link that are not here yet
 const turnRows = new Windowed(byId("turns"), TURN_HEIGHT, (at) => {
   const turn = session.turns[at];
-  const values = ["  ".repeat(Math.min(turn.depth, 20)) + (turn.depth ? "+ " : "") + turn.index, turn.status, turn.end,
+  const values = ["  ".repeat(Math.min(turn.depth, 20)) + (turn.depth ? "+ " : "") + turn.index, turn.role, turn.status + " by " + turn.end,
     turn.versions.map((each) => each.version).join(", "), turn.prompt, turn.sampled, turn.seconds.toFixed(2),
-    counts(turn.fates) + (turn.unknown ? ", at most " + turn.unknown + " unknown" : "")];
+    [counts(turn.fates), turn.unknown && "at most " + turn.unknown + " unknown", turn.role !== "main" && turn.evidence].filter(Boolean).join("; ")];
   return makeRow(values, at === turnChosen, () => chooseTurn(at));
 });
 
+const ABSENT = { turns: [], ledger: null, phase: "not here", refusals: {}, remarks: [], metadata: {} };
 // The session of a line; the live page has another way.
-let bring = (line) => line.element === null ? { turns: [], ledger: null, phase: "not here", refusals: {} } : read(line.element);
+let bring = (line) => line.element === null ? { ...ABSENT } : read(line.element);
 
 function open() {
   const line = shown[chosen];
-  byId("session").hidden = !line;
-  if (!line) return;
+  if (!line) { close(); return; }
   opened = line;
   session = bring(line);
   turnChosen = 0;
+  sought = null;
+  document.body.dataset.screen = "middle";
+  byId("session").hidden = false;
+  offerPartners();
   tellSession();
   turnRows.show(session.turns.length);
-  turnRows.reveal(0);
   layOutTokens();
-  showWords();
+  conversationFrom = 0;
+  byId("conversation").scrollTop = 0;
+  showTab(tab === "compare" && line.partner === undefined ? "conversation" : tab);
+}
+
+function close() {
+  session = opened = told = null;
+  byId("session").hidden = true;
+  byId("token").replaceChildren();
+  byId("ending").replaceChildren();
+  address();
+}
+
+// Open a session at a turn and a token of it, in a view; the filters give way.
+function goTo(line, turn, position, view) {
+  if (!shown.includes(line)) clearFilters();
+  choose(shown.indexOf(line));
+  if (view) tab = view;
+  open();
+  if (turn !== null) seek(turn, position);
+}
+
+function seek(turn, position) {
+  const place = session.turns.findIndex((each) => each.index === turn);
+  sought = place < 0 ? { turn, position } : null;
+  if (place < 0) return;
+  chooseTurn(place);
+  if (position === null) return;
+  showTab("tokens");
+  tell(place, position + session.turns[place].context, true);
+}
+
+function showTab(name) {
+  tab = name;
+  document.body.dataset.tab = name;
+  for (const each of byId("tabs").children) {
+    each.setAttribute("aria-selected", String(each.dataset.name === name));
+    each.tabIndex = each.dataset.name === name ? 0 : -1;
+  }
+  TABS[name][1]();
+  address();
+}
+
+function makeTabs() {
+  byId("tabs").replaceChildren(...Object.entries(TABS).map(([name, [words]]) => {
+    const button = makeButton(words, () => showTab(name));
+    button.setAttribute("role", "tab");
+    button.dataset.name = name;
+    return button;
+  }));
 }
 
 function tellSession() {
   const line = opened;
-  byId("name").textContent = printable((line.number === null ? "" : "session " + line.number + ": ") + (line.id || "no session") + ", " + session.phase);
-  const grows = run.live && line.sampled + " tokens so far";
-  const why = [line.outcome, line.cause && "by the " + line.cause, line.why, line.log, grows, session.missing].filter(Boolean).join("; ");
-  byId("why").replaceChildren(
-    make("div", "", why.slice(0, WORDS_CHARACTERS)), make("div", "dim", "ledger: " + (session.ledger || "none")),
-    make("div", "dim", "refused: " + (counts(session.refusals) || "nothing")));
-}
-
-function close() {
-  byId("session").hidden = true;
-  session = opened = null;
+  byId("name").replaceChildren(make("i", "standing " + standingOf(line)), printable("session " + nameOf(line) + " \u00b7 " + outcomeOf(line)));
+  const why = [line.cause && "by the " + line.cause, line.why, line.reason, run.live && whole.format(line.sampled) + " tokens so far", session.missing];
+  byId("why").textContent = printable(why.filter(Boolean).join("; ").slice(0, WORDS_CHARACTERS));
+  byId("ending").replaceChildren(make("h2", "", "session " + nameOf(line)), makeFacts([
+    ["id", line.id || "no session"], ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
+    ["ledger", session.ledger], ["refused", counts(session.refusals) || "nothing"], ["remarks", (session.remarks || []).join("; ")], ["log", line.log],
+  ]), makeCopy("copy link", () => location.href));
 }
 
 function chooseTurn(at) {
@@ -52,34 +110,81 @@ function chooseTurn(at) {
   turnRows.change(before);
   turnRows.change(turnChosen);
   turnRows.reveal(turnChosen);
-  showWords();
-  showTokensOf(turnChosen);
+  if (tab === "conversation") { showConversation(); revealTurn(); }
+  if (tab === "tokens") showTokensOf(turnChosen);
+  if (tab === "raw") showRaw();
+  address();
 }
 
-function showWords() {
-  const turn = session.turns[turnChosen];
-  const words = turn ? turn.words : [];
-  const left = words.length - MESSAGES;
-  const parts = words.slice(-MESSAGES).flatMap(([role, said]) => makeWords(role, said));
-  if (left > 0) parts.unshift(make("div", "missing", left + " messages before these are not shown"));
-  byId("transcript").replaceChildren(...parts);
-  byId("transcript").scrollTop = 0;
-}
-
-function makeWords(role, words) {
-  const block = make("pre", "words", words.slice(0, WORDS_CHARACTERS));
-  const parts = [make("div", role === "error" ? "error" : "dim", role), block];
-  let until = WORDS_CHARACTERS;
-  if (words.length > until) {
-    const more = make("button", "more");
-    const tell = () => { more.textContent = "more of the " + words.length + " characters"; more.hidden = until >= words.length; };
-    more.addEventListener("click", () => {
-      block.append(printable(words.slice(until, until + MORE_CHARACTERS), true));
-      until += MORE_CHARACTERS;
-      tell();
-    });
-    tell();
-    parts.push(more);
+// The address of what is on screen: #session/turn/token.
+function address() {
+  let hash = " ";
+  if (session) {
+    hash = "#" + keyOf(opened);
+    const turn = session.turns[told ? told.place : turnChosen];
+    if (turn) hash += "/" + turn.index;
+    if (told) hash += "/" + (told.i - turn.context);
   }
-  return parts;
+  if (hash !== location.hash) history.replaceState(null, "", hash.trim() || location.pathname);
+}
+
+// Go where the address says. Returns whether its session is here.
+function follow() {
+  const [, key, turn, position] = decodeURIComponent(location.hash).match(/^#([^/]+)(?:\/(\d+))?(?:\/(-?\d+))?$/) || [];
+  const line = key && run.sessions.find((each) => keyOf(each) === key || (key.length > 7 && keyOf(each).startsWith(key)));
+  if (line) goTo(line, turn === undefined ? null : Number(turn), position === undefined ? null : Number(position), null);
+  return Boolean(line);
+}
+
+function showLog() {
+  const element = byId("log" + run.sessions.indexOf(opened));
+  byId("log").replaceChildren(make("div", "dim", opened.log || "no log is on record"), ...(element ? makeWords(JSON.parse(element.textContent)) : []));
+  byId("log").scrollTop = byId("log").scrollHeight;
+}
+
+function showScore() {
+  const others = run.sessions.filter((line) => line.side === opened.side && promptOf(line) && promptOf(line) === promptOf(opened));
+  const rewards = others.map((line) => line.reward).filter((reward) => typeof reward === "number");
+  const none = opened.reward === null ? "none: " + (opened.reason || opened.why || "no check has scored it") : opened.reward;
+  byId("score").replaceChildren(
+    makeFacts([["reward", none], ["reason", opened.reason], ...Object.entries(opened.figures || {}).filter(([name]) => name !== "reason")
+      .map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : value])]),
+    ...(rewards.length ? [make("h2", "", promptOf(opened)), makeFacts([["samples", others.length], ["mean reward", digits(mean(rewards))],
+      ["best", digits(Math.max(...rewards))], ["worst", digits(Math.min(...rewards))]])] : []));
+}
+
+// Messages of the conversation that ends with the request of `turn`.
+function requestOf(turn) {
+  const byIndex = new Map(session.turns.map((each) => [each.index, each]));
+  const messages = [];
+  for (let each = turn, reply = []; each; each = byIndex.get(each.parent)) {
+    messages.unshift(...listOf(each.messages), ...reply);
+    reply = byIndex.has(each.parent) ? [byIndex.get(each.parent).reply] : [];
+  }
+  return messages;
+}
+
+function showRaw() {
+  const turn = session.turns[turnChosen];
+  if (!turn) { byId("raw").replaceChildren(make("p", "empty", "No turn is on record here.")); return; }
+  const { tokens, logprobs, matched, messages, ...facts } = turn;
+  const request = JSON.stringify({ model: "default", messages: requestOf(turn) }, null, 2);
+  const curl = "curl \"$OPENAI_BASE_URL/chat/completions\" -H \"Authorization: Bearer $OPENAI_API_KEY\" -H 'Content-Type: application/json' --data '" + request.replaceAll("'", "'\\''") + "'";
+  byId("raw").replaceChildren(
+    makeCopy("copy as curl", () => curl), makeCopy("copy as JSON", () => request), makeCopy("copy link", () => location.href),
+    make("h2", "", "request of turn " + turn.index), ...makeWords(request), make("h2", "", "what became of it"), ...makeWords(JSON.stringify(facts, null, 2)),
+    make("h2", "", "metadata of the session"), ...makeWords(JSON.stringify(session.metadata || {}, null, 2)));
+}
+
+function makeCopy(words, textOf) {
+  const button = makeButton(words, async () => {
+    try {
+      await navigator.clipboard.writeText(textOf());
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "this browser does not let pages copy";
+    }
+    setTimeout(() => { button.textContent = words; }, 2000);
+  });
+  return button;
 }

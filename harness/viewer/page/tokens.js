@@ -1,55 +1,62 @@
-// The tokens of the open session, in rows: colored, found by version and by where they go, and told one by one.
-const ROW_HEIGHT = 22;
-const ROW_CHARACTERS = 110;
+// The tokens of the open session, in rows: hue by fate, strength by logprob, underline by version. The legend filters.
+const ROW_HEIGHT = 24;
+const CHARACTER_WIDTH = 7.9;
 const ROW_TOKENS = 48; // so that a window of single letters is not thousands of elements
 const TOKEN_CHARACTERS = 60;
-const COLORS = ["mask", "version", "logprob"];
+const LEVELS = [["p \u2265 0.9", Math.log(0.9)], ["p \u2265 0.5", Math.log(0.5)], ["p \u2265 0.1", Math.log(0.1)], ["p < 0.1", -Infinity]];
+const levelOf = (logprob) => logprob === null ? -1 : LEVELS.findIndex(([, least]) => logprob >= least);
+const asked = { fate: "", version: "", level: "" };
 let rows = [];
-let color = 0;
-let told = null; // the token whose values stand above the strip: its turn's place, and its own
+let told = null; // the token in the detail pane: its turn's place, its own, and its row
 const strip = new Windowed(byId("strip"), ROW_HEIGHT, makeTokens);
 
-// Rows of tokens, by their lengths.
+// The tokens of a turn, whose columns are read when they are first asked for.
+function tokensOf(turn) {
+  if (typeof turn.tokens === "string") {
+    turn.tokens = column(turn.tokens, Uint32Array);
+    turn.logprobs = column(turn.logprobs, Float32Array);
+  }
+  return turn.tokens;
+}
+
 function layOutRows() {
   rows = [];
+  const most = Math.max(20, Math.floor((document.querySelector("main").clientWidth - 48) / CHARACTER_WIDTH));
   session.versions = [...new Set(session.turns.flatMap((turn) => turn.versions.map((each) => String(each.version))))];
   session.turns.forEach((turn, place) => {
-    if (typeof turn.tokens === "string") {
-      turn.tokens = column(turn.tokens, Uint32Array);
-      turn.logprobs = column(turn.logprobs, Float32Array);
-    }
+    tokensOf(turn);
     turn.row = rows.length;
     rows.push({ place, from: -1, to: -1 });
     let from = 0;
     let used = 0;
     for (let i = 0; i < turn.tokens.length; i++) {
       const [id, text] = table[turn.tokens[i]];
-      used += Math.min(TOKEN_CHARACTERS, text === null ? String(id).length + 1 : text.length) || 1;
+      const length = Math.min(TOKEN_CHARACTERS, text === null ? String(id).length + 1 : text.length) || 1;
+      if (used && used + length > most) {
+        rows.push({ place, from, to: i });
+        from = i;
+        used = 0;
+      }
+      used += length;
       const ends = text !== null && text.endsWith("\n");
-      if (used >= ROW_CHARACTERS || i + 1 - from >= ROW_TOKENS || ends || i + 1 === turn.tokens.length || i + 1 === turn.context) {
+      if (i + 1 - from >= ROW_TOKENS || ends || i + 1 === turn.tokens.length || i + 1 === turn.context) {
         rows.push({ place, from, to: i + 1 });
         from = i + 1;
         used = 0;
       }
     }
   });
-  offer("version", ["", ...session.versions], (version) => version ? "version " + version : "every version");
-  offer("fate", ["", ...session.turns.flatMap((turn) => Object.keys(turn.fates))], (fate) => fate || "every fate");
 }
 
 function layOutTokens() {
   told = null;
-  byId("value").textContent = "";
-  for (const id of ["version", "fate"]) byId(id).replaceChildren();
+  for (const kind of Object.keys(asked)) asked[kind] = "";
   layOutRows();
-  byId("strip").scrollTop = 0;
-  find();
+  tellToken();
   strip.show(rows.length);
 }
 
-function showTokensOf(place) {
-  strip.reveal(session.turns[place].row, true);
-}
+const showTokensOf = (place) => { if (session.turns.length) strip.reveal(told ? told.row : session.turns[place].row, !told); };
 
 function token(turn, i) {
   const [id, text] = table[turn.tokens[i]];
@@ -57,66 +64,78 @@ function token(turn, i) {
   if (position < 0) return { id, text, position, logprob: null, version: null, fate: "context" };
   const logprob = turn.logprobs[position];
   const span = turn.versions.find((each) => position >= each.start && position < each.end);
-  const isDelivered = turn.fate === "trained" || turn.fate === "masked";
   return {
     id, text, position,
     logprob: logprob === logprob ? logprob : null,
     version: span ? String(span.version) : null,
-    fate: isDelivered ? (position < turn.masked_from ? "trained" : "masked") : turn.fate,
+    fate: isTrained(turn.fate) ? (position < turn.masked_from ? "trained" : "masked") : turn.fate,
   };
 }
 
-// The sampled tokens of a turn that have the version and the fate asked for, as ranges of places.
-function foundIn(turn) {
-  const version = byId("version").value;
-  const fate = byId("fate").value;
-  const end = turn.tokens.length;
-  const first = turn.context;
-  const isDelivered = turn.fate === "trained" || turn.fate === "masked";
-  const joint = Math.min(end, first + turn.masked_from);
-  const parts = isDelivered ? [[first, joint, "trained"], [joint, end, "masked"]] : [[first, end, turn.fate]];
-  const spans = version ? turn.versions.filter((each) => String(each.version) === version) : [{ start: 0, end }];
-  const ranges = [];
-  for (const [from, to, name] of parts) {
-    if (fate && fate !== name) continue;
-    for (const span of spans) {
-      const range = [Math.max(from, first + span.start), Math.min(to, first + span.end)];
-      if (range[0] < range[1]) ranges.push(range);
-    }
-  }
-  return ranges;
-}
+const isAsked = () => Object.values(asked).some(Boolean);
 
-const isAsked = () => byId("version").value !== "" || byId("fate").value !== "";
-
-function tellFound() {
+function askFor(kind, value) {
+  asked[kind] = asked[kind] === value ? "" : value;
   find();
   strip.drawAnew();
 }
 
+// Which tokens have everything that is asked for, and the counts of the legend.
 function find() {
-  let found = 0;
+  const tally = { fate: new Map(), version: new Map(), level: new Map() };
+  const kinds = Object.keys(tally);
   const turns = [];
+  let found = 0;
   for (const turn of session.turns) {
-    turn.found = foundIn(turn);
-    const count = turn.found.reduce((sum, [from, to]) => sum + to - from, 0);
+    turn.matched = new Uint8Array(turn.tokens.length);
+    let count = 0;
+    for (let i = turn.context; i < turn.tokens.length; i++) {
+      const value = token(turn, i);
+      const has = { fate: value.fate, version: value.version, level: String(levelOf(value.logprob)) };
+      for (const kind of kinds) tally[kind].set(has[kind], (tally[kind].get(has[kind]) || 0) + 1);
+      turn.matched[i] = kinds.every((kind) => !asked[kind] || asked[kind] === has[kind]);
+      count += turn.matched[i];
+    }
     if (count) turns.push(turn.index);
     found += count;
   }
   const where = turns.slice(0, 20).join(", ") + (turns.length > 20 ? " and " + (turns.length - 20) + " more" : "");
-  byId("found").textContent = isAsked() ? found + " tokens" + (found ? ", in turn " + where : "") : "";
+  byId("found").textContent = isAsked() ? plural(found, "token") + (found ? ", in turn " + where : "") : "";
+  byId("legend").replaceChildren(...legend(tally));
 }
 
-// The next token that was asked for behind the one that is told, or the one before it; from the end it goes on anew.
+function* legend(tally) {
+  for (const [kind, title] of [["fate", "where it goes"], ["version", "weights"], ["level", "probability"]]) {
+    const group = make("span", "chips");
+    group.setAttribute("role", "group");
+    group.setAttribute("aria-label", title);
+    group.append(make("span", "dim", title));
+    for (const [value, count] of [...tally[kind]].sort(kind === "level" ? ([one], [other]) => one - other : undefined)) {
+      if (value === null || value === "-1") continue;
+      const words = kind === "level" ? LEVELS[value][0] : kind === "fate" && !isTrained(value) ? "dropped: " + value : value;
+      const chip = makeButton(words, () => askFor(kind, value));
+      chip.setAttribute("aria-pressed", String(asked[kind] === value));
+      chip.className = "chip " + (kind === "fate" ? classOf(value) : kind === "level" ? "trained level" + value : underlineOf(value));
+      chip.append(make("small", "", whole.format(count)));
+      group.append(chip);
+    }
+    if (group.children.length > 1) yield group;
+  }
+}
+
+// To the first token of the next stretch of those asked for, or of the one before; from an end it goes on at the other.
 function goToFound(step) {
-  const ranges = session.turns.flatMap((turn, place) => turn.found.map(([from, to]) => ({ place, from, to })));
-  if (!ranges.length) return;
-  const at = ranges.findIndex((each) => told && each.place === told.place && told.i >= each.from && told.i < each.to);
-  const next = ranges[at < 0 ? (step > 0 ? 0 : ranges.length - 1) : (at + step + ranges.length) % ranges.length];
-  tell(next.place, next.from, true);
+  const begins = session.turns.flatMap((turn, place) => {
+    const found = [];
+    turn.matched.forEach((is, i) => { if (is && !turn.matched[i - 1]) found.push({ place, i }); });
+    return found;
+  });
+  if (!begins.length) return;
+  const by = ({ place, i }) => told ? place - told.place || i - told.i : 1; // from the token that is told to this one
+  const next = step > 0 ? begins.find((each) => by(each) > 0) || begins[0] : begins.findLast((each) => by(each) < 0) || begins.at(-1);
+  tell(next.place, next.i, true);
 }
 
-// To the token behind the one that is told, or before it.
 function step(by) {
   if (!told) { tell(turnChosen, 0, true); return; }
   const i = told.i + by;
@@ -127,13 +146,14 @@ function step(by) {
 
 function tell(place, i, comesIntoSight) {
   const turn = session.turns[place];
-  if (!(i >= 0 && i < turn.tokens.length)) return;
+  if (!turn || !(i >= 0 && i < turn.tokens.length)) return;
   const before = told;
   told = { place, i, row: rowOf(place, i) };
   if (before) strip.change(before.row);
   strip.change(told.row);
   if (comesIntoSight) strip.reveal(told.row);
-  byId("value").textContent = say(turn, token(turn, i));
+  tellToken();
+  address();
 }
 
 function rowOf(place, i) {
@@ -146,56 +166,42 @@ function rowOf(place, i) {
   return low;
 }
 
-function say(turn, value) {
+function tellToken() {
+  const turn = told && session.turns[told.place];
+  if (!turn) { byId("token").replaceChildren(make("h2", "", "token"), make("p", "dim", "Choose a token in Tokens: arrows move, n goes to the next one asked for.")); return; }
+  const value = token(turn, told.i);
   const text = value.text === null ? "no text" : JSON.stringify(value.text.slice(0, 1000));
-  return printable("turn " + turn.index + (value.position < 0 ? " context" : " token " + value.position) + "  id " + value.id +
-    "  " + value.fate + "  logprob " + (value.logprob === null ? "-" : value.logprob) +
-    "  version " + (value.version === null ? "-" : value.version) + "  " + text);
+  byId("token").replaceChildren(make("h2", "", "token " + value.position + " of turn " + turn.index), makeFacts([
+    ["text", text], ["id", value.id],
+    ["logprob", value.logprob === null ? "\u2013" : value.logprob + " (p " + digits(Math.exp(value.logprob)) + ")"],
+    ["version", value.version], ["goes to", isTrained(value.fate) || value.fate === "context" ? value.fate : "dropped: " + value.fate],
+    ["mask", value.fate === "trained" ? 1 : 0], ["position", whole.format(turn.prompt + value.position) + " of the conversation"],
+  ]));
 }
 
 function makeTokens(at) {
   const { place, from, to } = rows[at];
   const turn = session.turns[place];
   const row = make("div", from < 0 ? "tokens head" : "tokens");
-  if (from < 0) row.textContent = "turn " + turn.index;
-  const asked = isAsked();
+  if (from < 0) row.textContent = "turn " + turn.index + (turn.role === "main" ? "" : " \u00b7 " + turn.role);
+  const isFiltered = isAsked();
   for (let i = Math.max(0, from); i < to; i++) {
     const value = token(turn, i);
-    const text = value.text === null ? "#" + value.id : value.text;
-    const span = make("span", "token", text.length > TOKEN_CHARACTERS ? text.slice(0, TOKEN_CHARACTERS) + "\u2026" : text);
-    paint(span, value);
-    if (asked && !turn.found.some((range) => i >= range[0] && i < range[1])) span.classList.add("other");
+    const span = makeToken(value);
+    if (isFiltered && !turn.matched[i]) span.classList.add("other");
     if (told && told.place === place && told.i === i) span.classList.add("chosen");
+    span.addEventListener("click", () => tell(place, i));
     row.append(span);
   }
   return row;
 }
 
-function paint(element, value) {
-  if (value.fate === "context") { element.classList.add("context"); return; }
-  if (COLORS[color] === "mask") {
-    element.classList.add(["trained", "masked"].includes(value.fate) ? value.fate : "dropped");
-  } else if (COLORS[color] === "version") {
-    element.style.backgroundColor = "hsl(" + (137 * session.versions.indexOf(value.version)) % 360 + " 60% 50% / .4)";
-  } else if (value.logprob !== null) {
-    element.style.backgroundColor = "hsl(" + Math.round(120 * Math.exp(value.logprob)) + " 70% 50% / .4)";
-  }
+function makeToken(value) {
+  const text = value.text === null ? "#" + value.id : value.text;
+  const span = make("span", "token " + classOf(value.fate), text.length > TOKEN_CHARACTERS ? text.slice(0, TOKEN_CHARACTERS) + "\u2026" : text);
+  if (value.fate !== "context") span.classList.add("level" + levelOf(value.logprob), underlineOf(value.version));
+  return span;
 }
 
-function nextColor() {
-  color = (color + 1) % COLORS.length;
-  byId("color").textContent = "color: " + COLORS[color];
-  strip.drawAnew();
-}
-
-// The token under the mouse.
-function point(event) {
-  const row = event.target.parentElement;
-  if (!event.target.classList.contains("token") || !row) return;
-  for (const [at, element] of strip.drawn) {
-    if (element !== row) continue;
-    const { place, from } = rows[at];
-    const turn = session.turns[place];
-    byId("value").textContent = say(turn, token(turn, from + [...row.children].indexOf(event.target)));
-  }
-}
+const classOf = (fate) => isTrained(fate) || fate === "context" ? fate : "dropped";
+const underlineOf = (version) => "version" + session.versions.indexOf(version) % 4;

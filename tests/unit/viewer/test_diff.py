@@ -1,6 +1,7 @@
 """Two runs, and two sessions, side by side: what differs, and the first token of it."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_two_sessions_are_compared_by_name(runs: Runs, capsys: pytest.CaptureFix
 
     diff([str(first), "0", str(first), "1"])
     assert "part in turn 1, output" in capsys.readouterr().out
+
+
+def test_a_page_has_both_runs_and_their_pairs(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of two runs each pair; of two sessions those alone, of one run too."""
+    first, second = (run.path for run in runs)
+    partners = []
+    for what in ((first, second), (first, "0", first, "1")):
+        _compare(capsys, *what, out=tmp_path / "diff.html")
+        page = (tmp_path / "diff.html").read_text("ascii")
+        [data] = re.findall(r'<script type="application/json" id="run">(.*)</script>', page)
+        partners.append([line.get("partner") for line in json.loads(data)["sessions"]])
+
+    assert partners == [[4, 5, 6, None, 0, 1, 2], [1, 0]]
 
 
 async def test_runs_without_a_common_seed_are_paired_by_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,6 +1,7 @@
 """The live page of a session server in Chromium: it follows what happens, and leaves its reader where he is."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -35,9 +36,9 @@ def live(client: Client) -> AbstractAsyncContextManager[RunningPage]:
     return serve_live(SessionServerAddress(client.url, TOKEN))
 
 
-async def cell(sight: Sight, column: int) -> str:
-    """Of the session that is chosen."""
-    return (await sight.texts("#sessions .chosen > span"))[column]
+async def chosen(sight: Sight) -> str:
+    """The row of the session that is chosen."""
+    return (await sight.texts("#sessions .chosen"))[0]
 
 
 async def until_texts(sight: Sight, selector: str, count: int) -> None:
@@ -71,23 +72,23 @@ async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Brow
         session = await client.create()
         await sight.until("sessions", session.session_id[:8])
         await sight.press("Enter")
-        await sight.until("name", f"{session.session_id}, open")
+        await sight.until("ending", f"{session.session_id}")
         call = asyncio.create_task(client.say(session, [user("Begin.")]))
-        await sight.until("why", "engine; 1 in flight")
-        grown: set[str] = set()
-        while len(grown) < 3:
-            grown.add(await cell(sight, 5))
+        await sight.until("why", "1 in flight")
+        grown: list[int] = []
+        while len({*grown}) < 3:
+            grown += [int(count) for count in re.findall(r"(\d+) tokens", await chosen(sight))]
             await asyncio.sleep(0.05)
         flying = await sight.texts(".turn.flying")
         said = (await call)["content"]
         await until_texts(sight, "#turns .row", 1)
 
-        assert sorted(map(int, grown)) == sorted(set(map(int, grown)))
+        assert grown == sorted(grown)
         assert len(flying) == 1
-        assert said in await sight.text("transcript")
+        assert said in await sight.text("conversation")
         assert said in "".join(await sight.texts(".token.trained"))
         assert await sight.texts(".turn.flying") == []
-        assert [await cell(sight, column) for column in (3, 4)] == ["tool", "1"]
+        assert "tool1 turn" in await chosen(sight)
         assert TOKEN not in await sight.page.content()
 
 
@@ -103,13 +104,10 @@ async def test_the_reader_stays_where_he_is(browser: Browser):
             await sight.until("sessions", other.session_id[:8])
             await sight.press("Enter")
             await until_texts(sight, "#turns .row", 3)
-            await sight.press("j")
-            await sight.choose("f", "trained")
-            await sight.press("n", "n", "ArrowRight")
+            await sight.press("j", "f", "n", "n", "ArrowRight")
             await sight.page.evaluate("document.querySelector('#strip').scrollTop += 333")
-            await sight.page.evaluate("document.querySelector('#transcript').scrollTop = 77")
-            await sight.press("t")
-            await sight.page.keyboard.type("0")
+            await sight.press("/")
+            await sight.page.keyboard.type(" ")
             before, found = await place(sight), await sight.text("found")
             await client.say(first, messages)
             await client.say(first, [user("Something else.")])
@@ -117,18 +115,23 @@ async def test_the_reader_stays_where_he_is(browser: Browser):
             await sight.until("sessions", third.session_id[:8])
             await until_texts(sight, "#turns .row", 5)
             await sight.until("found", "in turn 0, 1, 2, 3")  # rows come before what is found in them
-            after, now, value = await place(sight), await sight.text("found"), await sight.text("value")
+            after, now, value = await place(sight), await sight.text("found"), await sight.text("token")
             await sight.page.keyboard.type("7")
-            typed = await sight.page.input_value("#second")
+            typed = await sight.page.input_value("#filter")
+            await sight.press("Control+a", "Delete", "Escape", "1")
+            await sight.page.evaluate("document.querySelector('#conversation').scrollTop = 77")
+            await client.say(first, [user("A third thing.")])
+            await until_texts(sight, "#turns .row", 6)
+            scrolled = await sight.page.evaluate("document.querySelector('#conversation').scrollTop")
 
     assert before["strip"] > 300
-    assert before["words"] == 77
-    assert before["focus"] == "second"
+    assert scrolled == 77
+    assert before["focus"] == "filter"
     assert after == before
-    assert (found, now) == ("6210 tokens, in turn 0, 1, 2", "8280 tokens, in turn 0, 1, 2, 3")
-    assert value.split()[:6] == ["turn", "1", "token", "1", "id", value.split()[5]]
+    assert (found, now) == ("6,210 tokens, in turn 0, 1, 2", "8,280 tokens, in turn 0, 1, 2, 3")
+    assert value.startswith("token 1 of turn 1")
     assert "trained" in value
-    assert typed == "07"
+    assert typed == " 7"
 
 
 async def place(sight: Sight) -> dict[str, object]:
@@ -136,16 +139,15 @@ async def place(sight: Sight) -> dict[str, object]:
     found: dict[str, object] = await sight.page.evaluate(
         """() => ({
           strip: document.querySelector("#strip").scrollTop,
-          words: document.querySelector("#transcript").scrollTop,
           focus: document.activeElement.id,
-          fate: document.querySelector("#fate").value,
-          second: document.querySelector("#second").value,
+          fate: asked.fate,
+          typed: document.querySelector("#filter").value,
           name: document.querySelector("#name").textContent,
-          token: document.querySelector("#value").textContent.split("  ")[0],
-          row: rows[Math.floor(document.querySelector("#strip").scrollTop / 22)].from,
+          token: document.querySelector("#token h2").textContent,
+          row: rows[Math.floor(document.querySelector("#strip").scrollTop / ROW_HEIGHT)].from,
           drawn: [...document.querySelectorAll("#strip .tokens")].map((each) => each.textContent).sort(),
           turn: document.querySelector("#turns .chosen span").textContent.replace(/[ +]/g, ""),
-          session: document.querySelector("#sessions .chosen span:nth-child(2)").textContent,
+          session: document.querySelector("#sessions .chosen b").textContent,
         })"""
     )
     return found
@@ -160,7 +162,7 @@ async def test_a_pause_is_a_band_while_it_lasts_and_when_it_is_over(browser: Bro
             await sight.until("span", " s")
             await client.http.post("/sessions/pause", json={"holder": "trainer"})
             call = asyncio.create_task(client.say(session, [user("Begin."), first, user("More.")]))
-            await sight.until("span", "pause")
+            await sight.until("keys", "pause")
             await sight.until("sessions", "held")
             await sight.until("facts", "gate: paused, 1 requests wait")
             await client.http.post("/sessions/resume", json={"holder": "trainer"})
@@ -183,19 +185,19 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
             sight = await stack.enter_async_context(looking_at(browser, page.url))
             await sight.until("sessions", deleted.session_id[:8])
             await sight.press("j", "Enter")
-            await sight.until("transcript", "One.")
+            await sight.until("conversation", "One.")
             await client.http.delete(f"/sessions/{deleted.session_id}")
-            await sight.until("why", "gone; the server does not have it any more: as last seen")
+            await sight.until("why", "the server does not have it any more: as last seen")
             port = int(client.url.rpartition(":")[2])
         await sight.until("standing", "the server does not answer")
-        assert "One." in await sight.text("transcript")
+        assert "One." in await sight.text("conversation")
         settings = ServerSettings(admin_token=TOKEN, port=port)
         async with serving(*says("One."), store=tmp_path / "run.db", settings=settings) as client:
             await client.create()
-            await until_texts(sight, "#sessions .row", 3)
+            await until_texts(sight, "#sessions .session", 3)
 
             assert await sight.text("standing") == ""
-            assert [text.split()[0][:8] for text in await sight.texts("#sessions .row span:nth-child(2)")][:2] == [
+            assert (await sight.texts("#sessions .session b"))[:2] == [
                 kept.session_id[:8],
                 deleted.session_id[:8],
             ]
@@ -211,7 +213,7 @@ async def test_a_page_whose_harness_view_has_stopped_says_so(browser: Browser):
             await sight.until("standing", "harness view has stopped")
             await sight.press("Enter")
 
-            assert session.session_id in await sight.text("name")
+            assert session.session_id in await sight.text("ending")
             assert all("ERR_CONNECTION_REFUSED" in wrong for wrong in sight.wrongs), sight.wrongs
             sight.wrongs.clear()
 
@@ -228,10 +230,11 @@ async def test_a_hostile_transcript_is_text_while_it_comes(browser: Browser):
             await client.http.post("/sessions/pause", json={"holder": "<img src=x onerror='owned = 1'>"})
             await until_texts(sight, "#turns .row", 2)
             await sight.press("j")
-            await sight.until("transcript", "</script><script>owned = 1</script>")
-            await sight.until("span", "pause")
+            await sight.until("conversation", "</script><script>owned = 1</script>")
+            await sight.until("keys", "pause")
             await sight.choose("t", "0")
 
+            await sight.press("Escape", "Enter", "2")
             assert "\\u{202e}right to left\\u{2066}" in "".join(await sight.texts(".token"))
             assert await sight.page.evaluate("window.owned === undefined")
             assert await sight.page.evaluate("document.querySelectorAll('img').length") == 0
@@ -254,12 +257,12 @@ async def test_several_browsers_see_the_same(browser: Browser):
         await sights[2].until("sessions", sessions[2].session_id[:8])
         await sights[2].press("j", "j", "Enter")
         for number, sight in enumerate(sights):
-            await sight.until("transcript", f"Begin {number}.")
+            await sight.until("conversation", f"Begin {number}.")
             assert "One word" in "".join(await sight.texts(".token.trained"))
         await sights[0].choose("o", "tool")
-        await until_texts(sights[0], "#sessions .row", 3)
+        await until_texts(sights[0], "#sessions .session", 3)
         await client.http.post(f"/sessions/{sessions[1].session_id}/drain")
-        await until_texts(sights[0], "#sessions .row", 2)
+        await until_texts(sights[0], "#sessions .session", 2)
 
 
 async def test_the_chosen_session_stays_chosen_when_all_is_told_anew(browser: Browser):
@@ -274,10 +277,10 @@ async def test_the_chosen_session_stays_chosen_when_all_is_told_anew(browser: Br
             await sight.press("Enter")
             await until_texts(sight, "#turns .row", 1)
             await sight.page.evaluate("version = 0")
-            await until_texts(sight, "#sessions .row", 3)
+            await until_texts(sight, "#sessions .session", 3)
 
-            assert await cell(sight, 1) == sessions[1].session_id[:8]
-            assert sessions[1].session_id in await sight.text("name")
+            assert sessions[1].session_id[:8] in await chosen(sight)
+            assert sessions[1].session_id in await sight.text("ending")
             assert len(await sight.texts(".turn")) == 1
 
 
@@ -292,7 +295,7 @@ async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(b
             for number in (1, 0):
                 await client.http.delete(f"/sessions/{sessions[number].session_id}")
                 await until_true(sight, f"known.get('{sessions[number].session_id}').is_gone")
-                await until_texts(sight, "#sessions .row", 3 + number)
+                await until_texts(sight, "#sessions .session", 3 + number)
             for holder in ("first", "second", "third"):
                 await client.http.post("/sessions/pause", json={"holder": holder})
                 await client.http.post("/sessions/resume", json={"holder": holder})
@@ -301,7 +304,7 @@ async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(b
             assert await sight.page.evaluate("shown.map((each) => each.id)") == [
                 session.session_id for session in (sessions[0], *sessions[2:])
             ]
-            assert await cell(sight, 1) == sessions[3].session_id[:8]
+            assert sessions[3].session_id[:8] in await chosen(sight)
 
 
 async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser: Browser):
@@ -322,10 +325,10 @@ async def test_what_was_taken_by_half_is_told_again(browser: Browser):
         async with looking_at(browser, page.url) as sight:
             await sight.until("sessions", session.session_id[:8])
             await sight.press("Enter")
-            await sight.until("name", f"{session.session_id}, open")
+            await sight.until("ending", session.session_id)
             await sight.page.evaluate(fail_once)
             await client.say(session, [user("Begin.")])
-            await sight.until("transcript", "One.")
+            await sight.until("conversation", "One.")
 
             assert await sight.texts("#turns .row")
             assert [wrong for wrong in sight.wrongs if "for once" not in wrong] == []

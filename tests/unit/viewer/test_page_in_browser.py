@@ -12,28 +12,39 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from harness.sessions.record import session_record
-from harness.viewer.page.run_page import write_page
+from harness.types import Json
+from harness.viewer.page.run_page import Side, write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from tests.browser import HOSTILE, browsing, looking_at
+from tests.browser import HOSTILE, Sight, browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
-from tests.page_pictures import DIGEST, PICTURES, WIDTH, page_digest, take_pictures
-from tests.viewed_run import BEGAN_AT, CRASH, viewed_run, viewed_sessions, write_viewed_run
+from tests.page_pictures import DIGEST, PICTURES, WIDTHS, page_digest, take_pictures
+from tests.viewed_run import BEGAN_AT, CRASH, LOG, viewed_run, viewed_sessions, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 SHARES = """
 () => {
-  const all = document.querySelector("#lanes .space").getBoundingClientRect();
+  const all = document.querySelector("#lanes .bands").getBoundingClientRect();
   return [...document.querySelectorAll(".bands > *")].map((each) => {
     const { left, width } = each.getBoundingClientRect();
     return [each.className, (left - all.left) / all.width, width / all.width];
   });
 }
 """
+TOO_WIDE = """
+() => [...document.querySelectorAll("html, body, body *")].filter((each) => each.checkVisibility()
+  && (each.getBoundingClientRect().right > innerWidth + 1 && !each.closest("#strip, #lanes")
+    || each.scrollWidth > each.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(each).overflowX)))
+  .map((each) => each.id || each.outerHTML.slice(0, 80))
+"""
 CONTRASTS = """
 () => {
-  const parse = (color) => { const c = color.match(/[\\d.]+/g).map(Number); return c.length < 4 ? [...c, 1] : c; };
+  const parse = (color) => {
+    const c = color.match(/[\\d.]+/g).map(Number);
+    const scaled = color.startsWith("color(") ? c.map((each, at) => at < 3 ? 255 * each : each) : c;
+    return c.length < 4 ? [...scaled, 1] : scaled;
+  };
   const luminance = ([r, g, b]) => [r, g, b].map((c) => c / 255)
     .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
     .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
@@ -70,45 +81,36 @@ def _run_page(tmp_path: Path) -> Path:
 def write_one(path: Path, turn: TurnView) -> None:
     """The page of one session with one turn."""
     session = SessionView("a" * 32, "closed", [turn], 0, {}, {})
-    write_page(path, RunView("run", [SessionLine("a" * 32)]), lambda _: session, None)
+    write_page(path, Side(RunView("run", [SessionLine("a" * 32)]), lambda _: session, None))
 
 
 async def test_why_did_session_3_end(browser: Browser, run_page: Path):
-    """How, who is to blame, and the last words of its agent; in the list, and where it is open."""
+    """How, who is to blame, and the last words of its agent; in the list, and where it is open, with the log."""
     async with looking_at(browser, run_page) as sight:
         await sight.press("j", "j", "j")
-        assert await sight.texts("#sessions .chosen > span") == [
-            "3",
-            "33333333",
-            "games",
-            "crashed",
-            "1",
-            "10",
-            "",
-            CRASH,
-        ]
-        await sight.press("Enter")
+        [row] = await sight.texts("#sessions .chosen")
+        assert all(words in row for words in ("3", "crashed", "1 turn", "10 tokens", CRASH))
+        await sight.press("Enter", "5")
 
-        assert await sight.text("name") == f"session 3: {'3' * 32}, closed"
-        assert (await sight.text("why")).splitlines()[0] == f"crashed; by the agent; {CRASH}"
+        assert await sight.text("name") == "session 3 · crashed"
+        assert await sight.text("why") == f"by the agent; {CRASH}"
+        assert LOG.strip() in await sight.text("log")
 
 
 async def test_which_tokens_of_version_2_were_trained(browser: Browser, run_page: Path):
     """They stand out, are counted, and `n` goes from one stretch of them to the next and tells of it."""
     async with looking_at(browser, run_page) as sight:
-        await sight.press("j", "Enter")
-        await sight.choose("v", "version 2")
-        await sight.choose("f", "trained")
+        await sight.press("j", "Enter", "2", "v", "v", "f")
 
         assert await sight.text("found") == "22 tokens, in turn 1, 2"
         assert "".join(await sight.texts(".token.trained:not(.other)")) == "After: blue.<|im_end|>And green"
         assert await sight.texts(".token.context:not(.other)") == []
         await sight.press("n")
-        assert "turn 1 token 0 " in await sight.text("value")
-        assert "  trained  logprob -" in await sight.text("value")
-        assert (await sight.text("value")).endswith('version 2  "A"')
+        token = (await sight.text("token")).split("\n")
+        assert token[0] == "token 0 of turn 1"
+        assert {"version", "2", "goes to", "trained", '"A"'} <= set(token)
         await sight.press("n", "ArrowRight")
-        assert (await sight.text("value")).startswith("turn 2 token 1 ")
+        assert (await sight.text("token")).startswith("token 1 of turn 2")
         assert await sight.texts(".token.chosen") == ["n"]
 
 
@@ -116,10 +118,10 @@ async def test_where_did_the_dropped_tokens_go(browser: Browser, run_page: Path)
     """The run says how many and why, its session in which turn, and the strip which they are."""
     async with looking_at(browser, run_page) as sight:
         assert "17 dropped (17 other_sample); difference 0" in await sight.text("facts")
-        await sight.press("j", "j", "Enter")
-        assert "17 dropped (17 other_sample)" in await sight.text("why")
+        await sight.press("j", "j", "Enter", "3")
+        assert "17 dropped (17 other_sample)" in await sight.text("ending")
         assert [text.endswith("17 other_sample") for text in await sight.texts("#turns .row")] == [False, True, False]
-        await sight.choose("f", "other_sample")
+        await sight.press("f")
 
         assert await sight.text("found") == "17 tokens, in turn 1"
         assert "".join(await sight.texts(".token.dropped:not(.other)")) == "It must be left.<|im_end|>"
@@ -133,12 +135,13 @@ async def test_what_happened_at_second_7(browser: Browser, run_page: Path):
         assert (await sight.text("moment")).splitlines() == [
             "update: by trainer, from second 6.50 to 7.60",
             "the fault before: abort_engine, aborted 2 requests, at second 6.90",
-            "under way: session 1 turn 1 completed, session 2 turn 1 completed",
+            "under way: session 1 turn 1 completedsession 2 turn 1 completed",
         ]
         bands = [
             (name, round(left * 12, 1), round(width * 12, 1)) for name, left, width in await sight.page.evaluate(SHARES)
         ]
-        assert (await sight.text("span")).startswith("12.00 s")
+        assert (await sight.text("span")) == "12.00 s"
+        assert await sight.texts(".tick") == ["0 s", "2 s", "4 s", "6 s", "8 s", "10 s", "12 s"]
         assert bands == [
             ("band pause", 3.0, 0.4),
             ("band update", 6.5, 1.1),
@@ -154,10 +157,11 @@ async def test_bands_of_other_days_are_left_out_and_many_are_few_elements(browse
     run = viewed_run(sessions)
     days = [Band("drain", BEGAN_AT - 86_400 * day, BEGAN_AT - 86_400 * day + 1, "by operator") for day in (1, 2)]
     many = [Band("pause", BEGAN_AT + n * 12e-5, BEGAN_AT + (n + 1) * 12e-5, "by trainer") for n in range(100_000)]
-    write_page(run_page, replace(run, bands=[*days, *many]), lambda session_id: sessions[session_id], toy_tokenizer())
+    banded = replace(run, bands=[*days, *many])
+    write_page(run_page, Side(banded, lambda session_id: sessions[session_id], toy_tokenizer()))
 
     async with looking_at(browser, run_page) as sight:
-        assert (await sight.text("span")) == "12.00 s pause"
+        assert (await sight.text("span"), await sight.text("keys")) == ("12.00 s", "pause")
         assert 1_000 < len(await sight.texts(".band")) <= 2_000
         await sight.choose("t", "7")
         assert (await sight.text("moment")).startswith("pause: by trainer, from second 7.00 to 7.00")
@@ -167,22 +171,39 @@ async def test_bands_of_other_days_are_left_out_and_many_are_few_elements(browse
 async def test_everything_can_be_read_in_light_and_dark(
     browser: Browser, run_page: Path, scheme: Literal["light", "dark"]
 ):
-    """Each text has a contrast of 4.5 to what is behind it, in every color of the tokens."""
+    """Each text of each view has a contrast of 4.5 to what is behind it, and nothing is wider than a phone."""
+    other = {"light": "dark", "dark": "light"}[scheme]
     async with looking_at(browser, run_page, scheme) as sight:
-        grounds = await sight.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        await sight.press("j", "j", "Enter", "t", "7", "Enter")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 23, 27)"}
+        await sight.page.set_viewport_size({"width": 390, "height": 844})
+        await until_it_fits(sight)
+        await sight.page.get_by_role("button", name="Run").click()
+        await sight.choose("t", "7")
+        await until_it_fits(sight)
+        await sight.press("Escape", "j", "j", "Enter")
+        for view in "12345678":
+            await sight.press(view)
+            await until_it_fits(sight)
+        await sight.press("2", "n", "f")
+        await until_it_fits(sight)
 
-        assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 28)"}[scheme]
-        for _ in range(3):
-            assert await sight.page.evaluate(CONTRASTS) == {}
-            await sight.press("c")
+        assert await sight.page.evaluate(ground) == grounds[scheme]
+        await sight.press(*"dd" if scheme == "light" else "d")
+        assert await sight.page.evaluate(ground) == grounds[other]
+
+
+async def until_it_fits(sight: Sight) -> None:
+    """Everything in sight can be read, and lies within the width of the page."""
+    assert await sight.page.evaluate(CONTRASTS) == {}
+    assert await sight.page.evaluate(TOO_WIDE) == []
 
 
 async def test_keys_in_a_field_are_text(browser: Browser, run_page: Path):
     """A filter leaves the sessions that have its words; Escape closes, and then moves among sessions."""
     async with looking_at(browser, run_page) as sight:
         await sight.choose("/", "crashed")
-        assert len(await sight.texts("#sessions .row")) == 1
+        assert len(await sight.texts("#sessions .session")) == 1
         await sight.press("Enter")
         assert "session 3" in await sight.text("name")
         await sight.press("Escape")
@@ -190,8 +211,34 @@ async def test_keys_in_a_field_are_text(browser: Browser, run_page: Path):
         await sight.press("/", "Control+a", "Delete", "Escape", "o")
         await sight.page.keyboard.type("finished")
         await sight.press("Escape", "j")
-        assert [text[:1] for text in await sight.texts("#sessions .row")] == ["0", "1", "2"]
-        assert [text[:1] for text in await sight.texts("#sessions .chosen")] == ["1"]
+        assert await sight.texts("#sessions .session b") == ["0", "1", "2"]
+        assert await sight.texts("#sessions .chosen b") == ["1"]
+        await sight.press("Escape")
+        assert len(await sight.texts("#sessions .session")) == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "numbers"),
+    [
+        ("filter", "must be left", ["2"]),
+        ("filter", "games-1", ["2", "3"]),
+        ("rewarded", "zero", ["1"]),
+        ("rewarded", "none", ["3"]),
+        ("role", "stray", ["0"]),
+        ("weights", "2", ["1", "2"]),
+        ("order", "worst", ["3", "2", "1", "0"]),
+    ],
+)
+async def test_filters_leave_the_sessions_that_are_asked_for(
+    browser: Browser, run_page: Path, field: str, value: str, numbers: list[str]
+):
+    """By what was said in a session and its metadata too."""
+    async with looking_at(browser, run_page) as sight:
+        if field == "filter":
+            await sight.page.fill("#filter", value)
+        else:
+            await sight.page.select_option(f"#{field}", value)
+        assert await sight.texts("#sessions .session b") == numbers
 
 
 async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
@@ -202,21 +249,36 @@ async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
     view = replace(SessionView.of(session_record(session)), phase=HOSTILE)
     line = SessionLine(view.session_id, number=0, scenario=HOSTILE, outcome=HOSTILE, last_words=HOSTILE)
     run = RunView(HOSTILE, [line], suite=HOSTILE, starts=[{"command": [HOSTILE]}], missing=[HOSTILE])
-    write_page(tmp_path / "run.html", run, lambda _: view, toy_tokenizer())
+    write_page(tmp_path / "run.html", Side(run, lambda _: view, toy_tokenizer()))
     written_out = "\\u{1b}[2J\\u{0}\\u{7} \\u{202e}right to left\\u{2066} \\u{2028} end"
 
     async with looking_at(browser, tmp_path / "run.html") as sight:
+        assert "</script><script>owned = 1</script>" in await sight.text("facts")
         await sight.press("Enter")
-        for element in ("facts", "sessions", "name", "why", "transcript"):
+        for element in ("title", "sessions", "name", "why", "conversation", "ending"):
             assert "</script><script>owned = 1</script>" in await sight.text(element)
             assert written_out in (await sight.page.text_content(f"#{element}") or "")
         assert written_out in "".join(await sight.texts(".token"))
-        await sight.press("j")
-        assert written_out in await sight.text("transcript")
+        for key in "j7":
+            await sight.press(key)
+        assert "\\u{202e}right to left" in await sight.text("raw")
         shown = await sight.page.evaluate("document.body.innerText")
         assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
         assert await sight.page.evaluate("window.owned === undefined && document.querySelectorAll('img').length === 0")
         assert await sight.page.evaluate("document.scripts.length") == 4
+
+
+async def test_messages_of_no_known_form_are_shown(browser: Browser, tmp_path: Path):
+    """Agents send what they like, and a damaged record has anything."""
+    given: Json = {"turn": 0, "parent": None, "status": "completed", "reply": "said"}
+    given["messages_delta"] = ["x", None, {"tool_calls": ["y", {"function": 7}]}, {"role": 5, "content": {"a": [1]}}]
+    write_one(tmp_path / "run.html", TurnView.of(given))
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        await sight.press("Enter")
+        assert '{"a":[1]}' in await sight.text("conversation")
+        await sight.press("7")
+        assert '"function": 7' in await sight.text("raw")
 
 
 async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser, tmp_path: Path):
@@ -243,15 +305,14 @@ async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser,
     async with looking_at(browser, tmp_path / "run.html") as sight:
         await sight.press("Enter")
         assert 0 < len(await sight.texts(".token")) < 2_000
-        assert await sight.texts("#transcript button") == ["more of the 10000000 characters"]
-        assert len(await sight.text("transcript")) < 30_000
-        await sight.page.click("#transcript button")
-        assert 200_000 < len(await sight.text("transcript")) < 230_000
+        more = sight.page.get_by_role("button", name="more of the 10000000 characters")
+        assert len(await sight.text("conversation")) < 30_000
+        await more.click()
+        assert 200_000 < len(await sight.text("conversation")) < 230_000
         await sight.press("ArrowRight", "ArrowRight")
-        assert await sight.text("value") == "turn 0 token 1  id 1  trained  logprob -0.5  version 7  no text"
-        await sight.choose("f", "masked")
-        await sight.press("n")
-        assert "turn 0 token 29990 " in await sight.text("value")
+        assert (await sight.text("token")).split("\n")[:5] == ["token 1 of turn 0", "text", "no text", "id", "1"]
+        await sight.press("f", "n")
+        assert (await sight.text("token")).startswith("token 29990 of turn 0")
         assert (await sight.texts(".token.masked"))[0] == "#29990"
 
 
@@ -267,17 +328,17 @@ async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browse
     there = {"0" * 32: whole["0" * 32], "1" * 32: damaged}
     run = viewed_run(whole)
     lines = [*run.sessions, SessionLine(None, number=7, detail="no engine")]
-    write_page(run_page, replace(run, sessions=lines), partial(dict.__getitem__, there), None)
+    write_page(run_page, Side(replace(run, sessions=lines), partial(dict.__getitem__, there), None))
 
     async with looking_at(browser, run_page) as sight:
         facts = await sight.text("facts")
         for number in (1, 2):
             assert f"missing: session {str(number) * 32}: it is damaged" in facts
         await sight.press("j", "Enter")
-        assert await sight.text("name") == f"session 1: {'1' * 32}, not here"
+        assert await sight.text("name") == "session 1 · finished"
         await sight.press("K")
-        assert await sight.text("name") == f"session 0: {'0' * 32}, closed"
-        assert (await sight.texts("#sessions .row"))[-1] == "7noneno engine"
+        assert await sight.text("name") == "session 0 · finished"
+        assert (await sight.texts("#sessions .session"))[-1] == "7no outcome\u2013no engine"
 
 
 async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: Browser, tmp_path: Path):
@@ -285,23 +346,26 @@ async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: B
     one = viewed_sessions()["3" * 32]
     long = replace(one, turns=[replace(one.turns[0], index=n, parent=n - 1 if n else None) for n in range(3_000)])
     lines = [SessionLine(f"{number:032x}", number=number) for number in range(3_000)]
-    write_page(
-        tmp_path / "run.html",
-        RunView("run", lines),
-        lambda session_id: long if int(session_id, 16) == 2_999 else SessionView(session_id, "open", [], 0, {}, {}),
-        toy_tokenizer(),
-    )
+
+    def look_inside(session_id: str) -> SessionView:
+        return long if int(session_id, 16) == 2_999 else SessionView(session_id, "open", [], 0, {}, {})
+
+    write_page(tmp_path / "run.html", Side(RunView("run", lines), look_inside, toy_tokenizer()))
 
     async with looking_at(browser, tmp_path / "run.html") as sight:
         await sight.choose("/", "2999")
         await sight.press("/", "Control+a", "Delete", "Enter", "K", "J", "Enter")
-        await sight.press("j")
+        await sight.press("3", "j")
         assert await sight.texts("#turns .chosen > span:first-child") == ["1"]
-        counts = [len(await sight.texts(each)) for each in ("#sessions .row", "#lanes .lane", "#turns .row", ".token")]
+        counts = [
+            len(await sight.texts(each)) for each in ("#sessions .session", "#lanes .lane", "#turns .row", ".token")
+        ]
         assert all(0 < count < 1_500 for count in counts)
-        assert await sight.texts("#sessions .chosen > span:first-child") == ["2999"]
+        assert await sight.texts("#sessions .chosen b") == ["2999"]
         await sight.press(*["k"] * 3)
         assert await sight.texts("#turns .chosen > span:first-child") == ["0"]
+        assert 0 < len(await sight.texts("#conversation article")) <= 60
+        await sight.press("2")
         strip = sight.page.locator("#strip")
         await strip.evaluate("(each) => { each.scrollTop = each.scrollHeight; }")
         await sight.page.locator("#strip .head", has_text="turn 2999").wait_for()
@@ -313,14 +377,13 @@ async def test_the_pictures_of_the_docs_show_the_page_as_it_is():
 
 
 async def test_the_pictures_of_the_docs_can_be_taken_again(browser: Browser, tmp_path: Path):
-    """In light and dark, of the size that they have, and small."""
+    """Each at its width, in light and dark, and small."""
     await take_pictures(browser, tmp_path)
 
     taken = sorted(tmp_path.iterdir())
-    assert [path.name for path in taken] == sorted(path.name for path in PICTURES.glob("*.png"))
-    for path in (*taken, *PICTURES.glob("*.png")):
+    assert [path.name for path in taken] == sorted(path.name for path in PICTURES.glob("view-*.png"))
+    for path in (*taken, *PICTURES.glob("view-*.png")):
         picture = path.read_bytes()
         assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-        assert int.from_bytes(picture[16:20]) == WIDTH
-        assert len(picture) < 150_000
-    assert taken[0].read_bytes() != taken[1].read_bytes()
+        assert int.from_bytes(picture[16:20]) == WIDTHS[path.stem.rpartition("-")[2]]
+        assert len(picture) < 120_000

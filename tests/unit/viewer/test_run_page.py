@@ -22,7 +22,7 @@ from harness.sessions.record import session_record
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look_at_server import look_into_all
-from harness.viewer.page.run_page import write_page
+from harness.viewer.page.run_page import Side, write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import HOSTILE
@@ -131,9 +131,9 @@ def _long_session(length: int) -> SessionView:
 def test_a_long_session_takes_bytes_by_its_tokens(tmp_path: Path):
     """11 for each, whatever was sampled, and the table of texts once."""
     lines = [SessionLine("a" * 32), SessionLine("b" * 32)]
-    size = write_page(tmp_path / "run.html", RunView("run", lines), lambda _: _long_session(30_000), None)
+    size = write_page(tmp_path / "run.html", Side(RunView("run", lines), lambda _: _long_session(30_000), None))
 
-    assert size < 2 * 30_000 * 11 + 30_000 * 20 + 50_000
+    assert size < 2 * 30_000 * 11 + 30_000 * 20 + 100_000
 
 
 def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):
@@ -142,7 +142,7 @@ def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):
         SessionLine(None, number=number, reward=reward) for number, reward in enumerate((math.nan, -math.inf, 0.5))
     ]
     view = RunView("run", lines)
-    write_page(tmp_path / "run.html", view, lambda session_id: SessionView.of({"session_id": session_id}), None)
+    write_page(tmp_path / "run.html", Side(view, lambda session_id: SessionView.of({"session_id": session_id}), None))
 
     page = (tmp_path / "run.html").read_text()
     [data] = re.findall(r'<script type="application/json" id="run">(.*)</script>', page)

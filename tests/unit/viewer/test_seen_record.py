@@ -12,7 +12,7 @@ from harness.viewer.live.seen_record import SeenRecord
 from harness.viewer.page.page_data import TokenTable
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 
-CALLING: Json = {"turn": 0, "parent": None, "status": "completed", "messages_delta": [{"tool_calls": ["x"]}]}
+TIMELESS: Json = {"turn": 0, "parent": None, "status": "completed", "seconds": "x"}
 LEFT, RIGHT = [user("Left?")], [user("Right?")]
 
 
@@ -48,7 +48,7 @@ def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
         (2, "trained"),
     ]
     assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2, (True,) * 2]
-    assert forked["turns"][0]["words"] == longer["turns"][0]["words"]
+    assert forked["turns"][0]["messages"] == longer["turns"][0]["messages"]
     assert told(seen, 0)["turns"][0]["tokens"] == before["turns"][0]["tokens"]
     assert forked["order"] == [(0, 0), (1, 1), (2, 1)]
     assert seen.since(3) is None
@@ -101,7 +101,7 @@ def test_a_turn_that_was_cut_short_is_not_read_again_until_it_goes_on():
         assert not take(seen, changed, 2, 3, table)
 
 
-@pytest.mark.parametrize("damage", [{"ledger": {"trained": "x"}}, {"turns": [CALLING]}])
+@pytest.mark.parametrize("damage", [{"ledger": {"trained": "x"}}, {"turns": [TIMELESS]}])
 def test_a_record_that_cannot_be_shown_is_not_taken(damage: Json):
     """What it raises comes when it is taken, and not when a browser is told; what was read before stays."""
     session, table = new_session(), TokenTable()

@@ -52,7 +52,7 @@ def _trainers() -> list[str]:
                 ["[slime](embedding.md#slime)", _commit("slime"), STAND_IN],
                 ["[AReaL](embedding.md#areal)", _version("areal/workflow"), WHEEL + itself],
                 ["[verl](embedding.md#verl)", _version("verl/agent_loop"), WHEEL + itself],
-                ["[Harbor](tasks.md)", _found("CONTRIBUTING.md", r"harbor==(\S+)"), itself],
+                ["[Harbor](tasks.md)", _found("tests/real/trainers/harbor.txt", r"harbor==(\S+)"), itself],
             ],
         ),
     ]

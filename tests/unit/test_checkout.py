@@ -16,7 +16,19 @@ ENTRIES = {
         "LICENSE",
     ),
     *("Makefile", "README.md", "SECURITY.md", "changelog.d", "constraints.txt"),
-    *("agents", "bench", "docs", "examples", "harness", "pyproject.toml", "scenarios", "server_patch", "soak", "tests"),
+    *(
+        "agents",
+        "bench",
+        "deploy",
+        "docs",
+        "examples",
+        "harness",
+        "pyproject.toml",
+        "scenarios",
+        "server_patch",
+        "soak",
+        "tests",
+    ),
 }
 
 

@@ -29,7 +29,8 @@ time/forward_s time/finish_s time/overlap_share ledger/generated ledger/trained 
 ledger/unknown_requests ledger/unknown_tokens ledger/difference dropped/after_incomplete dropped/other_sample
 dropped/main dropped/resample dropped/compaction dropped/rejected dropped/subagent dropped/side dropped/stray
 dropped/superseded dropped/failed_turn dropped/undelivered dropped/after_stop dropped/restarted dropped/unversioned
-dropped/invalid_reply dropped/missing_rows dropped/left_behind dropped/filtered dropped/over_sampled dropped/stale dropped/too_long
+dropped/invalid_reply dropped/missing_rows dropped/left_behind dropped/filtered dropped/over_sampled dropped/stale
+dropped/too_long
 dropped/failed_rollout dropped/cut_by_encoder dropped/interrupted parse_truncated parse_dropped_invalid
 drop_poly fn_count
 """.split()  # noqa: SIM905  # one word a line would be three pages

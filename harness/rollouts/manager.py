@@ -46,6 +46,7 @@ from harness.types import Json, Sample
 
 ROLLOUT_ENDED = "rollout_ended"
 ROLLOUT_RESUMED = "rollout_resumed"
+ROLLOUT_NOT_RESUMED = "rollout_not_resumed"
 SESSION_NOT_DELETED = "session_not_deleted"
 
 GRACE_S = 3.0
@@ -129,8 +130,10 @@ class SessionManager:
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
             workdir = task.workdir / f"life-{number + 2}"
-            again = await self._run_once(replace(task, inherits=inherits, deadline_s=left_s, workdir=workdir))
-            if again.rollout.session_id is None:  # the record cannot be inherited, so the last life stands
+            heir = replace(_without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
+            again = await self._run_once(heir)
+            if again.rollout.session_id is None:  # the last life stands
+                _log.warning(ROLLOUT_NOT_RESUMED, detail=again.rollout.outcome.detail)
                 break
             life = again
         return replace(life.rollout, seconds=time.monotonic() - started)
@@ -140,7 +143,7 @@ class SessionManager:
 
         `strict` refuses the first call that differs. The server's store must hold the record.
         """
-        return await self.run(replace(task, inherits=Inheritance(session_id, strict=strict)))
+        return await self.run(replace(_without_session(task), inherits=Inheritance(session_id, strict=strict)))
 
     async def fork(self, session_id: str, task: AgentTask, *, turn: int, count: int) -> list[Rollout]:
         """Run `task` `count` times at once with the record of an ended session up to `turn`, which is sampled anew.
@@ -151,7 +154,7 @@ class SessionManager:
         inherits = Inheritance(session_id, before=turn, trained=False)
         async with asyncio.TaskGroup() as group:
             forks = [
-                group.create_task(self.run(_fork_of(replace(task, inherits=inherits), number)))
+                group.create_task(self.run(_fork_of(replace(_without_session(task), inherits=inherits), number)))
                 for number in range(count)
             ]
         return [fork.result() for fork in forks]
@@ -349,16 +352,24 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
 
 
+def _without_session(task: AgentTask) -> AgentTask:
+    # An id and a takeover are of one session; an heir is another one.
+    session = {name: value for name, value in task.session.items() if name not in ("session_id", "resumes")}
+    return replace(task, session=session, resumes=None)
+
+
 def _fork_of(task: AgentTask, number: int) -> AgentTask:
     inherits = task.inherits
     assert inherits is not None, "a fork inherits"
-    sampling = task.session.get("sampling", {})
+    usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
+    session, sampling = task.session, {**usual, **task.session}.get("sampling", {})
     if "seed" in sampling:  # an equal seed would sample the forked turn again
-        sampling = {**sampling, "seed": seed_of(f"{sampling['seed']},fork {number}".encode())}
+        seed = seed_of(f"{sampling['seed']},fork {number}".encode())
+        session = {**session, "sampling": {**sampling, "seed": seed}}
     return replace(
         task,
         workdir=task.workdir / f"fork-{number}",
-        session={**task.session, "sampling": sampling},
+        session=session,
         metadata={**task.metadata, "forked_from": {"session_id": inherits.session_id, "turn": inherits.before}},
     )
 

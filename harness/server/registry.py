@@ -139,7 +139,12 @@ class SessionRegistry:
         return len(sessions)
 
     async def find_record(self, inherits: Inheritance) -> Session:
-        """Return the earlier session of an heir, open or closed. Raises `MalformedRequest`, `SessionDamaged`."""
+        """Return the earlier session of an heir, open or closed. Raises `MalformedRequest`, `SessionDamaged`.
+
+        No other session may train its turns already.
+        """
+        heir = await self._store.find_heir(inherits.session_id)
+        require_one_heir((each for each in self if isinstance(each, Session)), heir, inherits)
         held = await self.find(inherits.session_id)
         if held is not None:
             return held
@@ -304,7 +309,8 @@ class SessionRegistry:
     def _new_heir(self, config: SessionConfig, previous: Session, live_version: int | None) -> Session:
         inherits = config.inherits
         assert inherits is not None, "only an heir has a predecessor"
-        require_one_heir((each for each in self if isinstance(each, Session)), inherits)
+        # Again: another heir may have come since `find_record`.
+        require_one_heir((each for each in self if isinstance(each, Session)), None, inherits)
         session = self._new(heir_config(previous, config, inherits))
         for turn in turns_to_inherit(previous, inherits, config.limits, live_version):
             session.restore(turn)

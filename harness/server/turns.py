@@ -29,7 +29,7 @@ from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, W
 from harness.dialects.prompt_noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import MalformedRequest, StrayRefused, TurnAborted, TurnRefused
+from harness.errors import MalformedRequest, StoreError, StrayRefused, TurnAborted, TurnRefused
 from harness.machine.clock import Clock
 from harness.machine.deadlines import to_the_end
 from harness.machine.log import bound
@@ -210,6 +210,8 @@ class TurnService:
         has_looked_twice = False
         while True:
             call.client.require_there()
+            if call.session.inherits and (repeated := await self._repeat_inherited(call)) is not None:
+                return repeated
             treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
             match treatment:
                 case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
@@ -235,8 +237,6 @@ class TurnService:
         session, asked = call.session, call.request
         if session.config.strict:
             require_served(asked.ignored)
-        if session.inherits and await self._repeat_inherited(call):
-            return None
         await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
         point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot continue makes this a new root
@@ -267,16 +267,23 @@ class TurnService:
             self.metrics.parameter_ignored(asked.dialect, name)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    async def _repeat_inherited(self, call: ModelCall) -> bool:
-        # The recorded answer needs no engine, so neither weights nor an encoder are waited for.
-        await call.client.know_process()
+    async def _repeat_inherited(self, call: ModelCall) -> ServedTurn | None:
+        # The recorded answer needs no engine, so neither weights nor an encoder are waited for. A retry gets the answer
+        # of its first attempt; any other equal call gets the next recorded one.
         session, read = call.session, call.read
+        await call.client.know_process()
+        if session.treatment(call.digest, says_retry=call.client.says_retry)[1] >= 0 and call.client.says_retry:
+            return None
         turn = session.find_inherited(session.attach(read.prefixes, read.request.messages), read.request.sampling)
         if turn is None:
-            return False
+            return None
         taken = session.take_inherited(turn, call.digest, call.client.notes())
-        await to_the_end(self.store.commit(session.session_id, taken))
-        return True
+        try:
+            await to_the_end(self.store.commit(session.session_id, taken))
+        except StoreError:
+            session.give_back_inherited(turn, call.digest)
+            raise
+        return ServedTurn(taken)
 
     async def _sample(self, call: ModelCall, admission: Admission, asked_in: int | None = None) -> ServedTurn:
         # `asked_in` is the gate epoch in which admission queried the weight version.

@@ -13,6 +13,7 @@ from msgspec import structs
 from harness.errors import MalformedRequest
 from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
+from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance, SessionConfig
 from harness.turn_ends import TurnStatus
@@ -21,6 +22,8 @@ from harness.types import INHERITED_MASKED, INHERITED_TRAINED, Turn
 
 def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance) -> SessionConfig:
     """Return `config` with what `previous` passes on. Raise `MalformedRequest`."""
+    if previous.closed_because is CloseReason.TAKEN_OVER:
+        raise _refusal("a session with turns of its own, a successor (`resumes`) took those of this one")
     if previous.is_open or previous.turns_in_flight:
         raise _refusal("a session that was ended or closed, this one still lives; end it first")
     _require_forkable(previous, inherits.before)
@@ -32,10 +35,9 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
     if config.script not in (None, previous.config.script):
         raise MalformedRequest("script: expected that of the earlier session, or none, which keeps it", param="script")
     if config.record not in ((), previous.config.record):
-        raise MalformedRequest("record: expected that of the earlier session, or none, which keeps it", param="record")
+        raise MalformedRequest("record: expected that of the earlier session, or none", param="record")
     return replace(
         config,
-        record=previous.config.record,
         metadata={**previous.config.metadata, **config.metadata},
         matching=previous.config.matching,
         script=previous.config.script,
@@ -54,16 +56,20 @@ def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, l
             continue
         if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
             continue  # its descendants are left out, too
-        notes = structs.replace(turn.notes, inherited=note, asked_again=False)
+        # What a fork must not train, its own heirs must not train either.
+        kind = turn.notes.inherited if turn.notes.inherited == INHERITED_MASKED else note
+        notes = structs.replace(turn.notes, inherited=kind, asked_again=False)
         kept[turn.index] = replace(turn, delivered=False, notes=notes)
     return list(kept.values())
 
 
-def require_one_heir(held: Iterable[Session], inherits: Inheritance) -> None:
-    """Raise `MalformedRequest` if one of `held` resumes the same record, since both would train its tokens."""
-    for other in (each.config.inherits for each in held) if inherits.trained else ():
-        if other is not None and other.trained and other.session_id == inherits.session_id:
-            raise _refusal("a record without an heir, another session goes on with this one; inherit from that one")
+def require_one_heir(held: Iterable[Session], stored: str | None, inherits: Inheritance) -> None:
+    """Raise `MalformedRequest` if a session in memory, or the `stored` one, trains the same record."""
+    of_held = ((each.session_id, each.config.inherits) for each in held)
+    rivals = (heir for heir, its in of_held if its and its.trained and its.session_id == inherits.session_id)
+    rival = next(rivals, stored) if inherits.trained else None
+    if rival is not None:
+        raise _refusal(f"a record without an heir, session {rival} went on with this one; inherit from that one")
 
 
 def _require_forkable(previous: Session, before: int | None) -> None:

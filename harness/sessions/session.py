@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import replace
 from typing import NamedTuple, Self
 
+import msgspec
 from msgspec import structs
 
 from harness.errors import BranchEnded, HarnessError, InheritanceEnded, SessionClosing, StoreError
@@ -134,15 +135,15 @@ class Session:
     def find_inherited(self, point: AttachPoint, asked: SamplingWishes) -> Turn | None:
         """Return the inherited turn that a call repeats; None for a new call.
 
-        Raise `InheritanceEnded` for a new call of a strict heir, while inherited turns are left.
+        Raise `InheritanceEnded` for a new call of a strict heir, while inherited turns are left at its place.
         """
-        wishes = asked.to_dict()
         turns = map(self._tree.turn, self._unasked.get(point.key, ()))
-        repeated = [turn for turn in turns if turn.sampling["asked"] == wishes]
+        repeated = [turn for turn in turns if msgspec.convert(turn.sampling["asked"], SamplingWishes) == asked]
         if repeated:
             return max(repeated, key=lambda turn: (turn.parent == point.parent, -turn.index))
-        if self._unasked and self.config.inherits is not None and self.config.inherits.strict:
-            left = sorted(index for indices in self._unasked.values() for index in indices)
+        waiting = sorted(index for indices in self._unasked.values() for index in indices)
+        left = [index for index in waiting if point.parent in (None, self._tree.turn(index).parent)]
+        if left and self.config.inherits is not None and self.config.inherits.strict:
             raise InheritanceEnded(
                 f"the restarted agent sent another request than the recorded one of turn {left[0]}; {len(left)}"
                 " recorded turns are left"
@@ -161,6 +162,14 @@ class Session:
         self.digest_kinds.add(digest_kind(digest))
         self._plan = None
         return taken
+
+    def give_back_inherited(self, turn: Turn, digest: str) -> None:
+        """Undo `take_inherited` of the earlier `turn`, which the store did not keep."""
+        self._tree.replace(turn)
+        self._unasked[turn.key] = (*self._unasked.get(turn.key, ()), turn.index)
+        if self._latest_with_body.get(digest) == turn.index:
+            del self._latest_with_body[digest]
+        self._plan = None
 
     @property
     def inherits(self) -> bool:

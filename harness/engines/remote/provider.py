@@ -171,7 +171,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
             for start in (0, _ROUTED.size - 1):  # a server that ignores offsets returns as many rows again
                 request = GenerationRequest(_ROUTED, _ONE_TOKEN, uuid4().hex, rows_from=start)
                 if (await self.generate(request)).rows is None:
-                    log.info("engine_returns_no_routed_experts", engine=self._client.name)
+                    log.warning("engine_returns_no_routed_experts", engine=self._client.name)
                     return None
         except (EngineRejected, EngineReplyInvalid) as error:
             log.warning("engine_returns_no_routed_experts", engine=self._client.name, error=error.message)

@@ -120,6 +120,9 @@ class SessionStore(Protocol):
         """Load one session, closed or not. Raises `StoreError` as `read`."""
         ...
 
+    async def find_heir(self, session_id: str) -> str | None:
+        """Return a stored session that trains the record of `session_id`, if any."""
+
     async def load_rows(self, session_id: str) -> Mapping[int, TurnRows]:
         """Return the routed experts of a session's turns, by turn. Raises `StoreError` if they are damaged."""
         ...

@@ -83,6 +83,11 @@ class MemoryStore:
         """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 
+    async def find_heir(self, session_id: str) -> str | None:
+        """Return None: the server has the heirs."""
+        del session_id
+        return None
+
     async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
         """Return no rows: the server has them."""
         del session_id

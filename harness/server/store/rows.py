@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.hold_times import HoldTime
-from harness.sessions.lifecycle import Phase, RolloutEnd
+from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
@@ -75,6 +75,10 @@ COUNT_UNKNOWN = f"""
 SELECT session_id, COUNT(*) AS requests, SUM(json_extract(value, '$.at_most')) AS tokens
 FROM turns, json_each(turns.unknown) WHERE {OWN_TURN} GROUP BY session_id
 """  # noqa: S608  # ours
+SELECT_HEIR = (
+    "SELECT session_id FROM sessions WHERE json_extract(config, '$.inherits.session_id') = ?"
+    " AND json_extract(config, '$.inherits.trained') LIMIT 1"
+)
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 # Before store version 7 this column held a finish reason. Its words differ from those of ends, except where both mean
 # the same. It says less than an end: the noted error and the phase of the session supply the rest. An aborted turn of a
@@ -213,6 +217,7 @@ def session_from_row(row: sqlite3.Row) -> Session:
     config = msgspec.json.decode(row["config"], type=SessionConfig)
     session = Session(row["session_id"], row["api_key"], config, row["created_at"])
     session.phase = Phase(row["phase"])
+    session.closed_because = None if row["closed_because"] is None else CloseReason(row["closed_because"])
     return session
 
 

@@ -171,6 +171,16 @@ class SQLiteStore:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_record, self._path, session_id)
 
+    async def find_heir(self, session_id: str) -> str | None:
+        """See `SessionStore`."""
+
+        def read() -> str | None:
+            with reading(self._path) as connection:
+                row = connection.execute(rows.SELECT_HEIR, (session_id,)).fetchone()
+            return None if row is None else str(row["session_id"])
+
+        return await asyncio.to_thread(read)
+
     async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_rows, self._path, session_id)

@@ -157,6 +157,13 @@ class RolloutBatch:
             return rollout_without_session(
                 task, Outcome(OutcomeKind.SANDBOX_FAILED, Cause.HARNESS, error.message), seconds=0.0
             )
+        rollout = await self._run_agent(task, number)
+        if task.inherits is None or rollout is None or rollout.outcome.kind is not OutcomeKind.NOT_STARTED:
+            return rollout
+        self.progress.say(f"rollout {number} begins anew: {rollout.outcome.detail}")
+        return await self._run_agent(replace(task, inherits=None), number)
+
+    async def _run_agent(self, task: AgentTask, number: int) -> Rollout | None:
         return await (self.manager.run(task) if self.faults is None else self.faults.run(task, number))
 
     def _trial(self, planned: PlannedRollout, prompt: Prompt) -> Trial | None:

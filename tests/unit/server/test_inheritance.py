@@ -1,5 +1,6 @@
 """A session begins with the record of an earlier one: repeated calls get its answers, other calls are sampled."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,61 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
 
 
+async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):
+    """The store has lists where a request has tuples."""
+    wishes = {"stop": ["Observation:"], "temperature": 0.5, "max_tokens": 50}
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")], **wishes)
+        await close(client, old)
+        heir = await inherit(client, old, strict=True)
+        await client.say(heir, [user("go")], **wishes)
+        record = await client.record(heir)
+
+    assert [turn["role"] for turn in record["turns"]] == ["main"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: bool):
+    """Best of two asks twice for the same; a third is sampled."""
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        first = [await client.say(old, [user("go")]) for _ in range(2)]
+        await close(client, old)
+        heir = await inherit(client, old)
+        if at_once:
+            again = await asyncio.gather(*(client.say(heir, [user("go")]) for _ in range(2)))
+        else:
+            again = [await client.say(heir, [user("go")]) for _ in range(2)]
+        played = client.engine.played[heir.session_id]
+        await client.say(heir, [user("go")])
+        record = await client.record(heir)
+
+    assert sorted(each["content"] for each in again) == sorted(each["content"] for each in first)
+    assert played == 0
+    assert [turn["notes"].get("inherited", "") for turn in record["turns"]] == ["trained", "trained", ""]
+
+
+async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
+    """Also after that heir was collected and deleted; the heirs of a fork keep its mask."""
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        heir = await inherit(client, old)
+        await close(client, heir)
+        again = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
+        fork = await inherit(client, heir, trained=False)
+        await close(client, fork)
+        second = await inherit(client, fork)
+        await client.say(second, [user("go")])
+        record = await client.record(second)
+
+    assert heir.session_id in again.json()["error"]["message"]
+    assert [turn["notes"]["inherited"] for turn in record["turns"]] == ["masked"]
+    assert record["ledger"]["trained"] == 0
+
+
 async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
     """It is sampled anew."""
     async with serving(*says("one", " ".join(["slow"] * 400)), store=tmp_path / "s.db") as client:
@@ -238,7 +294,7 @@ async def test_a_record_has_one_heir_at_a_time_and_no_living_session(tmp_path: P
         matching = await client.http.post("/sessions", json={**body, "matching": ["exact"]})
 
     assert "still lives" in lives.json()["error"]["message"]
-    assert "another session goes on" in second.json()["error"]["message"]
+    assert "went on with this one" in second.json()["error"]["message"]
     assert fork.status_code == 200
     assert both.json()["error"]["param"] == "inherits"
     assert matching.json()["error"]["param"] in ("matching", "inherits.session_id")

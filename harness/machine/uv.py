@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 
 from harness.errors import HarnessError, LaneError
@@ -18,7 +19,8 @@ def find_uv() -> str:
     if find_spec("uv") is not None:
         import uv
 
-        return uv.find_uv_bin()
+        with suppress(FileNotFoundError):  # a package without its program
+            return uv.find_uv_bin()
     program = shutil.which("uv")
     if program is None:
         raise LaneError("expected uv, which builds environments, found none: pip install 'session-harness[run]'")

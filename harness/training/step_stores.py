@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
-from hashlib import sha256
 from pathlib import Path
+from uuid import uuid4
 
 from harness.machine.extras import require_package
 
@@ -62,8 +62,11 @@ def _open_wandb(run: Path) -> Iterator[ReportStep]:
     import wandb
 
     settings = wandb.Settings(console="off", quiet=True, disable_git=True, save_code=False)
-    # Mode, project, entity and key are those of wandb's own variables. Equal ids let a resumed run go on in its curves.
-    number = sha256(str(run).encode()).hexdigest()[:16]
+    # Mode, project, entity and key are those of wandb's own variables. A resumed run goes on in its curves by its id.
+    kept = run / "wandb.id"
+    if not kept.exists():
+        kept.write_text(uuid4().hex[:16])
+    number = kept.read_text()
     reported = wandb.init(name=run.name, dir=str(run), id=number, resume="allow", settings=settings)
     try:
         reported.define_metric("*", step_metric="global_step")

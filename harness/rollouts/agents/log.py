@@ -47,8 +47,6 @@ class AgentLog:
 
     def write(self, data: bytes) -> None:
         """Append `data`, or count it if the log is full."""
-        if self._on_output is not None:
-            self._on_output(data)
         head = data[: self._head_room]
         self._head_room -= len(head)
         self._append(head)
@@ -57,6 +55,15 @@ class AgentLog:
         self._overflow += len(tail)
         self._tail += tail
         del self._tail[: -self._tail_bytes]
+        self._tell(data)
+
+    def _tell(self, data: bytes) -> None:
+        if self._on_output is not None:
+            try:
+                self._on_output(data)
+            except Exception as error:  # noqa: BLE001  # the receiver's fault must not end the agent
+                _log.warning("output_not_shown", error=str(error))
+                self._on_output = None
 
     def close(self) -> None:
         """Append the kept tail and close the file. Idempotent."""

@@ -93,7 +93,9 @@ class Connections:
         head, content = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}", b""
         if body is not None:
             content = msgspec.json.encode(body)
-            head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+            head += "content-type: application/json\r\n"
+        if method not in ("GET", "HEAD"):  # strict proxies refuse other requests without a length
+            head += f"content-length: {len(content)}\r\n"
         try:
             async with (
                 asyncio.timeout(timeout_s),

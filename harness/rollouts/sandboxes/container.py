@@ -26,8 +26,8 @@ _PULL_S = 600.0  # an image may be pulled first
 _CALL_S = 30.0
 _REMOVE_S = 60.0
 
-# Of the container itself. It ignores the SIGTERM that asks all of its processes to end; its `sleep` is started anew.
-_KEEPER = 'trap "" TERM INT HUP; while :; do sleep 3600; done'
+# Of the container itself. It ignores the signals that all of its processes get; its `sleep` is started anew.
+_KEEPER = 'trap "" TERM INT HUP QUIT USR1 USR2 ALRM; while :; do sleep 3600; done'
 _VARIABLES = "variables.sh"
 _ENTER = 'command . "$1" && cd "$2" || exit 125; shift 2; exec "$@"'
 _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")

@@ -104,14 +104,17 @@ def _read_score(score: Any) -> Score:
     reward = details.pop("reward")
     if not _is_finite(reward):
         raise ScenarioError(f"expected a finite number as the reward, got {reward!r:.60}")
-    figures = details.pop("score", {})
-    figures = figures if isinstance(figures, dict) else {"score": figures}
+    given = details.get("score", {})
+    figures = given if isinstance(given, dict) else {"score": given}
+    # What a check keeps under these names for itself stays in its details.
+    if all(isinstance(figure, int | float) and not isinstance(figure, bool) for figure in figures.values()):
+        details.pop("score", None)
+    else:
+        figures = {}
     for name, figure in figures.items():
         if not _is_finite(figure):
             raise ScenarioError(f"expected a finite number as the figure {name!r:.60}, got {figure!r:.60}")
-    reason = details.pop("reason", None)
-    if not isinstance(reason, str | None):
-        raise ScenarioError(f"expected a text as the reason, got {reason!r:.60}")
+    reason = details.pop("reason", None) if isinstance(details.get("reason"), str | None) else None
     turns = details.pop("turn_rewards", {})
     if not isinstance(turns, dict):
         raise ScenarioError(f"turn_rewards: expected an object, by turn or tool call, got {turns!r:.60}")

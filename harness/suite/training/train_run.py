@@ -100,12 +100,11 @@ class TrainRun:
             lock = note_engine(note_start(lock), choice.key, services.engines, services.tokenizer)
             directory.write_json(directory.lock, lock)
             await services.close_abandoned_sessions()
-            with disk_failures(directory.result):
-                directory.result.unlink(missing_ok=True)  # reports fewer steps
-
             stores = ExitStack()
             stack.push_async_callback(asyncio.to_thread, stores.close)
             report = await asyncio.to_thread(stores.enter_context, report_steps(self.stores, directory.path))
+            with disk_failures(directory.result):
+                directory.result.unlink(missing_ok=True)  # reports fewer steps
 
             async def drain() -> None:
                 self.say("stopping after this step; Ctrl+C again ends it now")

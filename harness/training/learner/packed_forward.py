@@ -124,7 +124,10 @@ def _attend(
                 )
             )
         return torch.cat(attended, dim=2).transpose(1, 2), None
-    from torch.nn.attention.varlen import varlen_attn  # torch 2.9 has none, and needs none on a CPU
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # not needed on a CPU
+    except ImportError as error:
+        raise LearnerError("packs in 16 bits on a GPU: expected torch 2.11 or newer") from error
 
     takes_groups = "enable_gqa" in signature(varlen_attn).parameters  # torch 2.11 does not
     if is_grouped and not takes_groups:

@@ -36,6 +36,7 @@ function replaceParts(parent, parts) {
 }
 
 function revealTurn() {
+  if (!session.turns.length) return;
   const { element } = articles.get(session.turns[turnChosen].index);
   element.scrollIntoView({ block: "nearest" });
 }

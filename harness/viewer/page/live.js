@@ -158,7 +158,7 @@ function takeSession(news) {
   const toldPlace = placeOf(toldTurn);
   told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
     ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };
-  if (tab === "tokens") find();
+  if (tab === "tokens" || isAsked()) find();
   strip.show(rows.length);
   const topPlace = placeOf(topTurn);
   if (topPlace >= 0) {

@@ -44,7 +44,7 @@ function findings() {
   }
   const zeros = run.sessions.filter((line) => line.reward !== null && line.reward <= 0);
   for (const line of zeros.slice(0, ALIKE)) found.push(["Session " + nameOf(line) + " reward " + digits(line.reward), line.reason, () => goTo(line, null, null, "score")]);
-  const prompts = Map.groupBy(run.sessions.filter((line) => promptOf(line)), promptOf);
+  const prompts = Map.groupBy(run.sessions.filter((line) => promptOf(line) && typeof line.reward === "number"), promptOf);
   if (prompts.size > 1) {
     const [prompt, lines] = [...prompts].sort(([, one], [, other]) => worth(one) - worth(other))[0];
     found.push(["Worst prompt: " + prompt, "mean reward " + digits(worth(lines)), () => goTo([...lines].sort(SORTS.worst)[0], null, null, "conversation")]);

@@ -130,7 +130,13 @@ function address() {
 
 // Go where the address says. Returns whether its session is here.
 function follow() {
-  const [, key, turn, position] = decodeURIComponent(location.hash).match(/^#([^/]+)(?:\/(\d+))?(?:\/(-?\d+))?$/) || [];
+  let address = "";
+  try {
+    address = decodeURIComponent(location.hash);
+  } catch {
+    return false; // no address of this page
+  }
+  const [, key, turn, position] = address.match(/^#([^/]+)(?:\/(\d+))?(?:\/(-?\d+))?$/) || [];
   const line = key && run.sessions.find((each) => keyOf(each) === key || (key.length > 7 && keyOf(each).startsWith(key)));
   if (line) goTo(line, turn === undefined ? null : Number(turn), position === undefined ? null : Number(position), null);
   return Boolean(line);

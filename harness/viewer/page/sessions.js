@@ -47,7 +47,8 @@ function makePrompt({ prompt, lines }) {
 }
 
 const promptOf = (line) => line.group === null || line.group === undefined ? "" : (line.scenario || "") + " prompt " + (line.group + 1);
-const worth = (lines) => mean(lines.map((line) => line.reward).filter((reward) => typeof reward === "number")) || 0;
+const rewardsOf = (lines) => lines.map((line) => line.reward).filter((reward) => typeof reward === "number");
+const worth = (lines) => rewardsOf(lines).length ? mean(rewardsOf(lines)) : Infinity;
 
 // Shown sessions in the order asked for, and the rows of the list: prompts stand above their sessions.
 function layOutSessions(lines) {

@@ -5,24 +5,28 @@ A server that dies before is reported with the end of its log and advice.
 
 import asyncio
 from pathlib import Path
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from harness.errors import LaneError
 from harness.lab.lanes.spec import LaneEngine
 from harness.lab.lanes.state import Lane
 
+if TYPE_CHECKING:
+    import httpx
+
 _POLL_S = 0.25
-_ANSWER = aiohttp.ClientTimeout(total=60.0)  # the first token of a server takes seconds
+_ANSWER_S = 60.0  # the first token of a server takes seconds
 _TAIL_LINES = 20
 _PROMPT = (1,)  # an id that every vocabulary has
 
 
 async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
     """Return when `lane` has generated a token. Raises `LaneError` if it dies or takes longer than `deadline_s`."""
+    import httpx  # here: a run without lanes starts sooner
+
     last = "nothing"
     try:
-        async with asyncio.timeout(deadline_s), aiohttp.ClientSession(lane.url, timeout=_ANSWER) as http:
+        async with asyncio.timeout(deadline_s), httpx.AsyncClient(base_url=lane.url, trust_env=False) as http:
             while last != "200":
                 if not lane.is_running():
                     raise LaneError(_explain_death(lane))
@@ -35,16 +39,18 @@ async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
         ) from None
 
 
-async def _ask(http: aiohttp.ClientSession, lane: Lane) -> str:
+async def _ask(http: "httpx.AsyncClient", lane: Lane) -> str:
+    import httpx
+
     path = "/generate"
     body: dict[str, object] = {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}}
     if lane.engine == LaneEngine.VLLM:
         path, body = "/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1}
     try:
-        async with http.post(path, json=body) as response:
-            return str(response.status)
-    except (aiohttp.ClientError, TimeoutError) as error:
+        response = await http.post(path, json=body, timeout=_ANSWER_S)
+    except httpx.HTTPError as error:
         return type(error).__name__
+    return str(response.status_code)
 
 
 def log_tail(log: Path) -> str:

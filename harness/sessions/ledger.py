@@ -91,6 +91,12 @@ class Ledger:
         """Unaccounted tokens."""
         return self.generated + self.inherited - self.trained - self.masked - sum(self.dropped.values())
 
+    @property
+    def sources(self) -> str:
+        """Left side of the sum, in words."""
+        inherited = f" + {self.inherited:,} inherited" if self.inherited else ""
+        return f"{self.generated:,} generated{inherited}"
+
     def check(self, of: str) -> None:
         """Raise `LedgerImbalance`, naming `of`, unless balanced."""
         if self.difference:

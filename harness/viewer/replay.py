@@ -146,6 +146,8 @@ def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
             f"the configuration in {run} has no rollout {line.number} of {line.scenario}: it is of another run"
         )
     folder = planned.folder
+    if folder.prompts.task_of(planned.read_prompt()) is not None:
+        raise RunError(f"rollout {line.number} is a Harbor task, whose agent plays only in the task's own sandbox")
     recorded = next(entry.files for entry in entries if entry.scenario.name == folder.name)
     said = [os.path.relpath(path, folder.directory) for path in folder.prompts.files]
     said += [INSTRUCTION_FILE] if planned.read_prompt().text is None else []

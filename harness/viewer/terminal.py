@@ -163,7 +163,7 @@ def ledger_words(ledger: Ledger) -> str:
     if unknown.tokens <= ledger.generated:
         unheard = unheard and f"{unheard}, at most {unknown.tokens:,} tokens"
     return (
-        f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
+        f"{ledger.sources} = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
         f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}{unheard}"
     )
 

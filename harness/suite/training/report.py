@@ -49,7 +49,7 @@ class TrainReport:
         first, last = _show(self._reward(first=True)), _show(self._reward())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
         dropped = f"{sum(ledger.dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}"
-        books = f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped}"
+        books = f"{ledger.sources} = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped}"
         return "\n".join(
             [
                 f"steps    {len(self.telemetry)} of {self.wanted}, {self.seconds:.1f} s",

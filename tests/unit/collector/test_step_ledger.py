@@ -78,6 +78,14 @@ def test_reasons_of_the_step_stand_beside_those_of_the_session():
     )
 
 
+def test_a_resumed_rollout_is_balanced_in_its_step():
+    """Trained or not, what it inherited stays on the left side."""
+    ledger = Ledger(6, 16, 0, {}, inherited=10)
+    booked = [book_rollout(ledger, [part(16, 0)], "a rollout"), book_dropped(ledger, "filtered")]
+
+    assert account_step(booked, 16, "a step").inherited == 20
+
+
 @pytest.mark.parametrize("packed", [5, 7])
 def test_a_segment_that_is_lost_or_packed_twice_is_an_imbalance(packed: int):
     """The packs are counted apart from the rollouts."""

@@ -1,11 +1,12 @@
 """Figures of a step: its ledger, and its line of `telemetry.jsonl`. Pure.
 
-Ledger (I4): generated = trained + masked + dropped(reason). From session to pack, some of a session's trained and
-masked tokens become dropped, each with a reason. Nothing changes generated.
+Ledger (I4): generated + inherited = trained + masked + dropped(reason). From session to pack, some of a session's
+trained and masked tokens become dropped, each with a reason. Nothing changes the left side.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
@@ -70,7 +71,7 @@ def book_rollout(ledger: Ledger, samples: Iterable[SegmentedSample], of: str) ->
             f" {ledger.masked} masked"
         )
     dropped.update(ledger.dropped)
-    return Ledger(ledger.generated, trained, masked, dict(dropped), ledger.unknown)
+    return replace(ledger, trained=trained, masked=masked, dropped=dict(dropped))
 
 
 def book_dropped(ledger: Ledger, reason: str) -> Ledger:
@@ -78,7 +79,7 @@ def book_dropped(ledger: Ledger, reason: str) -> Ledger:
     dropped = Counter(ledger.dropped)
     if delivered := ledger.trained + ledger.masked:
         dropped[reason] += delivered
-    return Ledger(ledger.generated, dropped=dict(dropped), unknown=ledger.unknown)
+    return replace(ledger, trained=0, masked=0, dropped=dict(dropped))
 
 
 def account_step(rollouts: Iterable[Ledger], packed: int, of: str) -> Ledger:

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from harness.errors import RunError
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.trial import TaskImages
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.tasks.harbor_task import HarborTask, find_tasks
+from harness.viewer.look import look_at
+from harness.viewer.replay import plan_again
 from tests.harness_command import write_scenario
 from tests.played_suites import play
 from tests.sandbox_programs import configure_podman, podman_image, require_program
@@ -116,6 +119,8 @@ async def test_a_model_that_says_some_solutions_gets_their_rewards(tasks: Path, 
     assert {name: (record.reward, len(record.samples)) for name, record in records.items()} == {
         name: (float(name in ("build-an-app", "collect-errors", "sum-sales")), 1) for name in NAMES
     }
+    with pytest.raises(RunError, match="rollout 0 is a Harbor task"):  # replayed or forked, it would run on the host
+        plan_again(tmp_path / "run", look_at(tmp_path / "run").find("0"))
 
 
 def _fake_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

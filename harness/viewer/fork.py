@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from harness.errors import RunError
-from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import Rollout
 from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
 from harness.sessions.session import Session
@@ -85,18 +84,8 @@ async def fork(
     choice = EngineChoice.of(planned.folder)
     async with serve_engine(choice, place / STORE, say) as services, open_agent(planned.folder) as agent:
         check_same_engine(read_lock(RunDirectory(run).lock)["digests"].get(choice.key, {}), services.identity)
-        spec = planned.folder.scenario.agent
         prompt = await asyncio.to_thread(planned.read_prompt)
-        task = AgentTask(
-            agent=agent,
-            prompt=planned.folder.text_of(prompt),
-            workdir=place,
-            model=services.model,
-            deadline_s=spec.deadline_s,
-            session=planned.session,
-            request_kwargs=spec.request_kwargs,
-            metadata=prompt.metadata,
-        )
+        task = planned.task(agent, prompt, place, services.model)
         async with services.open_manager() as manager:
             found = []
             for number in turns:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from harness.errors import MalformedRequest, PreviousResponseNotFound, ResponseNotFound, RunError
 from harness.machine.deadlines import beside
-from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
@@ -87,22 +86,12 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     settings = ServerSettings(
         admin_token=new_admin_token(), score_inputs=False, allow_forced_tokens=planned.folder.scenario.forces_tokens
     )
-    spec = planned.folder.scenario.agent
     async with (
         open_agent(planned.folder) as player,
         serve(engine, chat_tokenizer, SQLiteStore(place / STORE), settings) as server,
         SessionManager(server.url, admin_token=settings.admin_token) as manager,
     ):
-        task = AgentTask(
-            agent=player,
-            prompt=planned.folder.text_of(prompt),
-            workdir=place / AGENT,
-            model=engine.capabilities.model,
-            deadline_s=spec.deadline_s,
-            session=planned.session,
-            request_kwargs=spec.request_kwargs,
-            metadata=prompt.metadata,
-        )
+        task = planned.task(player, prompt, place / AGENT, engine.capabilities.model)
         async with beside(_end_parted(engine, manager), name="end an agent that asks on"):
             rollout = await manager.run(task)
     difference = engine.difference

@@ -90,17 +90,8 @@ class RolloutBatch:
         self.progress.begin_rollout(planned)
         prompt = await asyncio.to_thread(planned.read_prompt)
         await asyncio.to_thread(self.directory.clear_workdir, planned.number)
-        spec, trial = planned.folder.scenario.agent, self._trial(planned, prompt)
-        task = AgentTask(
-            agent=self.agent,
-            prompt=planned.folder.text_of(prompt),
-            workdir=self.directory.workdir(planned.number),
-            model=self.services.model,
-            deadline_s=spec.deadline_s,
-            session=planned.session,
-            request_kwargs=spec.request_kwargs,
-            metadata=prompt.metadata,
-        )
+        trial = self._trial(planned, prompt)
+        task = planned.task(self.agent, prompt, self.directory.workdir(planned.number), self.services.model)
         start = await self.services.start_of_server()
         rollout = await self._play(task, trial, planned.number)
         if rollout is None:  # a fault ended all rollouts and had to cancel this one

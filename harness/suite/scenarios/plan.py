@@ -6,8 +6,10 @@ Rollout `number` is the same in every run and resume.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
+from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.seeds import derive_seed
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
@@ -30,6 +32,20 @@ class PlannedRollout:
     def read_prompt(self) -> Prompt:
         """Read the prompt, perhaps from a disk. Raises `ScenarioError`."""
         return self.folder.prompts.read(self.position)
+
+    def task(self, agent: Agent, prompt: Prompt, workdir: Path, model: str) -> AgentTask:
+        """Return the task of `agent` with `prompt`, which `read_prompt` has read. Raises `ScenarioError`."""
+        spec = self.folder.scenario.agent
+        return AgentTask(
+            agent=agent,
+            prompt=self.folder.text_of(prompt),
+            workdir=workdir,
+            model=model,
+            deadline_s=spec.deadline_s,
+            session=self.session,
+            request_kwargs=spec.request_kwargs,
+            metadata=prompt.metadata,
+        )
 
     @property
     def session(self) -> Json:

@@ -15,8 +15,11 @@ from tests.harness_command import harness
 from tests.system.sandboxes.test_ends import processes_with
 from tests.toy_model import write_toy_model
 
-SETTLED = {"abort_network": (1850, 1776, {"invalid_reply": 74}), "abort_weight_update_pause": (888, 888, {})}
-"""Generated, trained and dropped tokens of the plays whose faults leave nothing to the moment at which they come."""
+SETTLED = {"abort_network": (1776, {"invalid_reply"}), "abort_weight_update_pause": (888, set())}
+"""Trained tokens and reasons of drops of the plays whose samples do not depend on the moment of a fault.
+
+How much of an invalid reply has arrived when its connection breaks does.
+"""
 OUTCOMES = {
     "abort_network": [{"finished": 4}],
     "abort_weight_update_pause": [{"finished": 3}],
@@ -55,5 +58,5 @@ def test_a_play_ends_as_without_a_box(kind, spec_of, play, tmp_path):
     assert "0 agents" not in json.dumps(played["faults"])
     assert ledger["difference"] == 0
     if play in SETTLED:
-        assert (ledger["generated"], ledger["trained"], ledger["dropped"]) == SETTLED[play]
+        assert (ledger["trained"], {*ledger["dropped"]}) == SETTLED[play]
     assert left_of(run) == []

@@ -47,7 +47,9 @@ def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN) -> ServerS
     return with_teachers(TeacherSpec("big", lambda: teacher, after))
 
 
-async def take_turns(client: Client[Any], session: Served, turns: int, history: Sequence[Message] = ()) -> list[Message]:
+async def take_turns(
+    client: Client[Any], session: Served, turns: int, history: Sequence[Message] = ()
+) -> list[Message]:
     """The history after `turns` more."""
     messages = list(history)
     for number in range(turns):

@@ -16,7 +16,7 @@ from harness.engines.connect import EngineName, open_engine
 from harness.errors import ScenarioError
 from harness.tokens.tokenizer import Tokenizer
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 _USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
 
 
@@ -42,7 +42,7 @@ class TeacherSpec:
     def parse(cls, text: str, after: TeachAfter = TeachAfter.TURN) -> Self:
         """Parse `NAME=ENGINE`. Raises `ScenarioError`."""
         name, _, engine = text.partition("=")
-        if not _NAME.fullmatch(name) or not engine:
+        if not re.match(TEACHER_NAME, name) or not engine:
             raise ScenarioError(f"teacher: expected {_USAGE}; got {text!r}")
         if engine == "local":
             raise ScenarioError(f"teacher {name}: expected a model's folder, as {name}=local=FOLDER")

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
-from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
+from harness.engines.teachers import TEACHER_NAME, TeachAfter, TeacherSpec, check_teachers
 from harness.errors import ScenarioError
 from harness.rollouts.agents.profile import is_inside
 from harness.rollouts.sandboxes.sandbox import CONTAINERS, NONE
@@ -53,6 +53,10 @@ def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
 
 KnownEngine = Annotated[str, _checked_by(EngineName.parse)]
 """`local`, `scripted`; `sglang`, `vllm` (started by the run); `sglang=URL[,URL]`, `vllm=URL[,URL]` (running)."""
+
+
+TeacherEngine = Annotated[str, _checked_by(lambda engine: TeacherSpec.parse(f"teacher={engine}"))]
+"""`scripted`, `local=FOLDER`, or running servers, such as `sglang=URL`."""
 
 
 RunningServers = Annotated[str, _checked_by(require_running_servers)]
@@ -196,8 +200,7 @@ class ServicesSpec(_Strict):
 class TeacherTable(_Strict):
     """Engine that scores sampled tokens."""
 
-    engine: str
-    """`scripted`, `local=FOLDER`, or running servers, such as `sglang=URL`."""
+    engine: TeacherEngine
     when: Literal["turn", "end", "off"] = "turn"
     """After each turn, when samples are collected, or not at all."""
 
@@ -351,7 +354,7 @@ class Scenario(_Strict):
     """Base of the session seeds."""
     concurrency: int = Field(default=4, ge=1)
     """Sessions at a time; `-n` overrides it."""
-    teachers: dict[str, TeacherTable] = Field(default_factory=dict)
+    teachers: dict[Annotated[str, Field(pattern=TEACHER_NAME)], TeacherTable] = Field(default_factory=dict)
     """Engines that score sampled tokens, by name."""
     weights: Weights | None = None
     faults: list[Fault] = Field(default_factory=list)
@@ -372,11 +375,10 @@ class Scenario(_Strict):
 
     @model_validator(mode="after")
     def _has_teachers(self) -> Self:
-        missing = (
-            set() if self.train is None else self.train.teachers.keys() - {each.name for each in self.teacher_specs}
-        )
-        if missing:
-            raise ValueError(f"a table teachers.{min(missing)} that is not off, as train.teachers asks for")
+        missing = set() if self.train is None else self.train.teachers.keys() - self.teachers.keys()
+        off = {name for name, table in self.teachers.items() if table.when == "off"}
+        if missing or (self.train is not None and off.intersection(self.train.teachers)):
+            raise ValueError("a table teachers.NAME that is not off for each name in train.teachers")
         return self
 
     @model_validator(mode="after")

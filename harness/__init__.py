@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from harness.engines.scripted import ScriptedEngine as ScriptedEngine
     from harness.engines.scripted import ScriptedFault as ScriptedFault
     from harness.engines.scripted import ScriptStep as ScriptStep
+    from harness.engines.teachers import TeacherSpec as TeacherSpec
     from harness.errors import HarnessError as HarnessError
     from harness.lab.models.resolve import resolve_model as resolve_model
     from harness.rollouts.agents.programs import bundled_agent as bundled_agent
@@ -109,6 +110,7 @@ _HOMES: Mapping[str, str] = {
     "serve": "harness.server.serving",
     "RunningServer": "harness.server.serving",
     "ServerSettings": "harness.server.settings",
+    "TeacherSpec": "harness.engines.teachers",
     "open_store": "harness.server.store.connect",
     "MemoryStore": "harness.server.store.memory",
     "SQLiteStore": "harness.server.store.sqlite",

@@ -7,7 +7,7 @@ written to after creation. The layer that owns a concept has its behavior.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 from uuid import uuid4
 
 import numpy as np
@@ -150,6 +150,15 @@ class PromptLogprobs:
     version: str
     number: int | None = None
     """See `VersionSpan.number`."""
+
+
+class TeacherScores(NamedTuple):
+    """Logprobs of a turn's output by a teacher, each given all before it."""
+
+    version: str
+    """Label of the teacher's weights."""
+    logprobs: Logprobs
+    """One per output token."""
 
 
 STREAM_INTERVAL = 50
@@ -402,6 +411,8 @@ class Turn:
     proximal_versions: npt.NDArray[np.int32] | None = None
     rows: TurnRows | None = field(default=None, compare=False, repr=False)
     """Routed experts; None if not recorded, or if only the store has them."""
+    teachers: Mapping[str, TeacherScores] = field(default_factory=dict, compare=False, repr=False)
+    """By teacher; one that has not scored the turn is missing."""
 
     @property
     def params(self) -> SamplingParams:
@@ -484,6 +495,8 @@ class Sample:
     """Reward of the token's turn and later ones, else 0; [0] without `turn_rewards`."""
     routed_experts: SampleRows | None = None
     """Experts that each token was routed to, prompt included; None if not recorded."""
+    teachers: Mapping[str, Logprobs] = field(default_factory=dict)
+    """Logprobs of sampled tokens by each teacher; NaN where missing or not sampled."""
 
     def _repr_html_(self) -> str:
         facts = {

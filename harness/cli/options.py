@@ -214,6 +214,15 @@ class ServerOptions:
             show_default=False,
         ),
     ] = None
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HARNESS_TEACHER",
+            metavar="NAME=ENGINE",
+            help="Let this engine score each turn's tokens: NAME=local=FOLDER, or NAME=KIND=URL; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
     selection: Annotated[
         list[str] | None,
         typer.Option(
@@ -293,6 +302,7 @@ class ServerOptions:
         """Return the server's settings. Raises `ScenarioError` if they would leave it open by mistake."""
         from harness.dialects.prompt_noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
+        from harness.engines.teachers import TeacherSpec
         from harness.errors import ScenarioError
         from harness.server.http.access import new_admin_token
         from harness.server.settings import ServerSettings
@@ -314,6 +324,7 @@ class ServerOptions:
             write_timeout_s=self.write_timeout,
             matchings=tuple(self.matching or ()),
             selections=tuple(self.selection or ()),
+            teachers=tuple(map(TeacherSpec.parse, self.teacher or ())),
             noise=(BILLING_HEADER,) if self.noise is None else tuple(text for text in self.noise if text),
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,24 @@ import numpy as np
 from harness.errors import RunError
 from harness.samples.columns import COLUMNS
 from harness.token_rows import SampleRows
-from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
+from harness.types import Json, Logprobs, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
 
 _COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for column in COLUMNS}
 """Per-token columns with their binary dtypes."""
 
-_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts"})
+_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts", "teachers"})
 """Fields that older files lack."""
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """Return all fields, with arrays as lists; rows of experts are base64."""
+    """Return all fields, with arrays as lists; rows of experts are base64, missing teachers' logprobs None."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
     rows = sample.routed_experts
     text = {} if rows is None else {"routed_experts": _with_base64(rows.to_plain())}
+    if sample.teachers:
+        text["teachers"] = {name: _with_none(column) for name, column in sample.teachers.items()}
     return columns | _plain_fields(sample) | text | {"metadata": dict(sample.metadata)}
 
 
@@ -42,6 +45,10 @@ def sample_to_binary(sample: Sample) -> Json:
     columns = {name: getattr(sample, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS.items()}
     rows = sample.routed_experts
     binary = {} if rows is None else {"routed_experts": rows.to_plain()}
+    if sample.teachers:
+        binary["teachers"] = {
+            name: column.astype("<f4", copy=False).tobytes() for name, column in sample.teachers.items()
+        }
     return columns | _plain_fields(sample) | binary | {"metadata": json.dumps(dict(sample.metadata))}
 
 
@@ -58,7 +65,8 @@ def sample_from_binary(obj: Json) -> Sample:
 def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     """Encode `samples` and the JSON object `about` as one safetensors blob.
 
-    Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`.
+    Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`;
+    `teachers.N.NAME` has a teacher's logprobs.
     All else is the uint8 tensor `about`: JSON text.
     """
     import safetensors.numpy
@@ -73,6 +81,7 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     for number, sample in enumerate(samples):
         if (rows := sample.routed_experts) is not None:
             tensors |= {f"routed_experts.{number}": rows.values, f"routed_experts_states.{number}": rows.states}
+        tensors |= {f"teachers.{number}.{name}": column for name, column in sample.teachers.items()}
     blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
     return blob
 
@@ -89,6 +98,7 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
                 others
                 | {name: tensors[at] for name in _COLUMNS if (at := f"{name}.{number}") in tensors}
                 | _rows_in(tensors, number)
+                | _teachers_in(tensors, number)
             )
             for number, others in enumerate(about.pop("samples"))
         ]
@@ -143,6 +153,7 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "group_index": pa.int64(),
             "weight": pa.float64(),
             "turn_rewards": pa.list_(pa.float64()),
+            "teachers": pa.map_(pa.string(), pa.list_(pa.float32())),
             "routed_experts": pa.struct(
                 {"dtype": pa.string(), "shape": pa.list_(pa.int64()), "values": pa.binary(), "states": pa.binary()}
             ),
@@ -156,6 +167,7 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             for row, sample in zip(rows, group, strict=True):
                 row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
                 row["routed_experts"] = sample.routed_experts and sample.routed_experts.to_plain()
+                row["teachers"] = list(row.get("teachers", {}).items())
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -175,6 +187,26 @@ def _plain_fields(sample: Sample) -> Json:
 
 def _with_base64(plain: Json) -> Json:
     return {name: b64encode(value).decode() if isinstance(value, bytes) else value for name, value in plain.items()}
+
+
+def _with_none(column: Logprobs) -> list[float | None]:
+    return [None if isnan(value) else value for value in column.tolist()]
+
+
+def _teachers_in(tensors: Mapping[str, Any], number: int) -> Json:
+    prefix = f"teachers.{number}."
+    found = {at.removeprefix(prefix): column for at, column in tensors.items() if at.startswith(prefix)}
+    return {"teachers": found} if found else {}
+
+
+def _as_teachers(value: Any) -> Mapping[str, Logprobs]:
+    return {str(name): _as_teacher(column) for name, column in dict(value or {}).items()}
+
+
+def _as_teacher(column: Any) -> Logprobs:
+    if isinstance(column, bytes):
+        return as_logprobs(np.frombuffer(column, "<f4"))
+    return as_logprobs(np.asarray(column, np.float32))  # None becomes NaN
 
 
 def _rows_in(tensors: Mapping[str, Any], number: int) -> Json:
@@ -222,4 +254,5 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name,
     "weight": float,
     "turn_rewards": tuple,
     "routed_experts": _as_rows,
+    "teachers": _as_teachers,
 }

@@ -41,7 +41,8 @@ def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
     """Return the columns of the first `length` response tokens, by field."""
     prompt, rows = sample.tokens.size - sample.response_length, sample.routed_experts
     columns = {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
-    return columns | {"routed_experts": None if rows is None else rows.first(prompt + length)}
+    teachers = {name: column[:length] for name, column in sample.teachers.items()}
+    return columns | {"routed_experts": None if rows is None else rows.first(prompt + length), "teachers": teachers}
 
 
 def trainer_columns(sample: Sample) -> dict[str, npt.NDArray[Any]]:

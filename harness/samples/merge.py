@@ -1,7 +1,9 @@
 """Merge rule: build the samples of a trainer from the branches that `samples.delivery` chose, as columns."""
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +14,26 @@ from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, update
 from harness.token_rows import SampleRows
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
+NOT_IN_TIME = "not_in_time"
+"""Reason of tokens that a teacher had not scored when the samples were collected."""
 
-def build_samples(plan: DeliveryPlan, metadata: Mapping[str, Any], live_version: int | None = None) -> list[Sample]:
+NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
+
+
+def build_samples(
+    plan: DeliveryPlan,
+    metadata: Mapping[str, Any],
+    live_version: int | None = None,
+    teachers: Mapping[str, str] = NO_TEACHERS,
+) -> list[Sample]:
     """Build the samples of a session, each with a copy of `metadata`. Lags count from `live_version`.
 
-    Raises `UnknownWeightVersion`.
+    `teachers` has the reason why a teacher missed tokens, or an empty one. Raises `UnknownWeightVersion`.
     """
     samples: list[Sample] = []
     masked = {index for index, call in plan.roles.items() if call.role not in plan.trained_roles}
     for branch in plan.delivered:
-        samples.append(_build(branch, plan, masked, metadata, live_version))
+        samples.append(_teach(_build(branch, plan, masked, metadata, live_version), branch.kept, teachers))
         # A turn is trained in the first sample that contains it (I13).
         masked.update(turn.index for turn in branch.kept)
     return weigh(samples)
@@ -56,6 +68,24 @@ def _build(
         metadata=stamped,
         routed_experts=rows,
     )
+
+
+def _teach(sample: Sample, turns: Sequence[Turn], teachers: Mapping[str, str]) -> Sample:
+    if not teachers:
+        return sample
+    start, is_sampled = sample.tokens.size - sample.response_length, sample.behavior_versions != NOT_SAMPLED
+    columns: dict[str, Logprobs] = {}
+    told: dict[str, Any] = {}
+    for name, reason in teachers.items():
+        column = np.full(sample.response_length, np.nan, np.float32)
+        scored = [(turn.prompt_length - start, turn.teachers[name]) for turn in turns if name in turn.teachers]
+        for at, scores in scored:
+            column[at : at + scores.logprobs.size] = scores.logprobs
+        columns[name], missing = as_logprobs(column), int(np.isnan(column[is_sampled]).sum())
+        told[name] = {"versions": sorted({scores.version for _, scores in scored}), "missing": missing}
+        if missing:
+            told[name]["reason"] = reason or NOT_IN_TIME
+    return replace(sample, teachers=columns, metadata={**sample.metadata, "teachers": told})
 
 
 def _span(turn: Turn, start: int) -> list[int]:

@@ -7,7 +7,7 @@ interrupted turn keeps its tokens for the retry.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -87,6 +87,8 @@ class AdmittedTurns:
     """Turns with an outcome since the start."""
     sampled: int = 0
     """Their sampled tokens."""
+    on_recorded: Callable[[Session], None] = field(default=lambda _: None)
+    """Called with the session of each recorded turn."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -190,6 +192,7 @@ class AdmittedTurns:
         finally:
             new = turn.session.record(outcome)
             self.recorded, self.sampled = self.recorded + 1, self.sampled + new.sampled
+            self.on_recorded(turn.session)
             prior = turn.admission.prior
             seconds = measure_turn(outcome, prior)
             self.metrics.turn_recorded(outcome, new, seconds, is_first=prior is None)

@@ -29,6 +29,7 @@ from harness.server.registry import SessionRegistry
 from harness.server.routes import GateCounts, ServerApi
 from harness.server.session_routes import OwnSessions
 from harness.server.sweep import Sweep, parse_sweep
+from harness.server.teachers import Teachers
 from harness.server.telemetry.metrics import CONTENT_TYPE
 from harness.server.turns import TurnService
 from harness.sessions.gate import Work
@@ -54,6 +55,9 @@ class SessionServer(ServerApi):
             shard=turns.settings.shard,
             tracer=turns.tracer,
         )
+        tokenizer = turns.chat_tokenizer.tokenizer
+        self.teachers = Teachers(turns.settings.teachers, tokenizer, self.sessions, turns.store)
+        turns.admitted.on_recorded = self.teachers.turn_recorded
         self.callers = turns.callers
         self.left_engines = LeftEngines(turns.gatekeeper, partial(wake_engine, turns.engine))
         self._turns = turns
@@ -64,7 +68,7 @@ class SessionServer(ServerApi):
     def app(self) -> Starlette:
         """Build the ASGI application."""
         calls = ModelCalls(self._turns, self.sessions, self.errors).routes()
-        return self.build_app(OwnSessions(self._turns, self.sessions), before=calls, after=[])
+        return self.build_app(OwnSessions(self._turns, self.sessions, self.teachers), before=calls, after=[])
 
     async def drain_sessions(self) -> Callable[[], int]:
         """See `ServerApi`."""

@@ -196,6 +196,8 @@ async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIte
 def _chores(
     server: SessionServer, store: SessionStore, settings: ServerSettings
 ) -> Iterator[Coroutine[Any, Any, None]]:
+    if settings.teachers:
+        yield server.teachers.work_for_ever()
     if settings.idle_page_out_s is not None:
         yield page_out_idle_sessions(server.sessions.page_out_idle)
     if settings.idle_ttl_s is not None:

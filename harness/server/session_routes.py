@@ -6,6 +6,7 @@ rollout.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from harness.server.http.wire import CollectRequest, EndRequest, parse_session_c
 from harness.server.registry import SessionRegistry
 from harness.server.routes import SessionsApi
 from harness.server.scripts import ScriptReader
+from harness.server.teachers import Teachers
 from harness.server.turns import TurnService
 from harness.sessions.gate import Work
 from harness.sessions.paging import SessionStub
@@ -60,8 +62,9 @@ _T = TypeVar("_T")
 class OwnSessions(SessionsApi):
     """Owner requests for one server's sessions."""
 
-    def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
+    def __init__(self, turns: TurnService, sessions: SessionRegistry, teachers: Teachers) -> None:
         self._turns = turns
+        self._teachers = teachers
         self._sessions = sessions
         self._settings = turns.settings
         self._collecting = CollectingPlace(lambda: len(turns.admitted))
@@ -108,8 +111,15 @@ class OwnSessions(SessionsApi):
                 " see docs/replay.md",
                 param="record",
             )
+        names = self._teachers.names if config.teachers is None else config.teachers
+        if not set(names).issubset(self._teachers.names):
+            raise MalformedRequest(
+                f"teachers: expected some of {', '.join(self._teachers.names) or 'none, which this server has'};"
+                f" got {', '.join(names)}",
+                param="teachers",
+            )
         turns.chat_tokenizer.with_variables(config.template_variables)  # early, where the error can name the variable
-        return config
+        return replace(config, teachers=names)
 
     async def _list_all(self, request: Request) -> Response:
         wanted = parse_list(request.query_params)
@@ -180,7 +190,7 @@ class OwnSessions(SessionsApi):
         form = request.query_params.get("format")
         if form not in (None, "json", "safetensors"):
             raise MalformedRequest(f"format: expected json or safetensors; got {form[:64]!r}", param="format")
-        await self._turns.live.look()
+        await self._catch_up(request)
         async with self._collecting.taken():
             live_version = self._turns.live.version
             session_id, session = await self._snapshot(request, with_rows=True)
@@ -191,7 +201,7 @@ class OwnSessions(SessionsApi):
 
     async def _samples_for_miles(self, request: Request) -> Response:
         asked = await read_fields(request, self._settings.limits, CollectRequest)
-        await self._turns.live.look()
+        await self._catch_up(request)
         async with self._collecting.taken():
             live_version = self._turns.live.version
             _, session = await self._snapshot(request, with_rows=True)
@@ -239,6 +249,12 @@ class OwnSessions(SessionsApi):
             finally:  # in force even if the store failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _catch_up(self, request: Request) -> None:
+        session = await self._sessions.find(request.path_params["id"])
+        if session is not None:
+            await self._teachers.catch_up(session)
+        await self._turns.live.look()
 
     async def _snapshot(self, request: Request, *, with_rows: bool = False) -> tuple[str, Session | None]:
         session_id = request.path_params["id"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.prompt_noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
+from harness.engines.teachers import TeacherSpec, check_teachers
 from harness.errors import MalformedRequest, ScenarioError
 from harness.samples.delivery import load_selection
 from harness.server.telemetry.tracing.collector import check_collector
@@ -94,6 +95,8 @@ class ServerSettings:
     """Regular expressions to remove from the start of a conversation."""
     repeat_guard: RepeatTerminateConfig | None = None
     """Repeat guard that the engine must run; None reads `HARNESS_REPEAT_TERMINATE_*`."""
+    teachers: tuple[TeacherSpec, ...] = ()
+    """Engines that score sampled tokens."""
 
     def check(self) -> None:
         """Validate the settings. Raises `ScenarioError`."""
@@ -117,6 +120,7 @@ class ServerSettings:
         if self.otlp_endpoint is not None:
             check_collector(self.otlp_endpoint)
         NoiseRules(self.noise)
+        check_teachers(self.teachers)
         try:
             normal_form(self.matchings)
             for path in self.selections:

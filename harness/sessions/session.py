@@ -59,6 +59,8 @@ class Session:
         self.closed_because: CloseReason | None = None
         self.refusals: Counter[str] = Counter()
         """Failed model calls by error code."""
+        self.untaught: dict[str, str] = {}
+        """Why a teacher has not scored all tokens, by teacher."""
         self.normal_form = normal_form(config.matching)
         self.history = History(self.normal_form)
         self._tree = TurnTree(self.normal_form)
@@ -338,11 +340,16 @@ class Session:
         # Turns in flight are skipped: their own outcome brings their scores.
         version = version_of(scoring)
         changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
-        self._plan = None
+        self.replace_turns(changed)
         for turn in changed:
-            self._tree.replace(turn)
             self._waiting.forget_met(turn, version)
         return changed
+
+    def replace_turns(self, turns: Sequence[Turn]) -> None:
+        """Replace recorded turns by copies with other columns."""
+        self._plan = None
+        for turn in turns:
+            self._tree.replace(turn)
 
     def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
         """Note whether the client got the answer."""
@@ -434,7 +441,8 @@ class Session:
     def samples(self, live_version: int | None = None) -> list[Sample]:
         """Return what a trainer would get now."""
         metadata = {**self.config.metadata, "session_id": self.session_id}
-        return build_samples(self.plan(), metadata, live_version)
+        teachers = {name: self.untaught.get(name, "") for name in self.config.teachers or ()}
+        return build_samples(self.plan(), metadata, live_version, teachers)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
         """Return a turn's whole prompt."""

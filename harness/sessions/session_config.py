@@ -89,6 +89,8 @@ class SessionConfig:
     """Refuse calls with unserved fields."""
     record: tuple[Recorded, ...] = ()
     missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
+    teachers: tuple[str, ...] | None = None
+    """Teachers that score sampled tokens; None: all of the server."""
     script: Script | None = None
     resumes: str | None = None
     """See `sessions.takeover`."""

@@ -1,5 +1,6 @@
 """What becomes of the samples of a rollout: segments that may be trained, and an account of every token."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,3 +162,32 @@ def test_bounds_that_make_no_sense_are_refused():
     for wrong in ({"packing_length": 0}, {"packing_length": 8, "max_staleness": -1}):
         with pytest.raises(StepError, match="packing_length is at least 1 and max_staleness at least 0"):
             SegmentMaker(**wrong)
+
+
+def test_a_teachers_gap_is_added_to_the_advantage():
+    """Weight times (teacher's minus behavior logprob), where there is a score; a sample without it is refused."""
+    scored = rollout_of(two_branches())
+    samples = [
+        replace(each, teachers={"big": np.where(np.arange(each.response_length) % 3, -0.25, np.nan).astype(np.float32)})
+        for each in scored.rollout.samples
+    ]
+    taught = replace(scored, rollout=replace(scored.rollout, samples=tuple(samples)))
+    plain = list(SegmentMaker(200).make(scored, 0.5, version=0))
+    made = list(SegmentMaker(200, teachers={"big": 2.0}).make(taught, 0.5, version=0))
+    for before, after, sample in zip(plain, made, samples, strict=True):
+        assert before.segment is not None
+        assert after.segment is not None
+        more = (
+            np.nan_to_num(2.0 * (sample.teachers["big"] - sample.rollout_log_probs))
+            * after.segment.loss_mask[-sample.response_length :]
+        )
+        assert np.allclose(
+            after.segment.advantages[-sample.response_length :],
+            before.segment.advantages[-sample.response_length :] + more,
+        )
+        gap, tokens = after.facts.teacher_gaps["big"]
+        is_scored = (sample.loss_mask == 1) & ~np.isnan(sample.teachers["big"])
+        assert 0 < tokens <= is_scored.sum()
+        assert gap / tokens == pytest.approx(0.25 + sample.rollout_log_probs[is_scored].mean(), abs=0.2)
+    with pytest.raises(StepError, match="teacher big: expected its logprobs in each sample"):
+        list(SegmentMaker(200, teachers={"big": 1.0}).make(scored, 0.5, version=0))

@@ -42,6 +42,7 @@ PUBLIC = [
     "serve",
     "RunningServer",
     "ServerSettings",
+    "TeacherSpec",
     "open_store",
     "MemoryStore",
     "SQLiteStore",

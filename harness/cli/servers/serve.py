@@ -83,6 +83,7 @@ def serve(
     from harness.cli.download import fetch
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
+    from harness.engines.teachers import check_teachers
     from harness.lab.models.small_tokenizer import small_tokenizer
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
@@ -91,6 +92,7 @@ def serve(
 
     raise_descriptor_limit()
     settings = server.settings()
+    check_teachers(settings.teachers, engine)
     model_dir = None if model is None else fetch(model)
     if model_dir is None and server.tokenizer is None and EngineName.parse(engine).plays_script:
         model_dir = small_tokenizer()  # a script has no model, whose tokenizer it could be

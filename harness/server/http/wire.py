@@ -81,6 +81,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool = False
     record: tuple[Recorded, ...] = ()
     missing_rows: MissingRowsPolicy = MissingRowsPolicy.MASK
+    teachers: tuple[str, ...] | None = None
     resumes: str | None = None
     inherits: _Inherits | None = None
     session_id: _SessionId | None = None
@@ -203,6 +204,7 @@ def parse_session_config(
         strict=wire.strict,
         record=wire.record,
         missing_rows=wire.missing_rows,
+        teachers=wire.teachers,
         selection=wire.selection,
         trained_roles=wire.trained_roles,
         strays=wire.strays,

@@ -1,8 +1,8 @@
 """The contract between the server and the store that makes sessions durable.
 
-Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold`, `drop_hold` or `keep_label`
-returns, its write survives `kill -9` of this process. Notes (`mark_delivered`, `mark_end`) may be lost. A store makes
-no decisions.
+Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `keep_teaching`, `set_phase`, `keep_hold`,
+`drop_hold` or `keep_label` returns, its write survives `kill -9` of this process. Notes (`mark_delivered`, `mark_end`)
+may be lost. A store makes no decisions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +90,9 @@ class SessionStore(Protocol):
 
         A turn whose outcome was replaced meanwhile keeps the columns of the new outcome.
         """
+
+    async def keep_teaching(self, session_id: str, name: str, turns: Sequence[Turn]) -> None:
+        """Store the scores of turns by teacher `name`; a turn whose outcome was replaced meanwhile gets none."""
 
     async def set_phase(self, session: Session | SessionStub) -> None:
         """Store the phase and the close reason of a session."""

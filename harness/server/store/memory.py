@@ -51,6 +51,9 @@ class MemoryStore:
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """Do nothing."""
 
+    async def keep_teaching(self, session_id: str, name: str, turns: Sequence[Turn]) -> None:
+        """Do nothing: the server has the scores."""
+
     async def set_phase(self, session: Session | SessionStub) -> None:
         """Do nothing."""
 

@@ -17,7 +17,18 @@ from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
-from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnNotes, TurnSegment, UnknownOutput, VersionSpan
+from harness.types import (
+    Discarded,
+    Json,
+    Logprobs,
+    TeacherScores,
+    TokenIds,
+    Turn,
+    TurnNotes,
+    TurnSegment,
+    UnknownOutput,
+    VersionSpan,
+)
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -42,7 +53,13 @@ COPY_ROWS = (
     " WHERE session_id = ?2 AND turn IN (SELECT turn FROM turns WHERE session_id = ?1)"
 )
 MOVE_ROWS = "UPDATE turn_rows SET session_id = ? WHERE session_id = ? AND turn = ?"
-DELETE_ROWS = "DELETE FROM turn_rows WHERE session_id = ?"
+# Matched by length, as scores below.
+INSERT_TEACHER_SCORES = (
+    "INSERT OR REPLACE INTO teacher_scores SELECT session_id, turn, ?, ?, ? FROM turns"
+    " WHERE session_id = ? AND turn = ? AND length(output_ids) = ?"
+)
+MOVE_TEACHER_SCORES = "UPDATE teacher_scores SET session_id = ? WHERE session_id = ? AND turn = ?"
+SELECT_TEACHER_SCORES = "SELECT turn, teacher, version, logprobs FROM teacher_scores WHERE session_id = ?"
 SELECT_ROWS = "SELECT turn, rows FROM turn_rows WHERE session_id = ?"
 SELECT_ROWS_OF_ABORTED = (
     "SELECT turn, rows FROM turn_rows JOIN turns USING (session_id, turn) WHERE session_id = ? AND status = 'aborted'"
@@ -53,8 +70,10 @@ MOVE_TURN = "UPDATE turns SET session_id = ?, turn_end = ?, delivered = ? WHERE 
 SELECT_CLOSED_BEFORE = (
     "SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_at < ? ORDER BY closed_at LIMIT ?"
 )
-DELETE_TURNS = "DELETE FROM turns WHERE session_id = ?"
-DELETE_SESSION = "DELETE FROM sessions WHERE session_id = ?"
+DELETE_SESSION = tuple(
+    f"DELETE FROM {table} WHERE session_id = ?"  # noqa: S608  # ours
+    for table in ("turn_rows", "teacher_scores", "turns", "sessions")
+)
 # Matched by length, so that columns of one outcome never join the ids of another.
 UPDATE_SCORES = (
     "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ?"
@@ -210,6 +229,17 @@ def turn_row(session_id: str, turn: Turn) -> Row:
 def scores_row(session_id: str, turn: Turn) -> Row:
     """Return the parameters of `UPDATE_SCORES`."""
     return *_scores(turn), session_id, turn.index, turn.output_ids.nbytes
+
+
+def teacher_scores_row(session_id: str, turn: Turn, name: str) -> Row:
+    """Return the parameters of `INSERT_TEACHER_SCORES`."""
+    scores = turn.teachers[name]
+    return name, scores.version, _blob(scores.logprobs), session_id, turn.index, turn.output_ids.nbytes
+
+
+def teacher_scores_from_row(row: sqlite3.Row) -> TeacherScores:
+    """Decode a row of `SELECT_TEACHER_SCORES`."""
+    return TeacherScores(row["version"], _logprobs(row["logprobs"]))
 
 
 def session_from_row(row: sqlite3.Row) -> Session:

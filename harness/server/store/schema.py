@@ -137,6 +137,17 @@ CREATE TABLE turn_rows (
 );
 """
 
+_TEACHER_SCORES = """
+CREATE TABLE teacher_scores (
+    session_id TEXT NOT NULL,
+    turn       INTEGER NOT NULL,
+    teacher    TEXT NOT NULL,
+    version    TEXT NOT NULL,
+    logprobs   BLOB NOT NULL,
+    PRIMARY KEY (session_id, turn, teacher)
+);
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -149,6 +160,7 @@ STEPS: tuple[str, ...] = (
     _EXACT_KEYS,
     _SESSION_ENDS,
     _TURN_ROWS,
+    _TEACHER_SCORES,
 )
 """Migrations: the first makes version `FIRST_VERSION + 1` from `FIRST_VERSION`, and so on."""
 

@@ -31,7 +31,7 @@ from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.token_rows import TurnRows
-from harness.types import Turn
+from harness.types import TeacherScores, Turn
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -91,6 +91,11 @@ class SQLiteStore:
                 for turn in session.turns
                 if session.records_rows
             ),
+            *(
+                (rows.MOVE_TEACHER_SCORES, (session.session_id, previous.session_id, turn.index))
+                for turn in session.turns
+                if turn.teachers
+            ),
             (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),
         ]
         await self._writer.write(*statements, changes=len(statements))
@@ -102,6 +107,10 @@ class SQLiteStore:
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """See `SessionStore`."""
         await self._writer.write(*((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)) for turn in turns))
+
+    async def keep_teaching(self, session_id: str, name: str, turns: Sequence[Turn]) -> None:
+        """See `SessionStore`."""
+        await self._writer.write(*(_insert_teaching(session_id, turn, name) for turn in turns))
 
     async def set_phase(self, session: Session | SessionStub) -> None:
         """See `SessionStore`."""
@@ -117,10 +126,7 @@ class SQLiteStore:
 
         closed = await asyncio.to_thread(find)
         if closed:
-            statements = [
-                (sql, (each,)) for each in closed for sql in (rows.DELETE_ROWS, rows.DELETE_TURNS, rows.DELETE_SESSION)
-            ]
-            await self._writer.write(*statements)
+            await self._writer.write(*((sql, (each,)) for each in closed for sql in rows.DELETE_SESSION))
         return len(closed)
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
@@ -322,9 +328,13 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
         going_on: dict[int, TurnRows] = {}
         if session.records_rows:
             going_on = _read_rows(connection, rows.SELECT_ROWS_OF_ABORTED, session.session_id)
+        teachers = _read_teaching(connection, session.session_id) if session.config.teachers else {}
         for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             turn = rows.turn_from_row(each)
-            session.restore(replace(turn, rows=going_on[turn.index]) if turn.index in going_on else turn)
+            scored = teachers.get(turn.index, {})
+            if turn.index in going_on or scored:
+                turn = replace(turn, rows=going_on.get(turn.index), teachers=scored)
+            session.restore(turn)
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:
@@ -338,7 +348,18 @@ def _insert_turn(session_id: str, turn: Turn) -> list[rows.Statement]:
     statements: list[rows.Statement] = [(rows.INSERT_TURN, rows.turn_row(session_id, turn))]
     if turn.rows is not None:
         statements.append((rows.INSERT_ROWS, (session_id, turn.index, turn.rows.to_bytes())))
-    return statements
+    return statements + [_insert_teaching(session_id, turn, name) for name in turn.teachers]
+
+
+def _insert_teaching(session_id: str, turn: Turn, name: str) -> rows.Statement:
+    return rows.INSERT_TEACHER_SCORES, rows.teacher_scores_row(session_id, turn, name)
+
+
+def _read_teaching(connection: sqlite3.Connection, session_id: str) -> dict[int, dict[str, TeacherScores]]:
+    found: dict[int, dict[str, TeacherScores]] = {}
+    for row in connection.execute(rows.SELECT_TEACHER_SCORES, (session_id,)):
+        found.setdefault(row["turn"], {})[row["teacher"]] = rows.teacher_scores_from_row(row)
+    return found
 
 
 def _read_rows(connection: sqlite3.Connection, query: str, session_id: str) -> dict[int, TurnRows]:

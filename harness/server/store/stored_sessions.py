@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from harness.server.store.rows import OWN_TURN
+from harness.server.store.rows import DELETE_SESSION, OWN_TURN
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 
@@ -48,11 +48,6 @@ _TAKEN_OVER = """
 SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_because = 'taken_over' AND closed_at < ?
 """
 _IS_CLOSED = "SELECT 1 FROM sessions WHERE session_id = ? AND phase = 'closed'"
-_DELETE = (
-    "DELETE FROM turn_rows WHERE session_id = ?",
-    "DELETE FROM turns WHERE session_id = ?",
-    "DELETE FROM sessions WHERE session_id = ?",
-)
 
 
 def count_sessions(connection: sqlite3.Connection, closed_since: float = 0.0) -> Iterator[StoredSession]:
@@ -87,7 +82,7 @@ def forget_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) 
     gone = []
     for session_id in session_ids:
         if connection.execute(_IS_CLOSED, (session_id,)).fetchone():
-            for statement in _DELETE:
+            for statement in DELETE_SESSION:
                 connection.execute(statement, (session_id,))
         if not connection.execute("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone():
             gone.append(session_id)

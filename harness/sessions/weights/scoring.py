@@ -38,10 +38,10 @@ def next_scoring(
     session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
 ) -> ScoringTask | None:
     """Return the next scoring of at most `longest` ids; skip branches whose leaf is in `given_up`."""
-    for branch in _branches(session):
+    for branch in scored_branches(session):
         if branch[-1].index in given_up:
             continue
-        window = waiting_window(filter(is_comparable, _without_in_flight(session, branch)), version)
+        window = waiting_window(filter(is_comparable, without_in_flight(session, branch)), version)
         if window is not None and window.start < longest:
             ids = np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])
             return ScoringTask(branch[-1].index, as_ids(ids[: min(window.stop, longest)]), window.start)
@@ -64,12 +64,13 @@ def waiting_turns(session: Session, version: int) -> list[Turn]:
         return []
     if session.is_open:
         usable = [turn for turn in map(session.turn, candidates) if turn.status is not TurnStatus.FAILED]
-        return _without_in_flight(session, usable)
-    turns = {turn.index: turn for branch in _branches(session) for turn in branch if turn.index in candidates}
-    return _without_in_flight(session, turns.values())
+        return without_in_flight(session, usable)
+    turns = {turn.index: turn for branch in scored_branches(session) for turn in branch if turn.index in candidates}
+    return without_in_flight(session, turns.values())
 
 
-def _branches(session: Session) -> Iterator[Sequence[Turn]]:
+def scored_branches(session: Session) -> Iterator[Sequence[Turn]]:
+    """Return the branches whose tokens may be trained."""
     if not session.is_open:
         yield from (branch.kept for branch in session.plan().delivered)
         return
@@ -79,7 +80,8 @@ def _branches(session: Session) -> Iterator[Sequence[Turn]]:
     yield from (session.branch(turn.index) for turn in usable if turn.index not in parents)
 
 
-def _without_in_flight(session: Session, branch: Iterable[Turn]) -> list[Turn]:
+def without_in_flight(session: Session, branch: Iterable[Turn]) -> list[Turn]:
+    """Return the turns whose outcome is recorded."""
     # Their next outcome is on its way to the store; the request that continues them scores them.
     in_flight = {admission.index for admission in session.turns_in_flight}
     return [turn for turn in branch if turn.index not in in_flight]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.engines.identity import programs_of, serving_identity
+from harness.engines.teachers import TeacherSpec
 from harness.errors import HoldExpired, SessionServerError
 from harness.lab.lanes import LaneEngine, LaneSpec
 from harness.lab.models import resolve_model
@@ -57,6 +58,7 @@ class EngineChoice(NamedTuple):
     model_program: Path | None = None
     """Program that makes the model, instead of `model`."""
     model_seed: int = 0
+    teachers: tuple[TeacherSpec, ...] = ()
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
@@ -75,13 +77,14 @@ class EngineChoice(NamedTuple):
             kinds = [*lanes, *(each.kind for each in running for _ in each.urls)]
             name = f"{'router' if services.router else 'lanes'}={','.join(kinds)}"
             common = (name, spec.model, None, guard, weights_of, faults_of)
-            return cls(*common, lanes, workers, services.router, forces, template, program, seed)
+            more = (services.router, forces, template, program, seed, scenario.teacher_specs)
+            return cls(*common, lanes, workers, *more)
         named = EngineName.parse(spec.name)
         script = folder.file(spec.script) if spec.script and named.plays_script else None
         lanes = (LaneEngine(named.kind),) if named.needs_server else ()
         return cls(
             *(spec.name, spec.model, script, guard, weights_of, faults_of, lanes, (), False),
-            *(forces, template, program, seed),
+            *(forces, template, program, seed, scenario.teacher_specs),
         )
 
     @property
@@ -93,7 +96,9 @@ class EngineChoice(NamedTuple):
         forced = "forced_tokens" if self.forces_tokens else None
         template = None if self.template is None else f"template={self.template}"
         made = None if self.model_program is None else f"model_program={self.model_program} seed={self.model_seed}"
-        parts = (self.name, self.model, self.script, guard, weights, faults, forced, template, made)
+        taught = ",".join(f"{each.name}={each.engine}:{each.after}" for each in self.teachers)
+        teachers = f"teachers={taught}" if taught else None
+        parts = (self.name, self.model, self.script, guard, weights, faults, forced, template, made, teachers)
         return " ".join(str(part) for part in parts if part is not None)
 
 
@@ -191,6 +196,7 @@ async def serve_engine(
         repeat_guard=choice.repeat_guard,
         allow_forced_tokens=choice.forces_tokens,
         otlp_endpoint=otlp_endpoint,
+        teachers=choice.teachers,
     )
     async with AsyncExitStack() as stack:
         guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()

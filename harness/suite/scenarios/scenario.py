@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
+from harness.engines.teachers import TEACHER_NAME, TeachAfter, TeacherSpec, check_teachers
 from harness.errors import ScenarioError
 from harness.rollouts.agents.profile import is_inside
 from harness.rollouts.sandboxes.sandbox import CONTAINERS, NONE
@@ -52,6 +53,10 @@ def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
 
 KnownEngine = Annotated[str, _checked_by(EngineName.parse)]
 """`local`, `scripted`; `sglang`, `vllm` (started by the run); `sglang=URL[,URL]`, `vllm=URL[,URL]` (running)."""
+
+
+TeacherEngine = Annotated[str, _checked_by(lambda engine: TeacherSpec.parse(f"teacher={engine}"))]
+"""`scripted`, `local=FOLDER`, or running servers, such as `sglang=URL`."""
 
 
 RunningServers = Annotated[str, _checked_by(require_running_servers)]
@@ -190,6 +195,14 @@ class ServicesSpec(_Strict):
         lanes = [lane for lane in self.lanes if lane.engine not in kinds]
         others = [worker for worker in self.workers if EngineName.parse(worker).kind not in kinds]
         return ServicesSpec(lanes=lanes, workers=[*others, *workers], router=True)
+
+
+class TeacherTable(_Strict):
+    """Engine that scores sampled tokens."""
+
+    engine: TeacherEngine
+    when: Literal["turn", "end", "off"] = "turn"
+    """After each turn, when samples are collected, or not at all."""
 
 
 class Prompt(_Strict):
@@ -341,6 +354,8 @@ class Scenario(_Strict):
     """Base of the session seeds."""
     concurrency: int = Field(default=4, ge=1)
     """Sessions at a time; `-n` overrides it."""
+    teachers: dict[Annotated[str, Field(pattern=TEACHER_NAME)], TeacherTable] = Field(default_factory=dict)
+    """Engines that score sampled tokens, by name."""
     weights: Weights | None = None
     faults: list[Fault] = Field(default_factory=list)
     train: TrainSpec | None = None
@@ -356,6 +371,14 @@ class Scenario(_Strict):
                 raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
         if self.engine.force_script and self.engine.script is None:
             raise ValueError("engine.script beside engine.force_script")
+        return self
+
+    @model_validator(mode="after")
+    def _has_teachers(self) -> Self:
+        missing = set() if self.train is None else self.train.teachers.keys() - self.teachers.keys()
+        off = {name for name, table in self.teachers.items() if table.when == "off"}
+        if missing or (self.train is not None and off.intersection(self.train.teachers)):
+            raise ValueError("a table teachers.NAME that is not off for each name in train.teachers")
         return self
 
     @model_validator(mode="after")
@@ -395,6 +418,18 @@ class Scenario(_Strict):
     def variables(self) -> Json:
         """Template variables for `POST /sessions`; empty keeps a profile's."""
         return {"template_variables": self.template_variables} if self.template_variables else {}
+
+    @property
+    def teacher_specs(self) -> tuple[TeacherSpec, ...]:
+        """Teachers that are not off. Raises `ScenarioError`."""
+        own = "" if self.services is not None else self.engine.name
+        specs = tuple(
+            TeacherSpec.parse(f"{name}={table.engine}", TeachAfter(table.when))
+            for name, table in self.teachers.items()
+            if table.when != "off"
+        )
+        check_teachers(specs, own)
+        return specs
 
     @property
     def forces_tokens(self) -> bool:

@@ -112,6 +112,7 @@ async def open_pipeline(
                 too_long=TooLong(train.packing.too_long),
                 max_staleness=train.max_staleness,
                 staleness=Stale(train.staleness),
+                teachers=train.teachers,
             ),
             lookahead=train.packing.lookahead,
             position_rows=train.position_rows,

@@ -64,6 +64,8 @@ class SegmentedSample:
     dropped_turns: int = 0
     """By the merge rule (I3)."""
     repeat_terminated: int = 0
+    teacher_gaps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Sum of behavior minus teacher's logprobs, and their number, by teacher."""
 
     @property
     def sampled(self) -> int:
@@ -97,6 +99,8 @@ class SegmentMaker:
     max_staleness: int = 0
     """Largest lag of a trained token, in versions."""
     staleness: Stale = Stale.MASK
+    teachers: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each teacher in a token's advantage."""
 
     def __post_init__(self) -> None:
         if self.packing_length < 1 or self.max_staleness < 0:
@@ -185,11 +189,14 @@ class SegmentMaker:
             staleness=staleness(sample.behavior_versions, sample.proximal_versions, version),
             dropped_turns=sample.metadata.get("dropped_trailing_turns", 0),
             repeat_terminated=sample.repeat_terminated,
+            teacher_gaps={name: _gap(sample, name) for name in self.teachers},
         )
         if segment is not None:
             column = advantage if isinstance(advantage, int | float) else _by_token(advantage, rollout, sample)
             # A segment that is longer than its sample ends with appended tokens, which keep their own.
             column = np.resize(column, len(segment)).astype(np.float32)
+            kept = min(len(segment), sample.tokens.size) - prompt
+            column[prompt : prompt + kept] += taught_advantages(sample, self.teachers)[:kept]
             segment = forget_constrained(segment.with_advantage(column), rollout, sample)
         return MadeSegment(segment, facts, dict(encoded.counts))
 
@@ -207,6 +214,30 @@ class SegmentMaker:
             return None if segment is None else fit_segment(segment, self.packing_length, self.too_long).segment
         except SegmentError as error:
             raise StepError(error.message) from error
+
+
+def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArray[np.float32]:
+    """Return each response token's advantage by its teachers: weight times (teacher's minus behavior logprob).
+
+    Its policy gradient is that of the reverse KL divergence from the policy to the teacher, without credit for later
+    tokens (arXiv:2306.08543). 0 where the teacher's logprob is missing. Raises `StepError` for a sample without that
+    teacher.
+    """
+    advantages = np.zeros(sample.response_length, np.float32)
+    for name, weight in weights.items():
+        advantages -= weight * np.nan_to_num(_gaps(sample, name))
+    return advantages
+
+
+def _gaps(sample: Sample, name: str) -> npt.NDArray[np.float32]:
+    if name not in sample.teachers:
+        raise StepError(f"teacher {name}: expected its logprobs in each sample, found {sorted(sample.teachers)}")
+    return sample.rollout_log_probs - sample.teachers[name]
+
+
+def _gap(sample: Sample, name: str) -> tuple[float, int]:
+    gaps = _gaps(sample, name)[sample.loss_mask == 1]
+    return float(np.nansum(gaps)), int((~np.isnan(gaps)).sum())
 
 
 def _by_token(advantages: Sequence[float], rollout: Rollout, sample: Sample) -> npt.NDArray[np.float32]:

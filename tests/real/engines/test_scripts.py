@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.engines.connect import open_engine
 from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.engines.teachers import TeacherSpec
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
@@ -50,10 +51,13 @@ async def play(http: httpx.AsyncClient, session: Json, cut: Any) -> None:
 
 
 async def says_the_script(name: str, local: HuggingFaceTokenProvider, model_dir: Path) -> None:
-    """Six turns with five calls of a tool say exactly the script, with the logprobs of the model's own forward pass."""
+    """Six turns with five calls of a tool say exactly the script, with the logprobs of the model's own forward pass.
+
+    So does a teacher, which scores each turn after it.
+    """
     chat_tokenizer = open_chat_tokenizer(model_dir)
     engine = open_engine(name, tokenizer=chat_tokenizer.tokenizer)
-    settings = ServerSettings(allow_forced_tokens=True)
+    settings = ServerSettings(allow_forced_tokens=True, teachers=(TeacherSpec("same", name),))
     async with (
         serve(engine, chat_tokenizer, MemoryStore(), settings) as server,
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http,
@@ -82,9 +86,13 @@ async def says_the_script(name: str, local: HuggingFaceTokenProvider, model_dir:
     assert [each["finish_reason"] for each in record["turns"][CUT_IN]["segments"]] == ["abort", "stop"]
     assert record["ledger"]["masked"] == record["ledger"]["generated"]
     assert not any(sample["loss_mask"])
+    taught = [score for score in sample["teachers"]["same"] if score is not None]
+    truths = []
     for turn in record["turns"]:
         truth = await local.score(as_ids([*turn["prompt_ids"], *turn["output_ids"]]), start=len(turn["prompt_ids"]))
         np.testing.assert_allclose(turn["logprobs"], truth.logprobs, atol=1e-3)
+        truths.append(truth.logprobs)
+    np.testing.assert_allclose(taught, np.concatenate(truths), atol=1e-4)  # the policy's own server, as its teacher
 
 
 async def test_sglang_says_the_script_of_a_session(

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from harness.errors import StepError
 from harness.samples.codec import read_samples
 from harness.suite.exits import ExitCode
 from harness.training.collector.record.step_record import pack_again
@@ -64,3 +66,25 @@ def test_a_training_run_uses_each_estimator(tmp_path: Path, estimator: str):
     assert all(isinstance(each, tuple) for each in advantages)
     ledger = json.loads((run / "result.json").read_text())["ledger"]
     assert ledger["difference"] == 0
+
+
+def test_a_training_run_has_its_teachers(tmp_path: Path):
+    """Each trained token has a score, the step's figures the gap, and a step can be packed again."""
+    folder = _scenario(tmp_path / "s", CHECK.format(reward=0, rewards={}), advantage="reward", teachers={"rule": 0.5})
+    file = folder / "scenario.toml"
+    file.write_text(file.read_text() + '\n[teachers.rule]\nengine = "scripted"\n')
+    run = tmp_path / "run"
+    ended = harness("train", folder, "--steps", "2", "--out", run)
+    assert ended.code == ExitCode.PASSED, ended.stderr
+    record, rollouts = read_step(run / "run.db", 1)
+    for rollout in rollouts:
+        for sample in rollout.rollout.samples:
+            assert not np.isnan(sample.teachers["rule"][sample.loss_mask == 1]).any()
+    packs = pack_again(record, rollouts, SegmentMaker(128, teachers={"rule": 0.5}))
+    assert [pack.digest() for pack in packs] == [pack.digest for pack in record.packs]
+    with pytest.raises(StepError, match="comes out with the digest"):
+        pack_again(record, rollouts, SegmentMaker(128))
+    figures = [json.loads(line) for line in (run / "telemetry.jsonl").read_text().splitlines()]
+    # The scripted teacher has version 0, as the policy of the first step: their logprobs are equal.
+    assert figures[0]["rollout/teacher_gap/rule"] == 0.0
+    assert figures[1]["rollout/teacher_gap/rule"] != 0.0

@@ -55,6 +55,7 @@ def samples(draw) -> Sample:
         reward=draw(st.none() | st.floats(allow_nan=False)),
         index=draw(st.none() | st.integers(0, 10**6)),
         group_index=draw(st.none() | st.integers(0, 10**6)),
+        teachers={name: as_logprobs(column(FLOATS | st.just(np.nan))) for name in draw(st.sets(TEXT, max_size=2))},
     )
 
 
@@ -62,6 +63,7 @@ def bits(of: Sample):
     """Every value of a sample, token columns down to the bit."""
     names = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
     columns = [(getattr(of, name).dtype.str, getattr(of, name).tobytes()) for name in names]
+    columns += [(name, column.tobytes()) for name, column in sorted(of.teachers.items())]
     rest = [of.response_length, of.status, of.weight_versions, of.repeat_terminated, of.metadata, of.reward]
     return columns, [*rest, of.index, of.group_index]
 

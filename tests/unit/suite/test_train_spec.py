@@ -39,6 +39,11 @@ _STEP = {"rollouts_per_step": 4}
             {"train": {**_STEP, "partial": "resume", "over_sampling": 1, "max_staleness": 1}},
             "train: expected over_sampling of at least 1 and max_staleness of at least 2 beside partial = 'resume'",
         ),
+        (
+            {"train": {**_STEP, "teachers": {"big": 1.0}}},
+            "file: expected a table teachers.NAME that is not off for each name in train.teachers",
+        ),
+        ({"teachers": {"big": {"engine": "sglang"}}}, "teachers.big.engine: teacher teacher: expected the address"),
         ({"train": {**_STEP, "discount": 1.5}}, "train.discount: "),
         ({"train": {**_STEP, "staleness": "keep"}}, "train.staleness: "),
         *(
@@ -117,8 +122,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         elif field.is_required():
             yield f"{prefix}{name}", "required"
         else:
-            default = "none" if field.default is None else field.default
-            yield f"{prefix}{name}", default if isinstance(default, str) else f"{default:g}"
+            default = "none" if field.default is None else field.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", f"{default:g}" if isinstance(default, int | float) else str(default)
 
 
 @pytest.mark.parametrize("train", [_STEP, {"batch": {"per_device": 2, "gradient_accumulation": 2}}])

@@ -4,7 +4,7 @@ Ledger (I4): generated + inherited = trained + masked + dropped(reason). From se
 trained and masked tokens become dropped, each with a reason. Nothing changes the left side.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -124,6 +124,7 @@ def step_telemetry(
         "rollout/repeat_terminate_active": int(is_guarded),
         "rollout/repeat_terminate_triggered_sequences": sum(sample.repeat_terminated for sample in packed.samples),
         **join_staleness(lags),
+        **_teacher_gaps(packed.samples),
         "train/samples_total": len(lengths),
         "train/micro_steps": packs,
         "train/packing_efficiency": fewest_packs(lengths, packing_length) / packs if packs else 0.0,
@@ -144,4 +145,16 @@ def step_telemetry(
         **dict.fromkeys(_ENCODER_COUNTS, 0),
         **{f"dropped/{reason}": tokens for reason, tokens in dropped.items()},
         **dict(sorted(packed.encoder_counts.items())),
+    }
+
+
+def _teacher_gaps(samples: Iterable[SegmentedSample]) -> dict[str, float]:
+    """Return the mean per teacher: an estimate of the divergence from the policy to it, in nats per token."""
+    gaps: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for sample in samples:
+        for name, gap in sample.teacher_gaps.items():
+            gaps[name].append(gap)
+    return {
+        f"rollout/teacher_gap/{name}": sum(gap for gap, _ in each) / max(1, sum(tokens for _, tokens in each))
+        for name, each in gaps.items()
     }

@@ -1,0 +1,75 @@
+"""Names of teachers: engines that score what a session's own engine sampled.
+
+`NAME=ENGINE`, where the engine is `scripted`, `local=FOLDER`, or servers as in `--engine`. A teacher reads the
+sessions' token ids, so its tokenizer must be theirs; servers are tested for that when they are first reached.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from harness.engines.base import TokenProvider
+from harness.engines.connect import EngineName, open_engine
+from harness.errors import ScenarioError
+from harness.tokens.tokenizer import Tokenizer
+
+TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+_USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
+
+
+class TeachAfter(StrEnum):
+    """Time when a teacher scores."""
+
+    TURN = "turn"
+    """Each turn, while the agent goes on."""
+    END = "end"
+    """All turns, when their samples are collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSpec:
+    """A teacher of a session server."""
+
+    name: str
+    engine: str | Callable[[], TokenProvider]
+    """Engine name, or a function that creates a provider; it is called again after a failure."""
+    after: TeachAfter = TeachAfter.TURN
+
+    @classmethod
+    def parse(cls, text: str, after: TeachAfter = TeachAfter.TURN) -> Self:
+        """Parse `NAME=ENGINE`. Raises `ScenarioError`."""
+        name, _, engine = text.partition("=")
+        if not re.match(TEACHER_NAME, name) or not engine:
+            raise ScenarioError(f"teacher: expected {_USAGE}; got {text!r}")
+        if engine == "local":
+            raise ScenarioError(f"teacher {name}: expected a model's folder, as {name}=local=FOLDER")
+        if not engine.startswith("local=") and EngineName.parse(engine).needs_server:
+            raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
+        return cls(name, engine, after)
+
+    def open(self, tokenizer: Tokenizer) -> TokenProvider:
+        """Create the provider for sessions with `tokenizer`. Raises `ScenarioError`."""
+        if not isinstance(self.engine, str):
+            return self.engine()
+        if self.engine.startswith("local="):
+            return open_engine("local", model_dir=Path(self.engine.removeprefix("local=")).expanduser())
+        return open_engine(self.engine, tokenizer=tokenizer)
+
+
+def check_teachers(teachers: Sequence[TeacherSpec], engine: str = "") -> None:
+    """Require distinct names, and other servers than those of `engine`. Raises `ScenarioError`."""
+    names = [each.name for each in teachers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ScenarioError(f"teachers: expected distinct names, got {name} twice")
+    own = set(EngineName.parse(engine).urls) if engine else set()
+    for each in teachers:
+        served = EngineName.parse(each.engine).urls if isinstance(each.engine, str) and "://" in each.engine else ()
+        if own.intersection(served):
+            raise ScenarioError(
+                f"teacher {each.name}: expected another server than the one that samples, got {each.engine};"
+                " the proximal logprobs are those of the policy itself (docs/weight-updates.md)"
+            )

@@ -1,0 +1,192 @@
+"""Teachers at work: they score recorded turns while the agent's tool runs.
+
+A teacher never delays a turn: it has a queue of sessions of its own, and a few requests at a time. What it has not
+scored when a session's samples are collected is caught up within `CATCH_UP_S`, if the teacher answers at all, or is
+missing with the reason. What to score is decided in `sessions.teaching`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from harness.engines.base import TokenProvider
+from harness.engines.teachers import TeachAfter, TeacherSpec
+from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, HarnessError, StoreError
+from harness.machine.deadlines import within
+from harness.machine.log import get_logger
+from harness.server.registry import SessionRegistry
+from harness.server.store.base import SessionStore
+from harness.server.telemetry.printable import shorten_secrets
+from harness.sessions.paging import SessionStub
+from harness.sessions.session import Session
+from harness.sessions.teaching import count_untaught, next_teaching, teach
+from harness.sessions.weights.scoring import ScoringTask
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import PromptLogprobs
+
+CATCH_UP_S = 5.0
+"""Longest wait of a collection for teachers."""
+
+TOO_LONG = "too_long"
+"""Reason of tokens beyond the teacher's context."""
+
+_AT_ONCE = 4  # requests to one teacher
+_SCORE_S = 60.0
+_ATTEMPTS = 3  # per session: a request that breaks its server must not do so for ever
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+log = get_logger(__name__)
+
+
+class Teachers:
+    """All teachers of a server."""
+
+    def __init__(
+        self, specs: Sequence[TeacherSpec], tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore
+    ) -> None:
+        self._teachers = {spec.name: Teacher(spec, tokenizer, sessions, store) for spec in specs}
+        self._sessions = sessions
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in order."""
+        return tuple(self._teachers)
+
+    def turn_recorded(self, session: Session) -> None:
+        """Have the session's new turn scored."""
+        for name in session.config.teachers or ():
+            teacher = self._teachers.get(name)
+            if teacher is not None and teacher.spec.after is TeachAfter.TURN:
+                teacher.ask_for(session.session_id)
+
+    async def catch_up(self, session: Session) -> None:
+        """Wait until the session's tokens are scored, for `CATCH_UP_S` and only for teachers that answer."""
+        teachers = [self._teachers[name] for name in session.config.teachers or () if name in self._teachers]
+        await within(CATCH_UP_S, asyncio.gather(*(teacher.finish(session) for teacher in teachers)))
+
+    async def work_for_ever(self) -> None:
+        """Score until cancelled."""
+        for held in self._sessions:
+            if not isinstance(held, SessionStub):  # others when they are collected
+                self.turn_recorded(held)
+        async with asyncio.TaskGroup() as tasks:
+            for teacher in self._teachers.values():
+                tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
+
+
+class Teacher:
+    """One teacher, with its queue of sessions."""
+
+    def __init__(self, spec: TeacherSpec, tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore) -> None:
+        self.spec = spec
+        self._tokenizer = tokenizer
+        self._sessions = sessions
+        self._store = store
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
+        self._again: set[str] = set()  # asked for while at work
+        self._broken: Counter[str] = Counter()
+        self._problem = ""  # code of the last failure to answer; empty while it answers or starts
+
+    def ask_for(self, session_id: str) -> asyncio.Event:
+        """Queue a session. Return what is set when it is scored, or cannot be now."""
+        if session_id in self._done:
+            self._again.add(session_id)
+        else:
+            self._done[session_id] = asyncio.Event()
+            self._queue.put_nowait(session_id)
+        return self._done[session_id]
+
+    async def finish(self, session: Session) -> None:
+        """Return when the session is scored, or cannot be now."""
+        if count_untaught(session, self.spec.name):
+            done = self.ask_for(session.session_id)
+            if not self._problem:
+                await done.wait()
+            if self._problem:
+                session.untaught.setdefault(self.spec.name, self._problem)
+
+    async def work_for_ever(self) -> None:
+        """Open the engine and score sessions, again after each failure, until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with self.spec.open(self._tokenizer) as engine, asyncio.TaskGroup() as workers:
+                    self._problem, pause_s = "", _FIRST_PAUSE_S
+                    for _ in range(_AT_ONCE):
+                        workers.create_task(self._score_sessions(engine))
+            except* HarnessError as group:
+                [error, *_] = _leaves(group)
+                self._problem = error.code
+                log.warning("teacher_unavailable", teacher=self.spec.name, code=error.code, error=error.message)
+                self._release_waiting()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _score_sessions(self, engine: TokenProvider) -> None:
+        while True:
+            session_id = await self._queue.get()
+            try:
+                async with self._sessions.borrow(session_id) as session:
+                    if session is not None:
+                        await self._score_session(engine, session)
+            except StoreError as error:
+                self._say(session_id, error)
+            except BaseException:  # the next engine goes on
+                self._queue.put_nowait(session_id)
+                raise
+            if session_id in self._again:
+                self._again.discard(session_id)
+                self._queue.put_nowait(session_id)
+            else:
+                self._done.pop(session_id).set()
+
+    async def _score_session(self, engine: TokenProvider, session: Session) -> None:
+        name, session_id = self.spec.name, session.session_id
+        given_up: set[int] = set()
+        session.untaught.pop(name, None)
+        while task := next_teaching(session, name, engine.capabilities.context_length - 1, given_up):
+            given_up.add(task.leaf)
+            try:
+                scoring = await _score(engine, task, session_id)
+                if self._sessions.in_memory(session_id) is not session:
+                    return  # taken over or deleted meanwhile
+                changed = teach(session, name, task, scoring)
+                await self._store.keep_teaching(session_id, name, changed)
+                given_up.discard(task.leaf)
+                del self._broken[session_id]
+            except (EngineError, StoreError) as error:
+                is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
+                self._broken[session_id] += is_away
+                if is_away and self._broken[session_id] < _ATTEMPTS:
+                    raise
+                session.untaught[name] = error.code
+                self._say(session_id, error)
+        if count_untaught(session, name):
+            session.untaught.setdefault(name, TOO_LONG)
+
+    def _release_waiting(self) -> None:
+        # Sessions stay queued for the next engine; whoever waits goes on without.
+        for session_id, done in self._done.items():
+            self._done[session_id] = asyncio.Event()
+            done.set()
+
+    def _say(self, session_id: str, error: HarnessError) -> None:
+        said = {"session_id": shorten_secrets(session_id), "code": error.code, "error": error.message}
+        log.warning("teaching_failed", teacher=self.spec.name, **said)
+
+
+async def _score(engine: TokenProvider, task: ScoringTask, session_id: str) -> PromptLogprobs:
+    try:
+        async with asyncio.timeout(_SCORE_S):
+            return await engine.score(task.input_ids, start=task.start, session_id=session_id)
+    except TimeoutError:
+        raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
+
+
+def _leaves(group: BaseExceptionGroup[HarnessError]) -> list[HarnessError]:
+    found: list[HarnessError] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,71 @@
+"""Teachers' logprobs: which tokens a teacher scores next, and what a turn keeps of it.
+
+A teacher scores sampled tokens in their exact context. A turn is scored at most once, under one version of the
+teacher's weights; branches share the scores of the turns that they share. A token without a score stays missing.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from harness.errors import EngineReplyInvalid
+from harness.sessions.session import Session
+from harness.sessions.weights.scoring import ScoringTask, scored_branches, without_in_flight
+from harness.types import PromptLogprobs, TeacherScores, Turn, as_ids, as_logprobs
+
+_ROUNDING = 1e-3  # by which a certain token's logprob may exceed 0
+
+
+def next_teaching(session: Session, name: str, longest: int, given_up: Collection[int] = ()) -> ScoringTask | None:
+    """Return the next scoring of at most `longest` ids by teacher `name`; skip branches whose leaf is in `given_up`."""
+    if name not in (session.config.teachers or ()):
+        return None
+    for branch in scored_branches(session):
+        turns = [turn for turn in _untaught(session, branch, name) if _end(turn) <= longest]
+        if turns and branch[-1].index not in given_up:
+            ids = np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])
+            return ScoringTask(branch[-1].index, as_ids(ids[: _end(turns[-1])]), turns[0].prompt_length)
+    return None
+
+
+def count_untaught(session: Session, name: str) -> int:
+    """Count the tokens that teacher `name` has not scored."""
+    turns = {turn.index: turn for branch in scored_branches(session) for turn in _untaught(session, branch, name)}
+    return sum(int(turn.output_ids.size) for turn in turns.values())
+
+
+def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs) -> list[Turn]:
+    """Apply the answer to `task`; return changed turns. Raise `EngineReplyInvalid` before any change."""
+    _check(name, task, scoring)
+    changed = []
+    for turn in _untaught(session, session.branch(task.leaf), name):
+        if task.start <= turn.prompt_length and _end(turn) <= task.input_ids.size:
+            logprobs = scoring.logprobs[turn.prompt_length - task.start : _end(turn) - task.start]
+            scores = TeacherScores(scoring.version, as_logprobs(np.minimum(logprobs, 0.0)))
+            changed.append(replace(turn, teachers={**turn.teachers, name: scores}))
+    session.replace_turns(changed)
+    return changed
+
+
+def _check(name: str, task: ScoringTask, scoring: PromptLogprobs) -> None:
+    expected = int(task.input_ids.size) - task.start
+    if (scoring.start, scoring.logprobs.size) != (task.start, expected):
+        raise EngineReplyInvalid(
+            f"teacher {name}: expected {expected} logprobs from position {task.start},"
+            f" got {scoring.logprobs.size} from {scoring.start}"
+        )
+    wrong = ~np.isfinite(scoring.logprobs) | (scoring.logprobs > _ROUNDING)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise EngineReplyInvalid(
+            f"teacher {name}: expected logprobs of at most 0, got {scoring.logprobs[at]} at position {task.start + at}"
+        )
+
+
+def _untaught(session: Session, branch: Iterable[Turn], name: str) -> Sequence[Turn]:
+    return [turn for turn in without_in_flight(session, branch) if turn.output_ids.size and name not in turn.teachers]
+
+
+def _end(turn: Turn) -> int:
+    return turn.prompt_length + int(turn.output_ids.size)

@@ -1,0 +1,360 @@
+"""Teachers score what was sampled, in its exact context, while the agent goes on; what they miss is named."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.engines.scripted import Script, ScriptedEngine, scripted_logprobs
+from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
+from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, ScenarioError
+from harness.samples.codec import sample_from_json
+from harness.samples.merge import NOT_IN_TIME
+from harness.server import teachers
+from harness.server.settings import ServerSettings
+from harness.server.teachers import TOO_LONG
+from harness.types import Message, PromptLogprobs, Sample, TokenIds
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
+
+Answer = Callable[[PromptLogprobs], PromptLogprobs]
+
+
+class Teacher(ScriptedEngine):
+    """Scores under version `t0`, with what `answer` makes of it; counts what it is asked."""
+
+    def __init__(self, answer: Answer = lambda scoring: scoring, *, context_length: int = 1 << 20) -> None:
+        super().__init__(toy_tokenizer(), Script(says("unused")), context_length=context_length)
+        self.answer = answer
+        self.asked: list[tuple[int, int]] = []
+
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        self.asked.append((start, input_ids.size))
+        return self.answer(await super().score(input_ids, start=start, session_id=session_id))
+
+
+def with_teachers(*specs: TeacherSpec, **settings: Any) -> ServerSettings:
+    return ServerSettings(teachers=specs, **settings)
+
+
+def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN) -> ServerSettings:
+    return with_teachers(TeacherSpec("big", lambda: teacher, after))
+
+
+async def take_turns(
+    client: Client[Any], session: Served, turns: int, history: Sequence[Message] = ()
+) -> list[Message]:
+    """The history after `turns` more."""
+    messages = list(history)
+    for number in range(turns):
+        messages.append(user(f"question {number}"))
+        messages.append(await client.say(session, messages))
+    return messages
+
+
+async def collect(client: Client[Any], session: Served) -> list[Sample]:
+    return [sample_from_json(each) for each in await client.samples(session)]
+
+
+def must_be_taught(sample: Sample, versions: Sequence[str] = ("0",), name: str = "big") -> None:
+    """Each sampled token has the teacher's logprob in its context; nothing else has one."""
+    column, start = sample.teachers[name], sample.tokens.size - sample.response_length
+    true = {version: scripted_logprobs(sample.tokens, 0, version)[start:] for version in versions}
+    is_sampled = sample.behavior_versions >= 0
+    assert np.array_equal(~np.isnan(column), is_sampled)
+    assert np.any([column[is_sampled] == each[is_sampled] for each in true.values()], axis=0).all()
+    assert sample.metadata["teachers"][name] == {"versions": sorted(versions), "missing": 0}
+
+
+async def test_every_sampled_token_has_its_teachers_logprob() -> None:
+    """Across branches and updates of the policy; each turn is asked for once, from its first token on."""
+    teacher = Teacher()
+    async with serving(*says("one", "two", "three", "four"), settings=one(teacher)) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 2)
+        await client.engine.update_weights(Path("w"), "1")
+        await take_turns(client, session, 1, history)
+        await take_turns(client, session, 1, history[:2])
+        samples = await collect(client, session)
+
+    assert len(samples) == 2
+    for sample in samples:
+        must_be_taught(sample)
+    assert len({*teacher.asked}) == len(teacher.asked) == 4
+
+
+async def test_a_turn_is_scored_while_the_tool_runs() -> None:
+    """Nobody has collected yet."""
+    teacher = Teacher()
+    async with serving(*says("one", "two"), settings=one(teacher)) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        await eventually(lambda: "big" in held.turn(0).teachers)
+        await take_turns(client, session, 1, history)
+        await eventually(lambda: "big" in held.turn(1).teachers)
+        assert len(teacher.asked) == 2
+        await collect(client, session)
+    assert len(teacher.asked) == 2
+
+
+async def test_a_teacher_of_the_end_scores_all_turns_at_once() -> None:
+    """One request, when samples are collected."""
+    teacher = Teacher()
+    async with serving(*says("one", "two", "three"), settings=one(teacher, TeachAfter.END)) as client:
+        session = await client.create()
+        await take_turns(client, session, 3)
+        assert teacher.asked == []
+        [sample] = await collect(client, session)
+    must_be_taught(sample)
+    assert len(teacher.asked) == 1
+
+
+async def test_versions_are_the_teachers_own() -> None:
+    """A teacher that changes its weights in mid-rollout says so."""
+    teacher = Teacher()
+    async with serving(*says("one", "two"), settings=one(teacher)) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        await eventually(lambda: len(teacher.asked) == 1)
+        await teacher.update_weights(Path("w"), "7")
+        await take_turns(client, session, 1, history)
+        [sample] = await collect(client, session)
+    must_be_taught(sample, ("0", "7"))
+
+
+async def test_sessions_choose_their_teachers() -> None:
+    """All by default; none for an evaluation; an unknown one is refused by name."""
+    specs = [TeacherSpec(name, Teacher) for name in ("big", "small")]
+    async with serving(settings=with_teachers(*specs)) as client:
+        both, none = await client.create(), await client.create(teachers=[])
+        small = await client.create(teachers=["small"])
+        for session in (both, none, small):
+            await take_turns(client, session, 1)
+        columns = [[*sample.teachers] for session in (both, none, small) for sample in await collect(client, session)]
+        refused = await client.http.post("/sessions", json={"teachers": ["tall"]})
+    assert columns == [["big", "small"], [], ["small"]]
+    assert refused.status_code == 400
+    assert "teachers: expected some of big, small; got tall" in refused.text
+
+
+async def test_scores_survive_eviction_restart_and_takeover(tmp_path: Path) -> None:
+    """The store has them: no turn is asked for again."""
+    clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
+    paging = with_teachers(TeacherSpec("big", lambda: teacher), idle_page_out_s=60.0)
+    async with serving(*says("one", "two"), store=store, settings=paging, clock=clock) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 2)
+        await collect(client, session)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
+        clock.now += 60.0
+        assert await client.server.sessions.page_out_idle() == 1
+        [evicted] = await collect(client, session)
+        must_be_taught(evicted)
+    assert len(teacher.asked) == 2
+
+    async with serving(*says("three"), store=store, settings=one(teacher)) as client:
+        await client.http.post(f"/sessions/{session.session_id}/drain")
+        heir = await client.create(resumes=session.session_id)
+        await take_turns(client, heir, 1, history)
+        [sample] = await collect(client, heir)
+    must_be_taught(sample)
+    assert len(teacher.asked) == 3
+
+
+async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> None:
+    """A resumed rollout's teacher scores only what is new."""
+    teacher = Teacher()
+    async with serving(*says("one", "two"), store=tmp_path / "s.db", settings=one(teacher)) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        await collect(client, session)
+        await client.http.post(f"/sessions/{session.session_id}/end")
+        heir = await client.create(inherits={"session_id": session.session_id})
+        assert await take_turns(client, heir, 1) == history
+        await take_turns(client, heir, 1, history)
+        [sample] = await collect(client, heir)
+    must_be_taught(sample)
+    assert len(teacher.asked) == 2
+
+
+def _broken(error: EngineError) -> Answer:
+    def fail(_: PromptLogprobs) -> PromptLogprobs:
+        raise error
+
+    return fail
+
+
+WRONG: Mapping[str, Answer] = {
+    "NaN": lambda scoring: replace(scoring, logprobs=np.full_like(scoring.logprobs, np.nan)),
+    "positive": lambda scoring: replace(scoring, logprobs=np.full_like(scoring.logprobs, 0.5)),
+    "too few": lambda scoring: replace(scoring, logprobs=scoring.logprobs[:-1]),
+    "too many": lambda scoring: replace(scoring, logprobs=np.repeat(scoring.logprobs, 2)),
+    "another start": lambda scoring: replace(scoring, start=scoring.start + 1),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
+    """Nothing false is kept, nothing is zero, and the turn was served."""
+    async with serving(*says("one"), settings=one(Teacher(answer))) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+    assert np.isnan(sample.teachers["big"]).all()
+    missing = int((sample.behavior_versions >= 0).sum())
+    told = {"versions": [], "missing": missing, "reason": "engine_reply_invalid"}
+    assert sample.metadata["teachers"]["big"] == told
+
+
+async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
+    """Earlier ones are scored."""
+    async with serving(*says("one", "two"), settings=one(Teacher(context_length=60))) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        await take_turns(client, session, 1, [*history[:1], history[1]])
+        [sample] = await collect(client, session)
+    column, is_sampled = sample.teachers["big"], sample.behavior_versions >= 0
+    ends = sample.tokens.size - sample.response_length + np.flatnonzero(is_sampled & ~np.isnan(column))
+    assert 0 < ends.size < is_sampled.sum()
+    assert ends.max() < 60
+    assert sample.metadata["teachers"]["big"]["reason"] == TOO_LONG
+
+
+async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody() -> None:
+    """It comes back: what it missed is caught up."""
+    away = True
+
+    class Reached(Teacher):
+        async def __aenter__(self) -> "Reached":
+            if away:
+                raise EngineUnavailable("nobody answers")
+            await super().__aenter__()
+            return self
+
+    teacher = Reached()
+    async with serving(*says("one"), settings=one(teacher)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+        assert sample.metadata["teachers"]["big"]["reason"] == "engine_unavailable"
+        away = False
+        await eventually(lambda: bool(teacher.asked))
+        [sample] = await collect(client, session)
+    must_be_taught(sample)
+
+
+async def test_a_request_that_breaks_the_teacher_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three attempts, that session goes without, and the next one is scored."""
+    monkeypatch.setattr(teachers, "_FIRST_PAUSE_S", 0.001)
+    breaks = True
+
+    def answer(scoring: PromptLogprobs) -> PromptLogprobs:
+        if breaks:
+            raise EngineConnectionLost("gone")
+        return scoring
+
+    teacher = Teacher(answer)
+    async with serving(*says("one"), settings=one(teacher)) as client:
+        first, second = await client.create(), await client.create()
+        await take_turns(client, first, 1)
+        await eventually(lambda: len(teacher.asked) == 3)
+        breaks = False
+        await take_turns(client, second, 1)
+        [sample] = await collect(client, second)
+    must_be_taught(sample)
+    assert len(teacher.asked) == 4
+
+
+async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a collection for longer than its bound."""
+    monkeypatch.setattr(teachers, "CATCH_UP_S", 0.05)
+    blocked = asyncio.Event()
+
+    class Slow(Teacher):
+        async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+            await blocked.wait()
+            return await super().score(input_ids, start=start, session_id=session_id)
+
+    async with serving(*says("one", "two"), settings=one(Slow())) as client:
+        session = await client.create()
+        await take_turns(client, session, 2)
+        [sample] = await collect(client, session)
+        assert sample.metadata["teachers"]["big"]["reason"] == NOT_IN_TIME
+        blocked.set()
+        await eventually(lambda: not client.server.teachers._teachers["big"]._done)
+        [sample] = await collect(client, session)
+    must_be_taught(sample)
+
+
+_FAULTS: Mapping[str, Answer | None] = {
+    **WRONG,
+    "rejected": _broken(EngineError("no")),
+    "none": None,
+}
+
+
+@given(
+    faults=st.lists(st.sampled_from(sorted(_FAULTS)), max_size=6),
+    moves=st.lists(st.sampled_from(["turn", "branch", "update"]), min_size=1, max_size=6),
+)
+async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str]) -> None:
+    """What a teacher got wrong is asked for again with the next turn; the rest is right or missing by name."""
+    waiting = list(faults)
+
+    def answer(scoring: PromptLogprobs) -> PromptLogprobs:
+        fault = _FAULTS[waiting.pop()] if waiting else None
+        return scoring if fault is None else fault(scoring)
+
+    async with serving(*says(*map(str, range(9))), settings=one(Teacher(answer))) as client:
+        session = await client.create()
+        history: list[Message] = []
+        for number, move in enumerate(moves):
+            if move == "update":
+                await client.engine.update_weights(Path("w"), str(number + 1))
+                continue
+            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
+        samples = await collect(client, session)
+
+    for sample in samples:
+        column, is_sampled = sample.teachers["big"], sample.behavior_versions >= 0
+        true = scripted_logprobs(sample.tokens, 0, "0")[sample.tokens.size - sample.response_length :]
+        is_taught = ~np.isnan(column)
+        assert not (is_taught & ~is_sampled).any()
+        assert np.array_equal(column[is_taught], true[is_taught])
+        told = sample.metadata["teachers"]["big"]
+        assert told["missing"] == (is_sampled & ~is_taught).sum()
+        assert bool(told["missing"]) == ("reason" in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("big", "expected NAME=ENGINE"),
+        ("Big=scripted", "expected NAME=ENGINE"),
+        ("big=local", "big=local=FOLDER"),
+        ("big=sglang", "expected the address of a server"),
+        ("big=nothing", "no engine 'nothing'"),
+    ],
+)
+def test_a_wrong_name_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        TeacherSpec.parse(text)
+
+
+def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
+    url = "http://127.0.0.1:3000"
+    with pytest.raises(ScenarioError, match="got big twice"):
+        check_teachers([TeacherSpec.parse("big=scripted")] * 2)
+    with pytest.raises(ScenarioError, match="another server than the one that samples"):
+        check_teachers([TeacherSpec.parse(f"big=vllm={url}")], f"sglang={url}")
+    check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")

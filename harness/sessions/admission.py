@@ -4,7 +4,7 @@ Limits only shorten an output. All depends on the arguments alone (I10).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import LimitReached, MalformedRequest, PromptTooLong
 from harness.sessions.seeds import seed_of
@@ -36,7 +36,13 @@ class TurnPlace:
 
 
 def plan_sampling(
-    asked: SamplingWishes, overrides: SamplingWishes, limits: Limits, place: TurnPlace, context_length: int
+    asked: SamplingWishes,
+    overrides: SamplingWishes,
+    limits: Limits,
+    place: TurnPlace,
+    context_length: int,
+    *,
+    records_masks: bool = False,
 ) -> SamplingParams:
     """Return the engine's parameters. Raise `LimitReached` or `PromptTooLong`."""
     if limits.turns is not None and place.turns_before >= limits.turns:
@@ -60,7 +66,25 @@ def plan_sampling(
     stated = wishes.to_dict() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
-    return SamplingParams(**stated)
+    params = SamplingParams(**stated)
+    return replace(params, sampling_mask=records_masks and params.filters_tokens)
+
+
+_PINNED = ("temperature", "top_p", "top_k", "min_p")
+
+
+def require_pinned(asked: SamplingWishes, overrides: SamplingWishes) -> None:
+    """Raise `MalformedRequest` for a value that is not the session's, or without one the neutral value."""
+    neutral = SamplingParams()
+    for name in _PINNED:
+        wished, owned = getattr(asked, name), getattr(overrides, name)
+        pinned = getattr(neutral, name) if owned is None else owned
+        if wished not in (None, pinned):
+            raise MalformedRequest(
+                f"{name}: expected {pinned:g}, the value of the session, whose logprobs are over its sampling masks;"
+                f" got {wished:g}. Leave it out, or set it in the `sampling` of the session",
+                param=name,
+            )
 
 
 def require_served(ignored: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ trainer that normalizes over the same ids finds it again; over the whole vocabul
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -17,12 +17,12 @@ from harness.token_rows import MaskIds, MissingRows, Offsets, RaggedRows, RowSta
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleMasks:
-    """One mask for each response token: `values[offsets[i] : offsets[i + 1]]`. Raises `ValueError` for misfits."""
+    """One mask for each token: `values[offsets[i] : offsets[i + 1]]`. Raises `ValueError` for misfits."""
 
     values: MaskIds
     """Token ids, shape [ids]."""
     offsets: Offsets
-    """Shape [response + 1]; equal neighbors where the mask is missing."""
+    """Shape [tokens + 1]; equal neighbors where the mask is missing."""
     states: npt.NDArray[np.uint8]
     """`RowState` of each mask."""
 
@@ -43,10 +43,30 @@ class SampleMasks:
             states[part.start : part.stop] = part.state if isinstance(part, MissingRows) else RowState.PRESENT
         return cls(np.concatenate(values), offsets_of(lengths[start:]), states[start:])
 
-    def first(self, tokens: int) -> Self:
-        """Return the masks of the first `tokens`."""
-        offsets = self.offsets[: tokens + 1]
-        return replace(self, values=self.values[: offsets[-1]], offsets=offsets, states=self.states[:tokens])
+    @classmethod
+    def none(cls, tokens: int) -> Self:
+        """Return no mask for each of `tokens`."""
+        return cls.of_turns((), 0, tokens)
+
+    @classmethod
+    def join(cls, parts: Sequence["SampleMasks"]) -> Self:
+        """Return the masks of all `parts`."""
+        lengths = [np.diff(part.offsets) for part in parts]
+        values, states = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "states"))
+        return cls(values, offsets_of(np.concatenate(lengths)), states)
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the masks of the tokens `start..stop` (end exclusive)."""
+        offsets = self.offsets[start : stop + 1]
+        values = self.values[offsets[0] : offsets[-1]]
+        return replace(self, values=values, offsets=offsets - offsets[0], states=self.states[start:stop])
+
+    def at(self, positions: npt.NDArray[np.integer[Any]]) -> Self:
+        """Return the masks of the tokens at `positions`."""
+        lengths, offsets = np.diff(self.offsets)[positions], self.offsets[positions]
+        chosen = offsets_of(lengths)
+        places = np.arange(chosen[-1]) + np.repeat(offsets - chosen[:-1], lengths)
+        return type(self)(self.values[places], chosen, self.states[positions])
 
     @property
     def missing(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
     columns = {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
     return columns | {
         "routed_experts": None if rows is None else rows.first(prompt + length),
-        "sampling_mask": None if masks is None else masks.first(length),
+        "sampling_mask": None if masks is None else masks.part(0, length),
     }
 
 

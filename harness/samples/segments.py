@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED, Versions
+from harness.sampling_masks import SampleMasks
 from harness.types import Logprobs, Sample, TokenIds
 
 
@@ -55,6 +56,9 @@ class Segment(TokenColumns):
     do not fit, no tokens, a trained first token, or proximal values of neither the next version nor the behavior.
     """
 
+    sampling_mask: SampleMasks | None = None
+    """Candidates of each token; what lies behind them, appended by an encoder, has none."""
+
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
             object.__setattr__(self, name, _as_column(name, getattr(self, name), dtype))
@@ -71,6 +75,12 @@ class Segment(TokenColumns):
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"
             )
         self._check_proximal()
+        if (masks := self.sampling_mask) is not None and (behind := size - len(masks.states)):
+            if behind < 0:
+                raise SegmentError(
+                    f"sampling_mask has {len(masks.states)} masks for {size} tokens; expected at most one"
+                )
+            object.__setattr__(self, "sampling_mask", SampleMasks.join([masks, SampleMasks.none(behind)]))
 
     def _check_proximal(self) -> None:
         is_unmet = self.proximal_versions == self.behavior_versions
@@ -87,7 +97,7 @@ class Segment(TokenColumns):
     @classmethod
     def of_sample(cls, sample: Sample) -> Self:
         """Convert `sample`, with advantage 0."""
-        prompt = sample.tokens.size - sample.response_length
+        prompt, masks = sample.tokens.size - sample.response_length, sample.sampling_mask
         return cls(
             ids=sample.tokens,
             loss_mask=_after_prompt(prompt, 0, sample.loss_mask),
@@ -96,6 +106,7 @@ class Segment(TokenColumns):
             proximal_logprobs=_after_prompt(prompt, 0.0, sample.proximal_logprobs),
             behavior_versions=_after_prompt(prompt, NOT_SAMPLED, sample.behavior_versions),
             proximal_versions=_after_prompt(prompt, NOT_SAMPLED, sample.proximal_versions),
+            sampling_mask=None if masks is None else SampleMasks.join([SampleMasks.none(prompt), masks]),
         )
 
     @classmethod
@@ -123,7 +134,8 @@ class Segment(TokenColumns):
 
     def first(self, tokens: int) -> Self:
         # Safe to cut: every value was computed from the tokens before it alone.
-        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS})
+        masks = None if self.sampling_mask is None else self.sampling_mask.part(0, tokens)
+        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS}, sampling_mask=masks)
 
 
 class TooLong(StrEnum):

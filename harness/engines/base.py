@@ -55,7 +55,7 @@ def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
         case LogprobScale.RAW:
             return not params.forbids_tokens
         case LogprobScale.AFTER_TEMPERATURE:
-            return not params.forbids_tokens and params.temperature == 1.0
+            return not params.forbids_tokens and not params.filters_tokens and params.temperature == 1.0
         case LogprobScale.UNKNOWN:
             return False
         case _:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
 from harness.samples.versions import require_settled
-from harness.token_rows import RoutedExperts, TokenRows
+from harness.token_rows import RaggedRows, RoutedExperts, TokenRows
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -79,10 +79,17 @@ class Asked(msgspec.Struct, frozen=True):
     """Data-parallel rank that serves it; None lets the server choose."""
     router: RoutedExperts | None = None
     """Model's router, if the request asks for rows."""
+    max_mask_ids: int = 0
+    """See `Capabilities.max_mask_ids`."""
 
     @property
     def name(self) -> str:
         return f"{self.engine}, request {self.request.request_id}"
+
+    @property
+    def wants_masks(self) -> bool:
+        """True to ask for masks; those of a script are its ids."""
+        return self.request.params.sampling_mask and self.request.script_ids is None
 
     @property
     def plugin_arguments(self) -> Json:
@@ -120,6 +127,8 @@ class EngineReply(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids from `rows_from` on, shape [tokens, layers, top_k]."""
+    masks: Sequence[Sequence[int]] | None = None
+    """Candidates of each output token."""
     has_lost_tokens: bool = False
     """True if it may have sampled more than it returned."""
     seconds: float = 0.0
@@ -169,6 +178,7 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
         prompt_logprobs=_verify_prompt(asked, reply, reason),
         # Servers that continue a request under other weights read its tokens again, and return the rows of that pass.
         rows=_verify_rows(asked, reply.rows, size) if len(version_spans) == 1 else None,
+        masks=_read_masks(asked, reply),
         unheard_tokens=asked.request.params.max_new_tokens - size if reply.has_lost_tokens else 0,
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
@@ -293,6 +303,14 @@ def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: 
     if rows.size and not 0 <= rows.min() <= rows.max() < router.experts:
         refuse(asked, f"expert ids {rows.min()}..{rows.max()}, expected 0..{router.experts - 1}")
     return TokenRows(start, rows.astype(router.dtype, copy=False))
+
+
+def _read_masks(asked: Asked, reply: EngineReply) -> RaggedRows | None:
+    # `engines.sampling_masks` checks them. A server may return some that were not asked for.
+    masks = reply.masks if asked.wants_masks else [[token_id] for token_id in reply.output_ids]
+    if masks is None or not asked.request.params.sampling_mask:
+        return None
+    return RaggedRows.of(int(asked.request.input_ids.size), masks)
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:

@@ -228,6 +228,9 @@ class SGLangTokenProvider(RemoteProvider):
         asked = msgspec.structs.replace(asked, probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
+    async def _find_masks(self) -> int:
+        return self._server.sampling_mask_max_tokens
+
     async def _connect(self) -> None:
         model = await find_model(self._client)
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
@@ -254,6 +257,7 @@ class SGLangTokenProvider(RemoteProvider):
             version=self._server.version,
             follows_scripts=self._follows_scripts,
             routed_experts=self._router,
+            max_mask_ids=self._max_mask_ids,
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
@@ -264,7 +268,15 @@ class SGLangTokenProvider(RemoteProvider):
             )
         is_guarded, rank = self._guard is not None, self._rank_of(request)
         name, router = self._client.name, None if request.rows_from is None else self._router
-        asked = Asked(name, request, self._vocab_size, is_guarded=is_guarded, rank=rank, router=router)
+        asked = Asked(
+            name,
+            request,
+            self._vocab_size,
+            is_guarded=is_guarded,
+            rank=rank,
+            router=router,
+            max_mask_ids=self._max_mask_ids,
+        )
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:

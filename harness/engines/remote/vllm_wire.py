@@ -51,6 +51,7 @@ class VLLMPiece:
     engine_id: str = ""
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids, with the last chunk."""
+    masks: list[list[int]] | None = None
 
     def add(self, other: "VLLMPiece") -> None:
         """Append a later chunk."""
@@ -65,6 +66,7 @@ class VLLMPiece:
         self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
         self.engine_id = other.engine_id or self.engine_id
         self.rows = self.rows if other.rows is None else other.rows
+        self.masks = self.masks if other.masks is None else [*(self.masks or ()), *other.masks]
 
     @property
     def scored(self) -> Scored:
@@ -121,6 +123,8 @@ class GenerateApi:
         params = asked.request.params
         # A row of alternatives starts with the sampled token, so one more is requested.
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
+        if asked.max_mask_ids:
+            sampling |= _bounded(params, asked)
         sampling["detokenize"] = bool(params.stop)
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
         sampling |= _interval(interval)
@@ -149,6 +153,7 @@ class GenerateApi:
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.spans = choice.weight_versions
             piece.rows = _read_rows(asked, choice.routed_experts)
+            piece.masks = choice.sampling_mask
         return piece
 
 
@@ -264,6 +269,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
         prompt_scored=None if piece.prompt_scored is None else Scored.of_tokens(piece.prompt_scored),
         cached_tokens=cached if isinstance(cached, int) else 0,
         rows=piece.rows if piece.ids else None,
+        masks=piece.masks,
     )
 
 
@@ -291,6 +297,13 @@ def _sampling(params: SamplingParams) -> Json:
         "structured_outputs": None if params.json_schema is None else {"json": params.json_schema},
         "skip_special_tokens": False,
     }
+
+
+def _bounded(params: SamplingParams, asked: Asked) -> Json:
+    # A server with `--return-sampling-mask` takes no request without a bound, and none that is greedy.
+    if not params.temperature:
+        return {"top_k": 1, "temperature": 1.0}
+    return {"top_k": params.top_k or (asked.max_mask_ids if params.sampling_mask else asked.vocab_size)}
 
 
 def _interval(interval: int | None) -> Json:

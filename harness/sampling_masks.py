@@ -44,16 +44,14 @@ class SampleMasks:
         return cls(np.concatenate(values), offsets_of(lengths[start:]), states[start:])
 
     @classmethod
-    def none(cls, tokens: int) -> Self:
-        """Return no mask for each of `tokens`."""
-        return cls.of_turns((), 0, tokens)
-
-    @classmethod
-    def join(cls, parts: Sequence["SampleMasks"]) -> Self:
-        """Return the masks of all `parts`."""
-        lengths = [np.diff(part.offsets) for part in parts]
-        values, states = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "states"))
-        return cls(values, offsets_of(np.concatenate(lengths)), states)
+    def join(cls, parts: Sequence["SampleMasks | None"], tokens: Sequence[int]) -> Self | None:
+        """Return the masks of parts with `tokens` each, which may lack the last ones; None if no part has some."""
+        known = [(start, part) for start, part in zip(offsets_of(tokens), parts, strict=False) if part is not None]
+        lengths, states = np.zeros(sum(tokens), np.int32), np.full(sum(tokens), RowState.NOT_READ, np.uint8)
+        for start, part in known:
+            own = slice(start, start + len(part.states))
+            lengths[own], states[own] = np.diff(part.offsets), part.states
+        return cls(np.concatenate([part.values for _, part in known]), offsets_of(lengths), states) if known else None
 
     def part(self, start: int, stop: int) -> Self:
         """Return the masks of the tokens `start..stop` (end exclusive)."""

@@ -57,7 +57,7 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     """Encode `samples` and the JSON object `about` as one safetensors blob.
 
     Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`,
-    `sampling_mask.N` its offsets and states likewise. All else is the uint8 tensor `about`: JSON text.
+    masks are `sampling_mask_values.N`, `_offsets` and `_states`. All else is the uint8 tensor `about`: JSON text.
     """
     import safetensors.numpy
 
@@ -72,7 +72,7 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
         if (rows := sample.routed_experts) is not None:
             tensors |= {f"routed_experts.{number}": rows.values, f"routed_experts_states.{number}": rows.states}
         if (masks := sample.sampling_mask) is not None:
-            tensors |= {f"{name}.{number}": getattr(masks, part) for part, name in _MASK_TENSORS.items()}
+            tensors |= {f"sampling_mask_{part}.{number}": getattr(masks, part) for part in _MASK_PARTS}
     blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
     return blob
 
@@ -176,11 +176,7 @@ def _plain_fields(sample: Sample) -> Json:
     }
 
 
-_MASK_TENSORS = {
-    "values": "sampling_mask",
-    "offsets": "sampling_mask_offsets",
-    "states": "sampling_mask_states",
-}
+_MASK_PARTS = ("values", "offsets", "states")
 
 
 def _plain_rows(sample: Sample) -> Json:
@@ -195,16 +191,15 @@ def _with_base64(plain: Json) -> Json:
 def _rows_in(tensors: Mapping[str, Any], number: int) -> Json:
     values, states = (tensors.get(f"{name}.{number}") for name in ("routed_experts", "routed_experts_states"))
     rows: Json = {} if values is None or states is None else {"routed_experts": SampleRows(values, states)}
-    masks = {part: tensors[at] for part, name in _MASK_TENSORS.items() if (at := f"{name}.{number}") in tensors}
+    masks = {part: tensors[at] for part in _MASK_PARTS if (at := f"sampling_mask_{part}.{number}") in tensors}
     return rows | ({"sampling_mask": SampleMasks(**masks)} if masks else {})
 
 
 def _as_rows(kind: type[SampleRows] | type[SampleMasks], value: Any) -> SampleRows | SampleMasks | None:
     if value is None or isinstance(value, kind):
         return value
-    packed = ("values", "offsets", "states")
     plain: Json = {
-        name: b64decode(each, validate=True) if name in packed and isinstance(each, str) else each
+        name: b64decode(each, validate=True) if name in _MASK_PARTS and isinstance(each, str) else each
         for name, each in value.items()
     }
     return kind.from_plain(**plain)

@@ -47,7 +47,7 @@ class Pack(TokenColumns):
             cu_seqlens=_read_only(np.cumsum([0, *lengths], dtype=np.int32)),
             position_ids=_read_only(np.tile(positions, (position_rows, 1))),
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
-            sampling_mask=_join_masks(segments),
+            sampling_mask=SampleMasks.join([each.sampling_mask for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -81,15 +81,10 @@ class Pack(TokenColumns):
         for name in COLUMNS:
             column = getattr(self, name)
             state.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
-        for each in self.sampling_mask.to_plain().values() if self.sampling_mask is not None else ():
-            state.update(each.encode() if isinstance(each, str) else each)
+        if self.sampling_mask is not None:
+            plain = self.sampling_mask.to_plain()
+            state.update(plain["values"] + plain["offsets"])
         return state.hexdigest()
-
-
-def _join_masks(segments: Sequence[Segment]) -> SampleMasks | None:
-    if all(each.sampling_mask is None for each in segments):
-        return None
-    return SampleMasks.join([each.sampling_mask or SampleMasks.none(len(each)) for each in segments])
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -57,7 +57,7 @@ class Segment(TokenColumns):
     """
 
     sampling_mask: SampleMasks | None = None
-    """Candidates of each token; what lies behind them, appended by an encoder, has none."""
+    """Candidates of the first tokens; later ones have none."""
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -75,12 +75,8 @@ class Segment(TokenColumns):
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"
             )
         self._check_proximal()
-        if (masks := self.sampling_mask) is not None and (behind := size - len(masks.states)):
-            if behind < 0:
-                raise SegmentError(
-                    f"sampling_mask has {len(masks.states)} masks for {size} tokens; expected at most one"
-                )
-            object.__setattr__(self, "sampling_mask", SampleMasks.join([masks, SampleMasks.none(behind)]))
+        if self.sampling_mask is not None and len(self.sampling_mask.states) > size:
+            raise SegmentError(f"sampling_mask has {len(self.sampling_mask.states)} masks for {size} tokens")
 
     def _check_proximal(self) -> None:
         is_unmet = self.proximal_versions == self.behavior_versions
@@ -97,7 +93,7 @@ class Segment(TokenColumns):
     @classmethod
     def of_sample(cls, sample: Sample) -> Self:
         """Convert `sample`, with advantage 0."""
-        prompt, masks = sample.tokens.size - sample.response_length, sample.sampling_mask
+        prompt = sample.tokens.size - sample.response_length
         return cls(
             ids=sample.tokens,
             loss_mask=_after_prompt(prompt, 0, sample.loss_mask),
@@ -106,7 +102,7 @@ class Segment(TokenColumns):
             proximal_logprobs=_after_prompt(prompt, 0.0, sample.proximal_logprobs),
             behavior_versions=_after_prompt(prompt, NOT_SAMPLED, sample.behavior_versions),
             proximal_versions=_after_prompt(prompt, NOT_SAMPLED, sample.proximal_versions),
-            sampling_mask=None if masks is None else SampleMasks.join([SampleMasks.none(prompt), masks]),
+            sampling_mask=SampleMasks.join([None, sample.sampling_mask], [prompt, sample.response_length]),
         )
 
     @classmethod

@@ -112,12 +112,6 @@ class OwnSessions(SessionsApi):
                 " docs/replay.md",
                 param="record",
             )
-        if Recorded.SAMPLING_MASK in config.record and (config.sampling.top_k or 0) > engine.max_mask_ids:
-            raise MalformedRequest(
-                f"sampling.top_k: expected at most {engine.max_mask_ids}, as many as a sampling mask of the"
-                f" {engine.engine} engine holds; got {config.sampling.top_k}",
-                param="sampling.top_k",
-            )
         turns.chat_tokenizer.with_variables(config.template_variables)  # early, where the error can name the variable
         return config
 

@@ -54,7 +54,7 @@ from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import KnownAnswer, Session
-from harness.sessions.session_config import Strays, StreamingMode
+from harness.sessions.session_config import Recorded, Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
@@ -167,7 +167,7 @@ class TurnService:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
-        if session.records_masks:
+        if Recorded.SAMPLING_MASK in session.config.record:
             require_pinned(asked, session.config.sampling)
         known, own_id = session.known_answer(digest, says_retry=client.says_retry), next(self._request_ids)
         if known is None and session.inherits:

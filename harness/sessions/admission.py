@@ -4,7 +4,7 @@ Limits only shorten an output. All depends on the arguments alone (I10).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.errors import LimitReached, MalformedRequest, PromptTooLong
 from harness.sessions.seeds import seed_of
@@ -36,13 +36,7 @@ class TurnPlace:
 
 
 def plan_sampling(
-    asked: SamplingWishes,
-    overrides: SamplingWishes,
-    limits: Limits,
-    place: TurnPlace,
-    context_length: int,
-    *,
-    records_masks: bool = False,
+    asked: SamplingWishes, overrides: SamplingWishes, limits: Limits, place: TurnPlace, context_length: int
 ) -> SamplingParams:
     """Return the engine's parameters. Raise `LimitReached` or `PromptTooLong`."""
     if limits.turns is not None and place.turns_before >= limits.turns:
@@ -66,8 +60,7 @@ def plan_sampling(
     stated = wishes.to_dict() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
-    params = SamplingParams(**stated)
-    return replace(params, sampling_mask=records_masks and params.filters_tokens)
+    return SamplingParams(**stated)
 
 
 _PINNED = ("temperature", "top_p", "top_k", "min_p")

@@ -34,7 +34,7 @@ import numpy as np
 
 from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
-from harness.token_rows import RaggedRows, RowState, TokenRows, TurnRows
+from harness.token_rows import RowState, TurnRows
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     Discarded,
@@ -136,7 +136,10 @@ class Output(msgspec.Struct, frozen=True):
         """Append the next request's output; `missing_rows` is the state of rows that it lacks."""
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
-        stop = int(result.input_ids.size + result.output_ids.size)
+        rows, masks, stop = self.rows, self.masks, int(result.input_ids.size + result.output_ids.size)
+        if result.output_ids.size:  # else it has explained no token: the next request asks for the same rows
+            rows = rows and rows.join(result.rows, stop - 1, missing_rows)
+            masks = masks and masks.join(result.masks, stop, missing_rows)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
         lost = UnknownOutput(result.request_id, result.unheard_tokens, _RETRACTED)
         unheard = (lost,) if lost.at_most else ()
@@ -165,8 +168,8 @@ class Output(msgspec.Struct, frozen=True):
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
             unknown=(*self.unknown, *unheard),
-            rows=_join_rows(self.rows, result, result.rows, stop - 1, missing_rows),
-            masks=_join_rows(self.masks, result, result.masks, stop, missing_rows),
+            rows=rows,
+            masks=masks,
         )
 
     @property
@@ -282,17 +285,6 @@ class Output(msgspec.Struct, frozen=True):
             rows=None if self.rows is None else self.rows.until(self.rows.stop - over),
             masks=None if self.masks is None else self.masks.until(self.masks.stop - over),
         )
-
-
-def _join_rows(
-    known: TurnRows | None,
-    result: GenerationResult,
-    rows: TokenRows | RaggedRows | None,
-    stop: int,
-    missing: RowState,
-) -> TurnRows | None:
-    # A request without output has explained no token: the next one asks for the same rows.
-    return known if known is None or not result.output_ids.size else known.join(rows, stop, missing)
 
 
 def _segment(result: GenerationResult, start: int, end: int) -> TurnSegment:

@@ -94,11 +94,6 @@ class Session:
         """True if turns keep the experts of their tokens."""
         return Recorded.ROUTED_EXPERTS in self.config.record
 
-    @property
-    def records_masks(self) -> bool:
-        """True if turns keep the candidates of their tokens."""
-        return Recorded.SAMPLING_MASK in self.config.record
-
     def has_rows(self, turn: Turn) -> bool:
         """Return True if the turn keeps rows: masks only where some tokens were no candidates."""
         return self.records_experts or turn.params.sampling_mask
@@ -274,10 +269,9 @@ class Session:
         ordinal = self._asked[point.key]
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         self._require_open()
-        config = self.config
-        params = plan_sampling(
-            request.asked, config.sampling, config.limits, place, context_length, records_masks=self.records_masks
-        )
+        params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
+        if Recorded.SAMPLING_MASK in self.config.record:
+            params = replace(params, sampling_mask=params.filters_tokens)
         step = self._step(request.notes.script_step)
         if step is not None:
             params = step.plan(params)

@@ -95,6 +95,8 @@ class FakeServer:
         """What it returns in place of the routed experts."""
         self.most_candidates = 4096
         """Of a token, in SGLang's sampling masks; 0 on a server that knows none."""
+        self.over_masks = 0
+        """Logprobs over them that SGLang returns; 0 for one of each token."""
         self.returns_masks = False
         """vLLM with `--return-sampling-mask`."""
         self.change_masks: Callable[[list[list[int]]], list[list[int]]] = lambda masks: masks

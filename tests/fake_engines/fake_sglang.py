@@ -181,7 +181,7 @@ class FakeSGLang(FakeServer):
                 meta["routed_experts"] = b64encode(rows.astype("<i4").tobytes()).decode()
         if told.masks is not None:
             meta["output_token_sampling_mask"] = self.change_masks(told.masks)
-            meta["output_token_sampling_logprobs"] = [-0.125] * len(told.ids)
+            meta["output_token_sampling_logprobs"] = [-0.125] * (self.over_masks or len(told.ids))
         if self.lie is Lie.MISSING_LOGPROBS:
             del meta["output_token_logprobs"]
         return {"text": "", "output_ids": told.ids[sent:], "meta_info": meta}

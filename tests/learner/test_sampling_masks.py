@@ -63,7 +63,7 @@ def test_logprobs_and_gradients_of_a_pack_are_over_the_masks_of_its_segments() -
     packed = packed_logprobs(learner.model, pack)
     packed.square().sum().backward()
     plain = tiny_model()
-    none = [replace(each, sampling_mask=SampleMasks.none(len(each))) for each in bare]
+    none = [replace(each, sampling_mask=SampleMasks.of_turns((), 0, len(each))) for each in bare]
     alone = torch.cat([plain_over_masks(plain, each) for each in (*segments, *none)])
     alone.square().sum().backward()
 

@@ -208,8 +208,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @staticmethod
     def _comes_in_pieces(request: GenerationRequest) -> bool:
-        # Alternatives are large, and an interrupted output does not keep them, so such an answer comes whole.
-        return request.on_delta is not None and not request.params.top_logprobs
+        # Alternatives and masks are large, chunks repeat them, and an interrupted output does not keep them, so such an
+        # answer comes whole.
+        params = request.params
+        return request.on_delta is not None and not params.top_logprobs and not params.sampling_mask
 
     def _join_ranks(self, names: Iterable[str]) -> None:
         self._ranks = Placement()

@@ -79,8 +79,6 @@ class Asked(msgspec.Struct, frozen=True):
     """Data-parallel rank that serves it; None lets the server choose."""
     router: RoutedExperts | None = None
     """Model's router, if the request asks for rows."""
-    max_mask_ids: int = 0
-    """See `Capabilities.max_mask_ids`."""
 
     @property
     def name(self) -> str:
@@ -136,12 +134,12 @@ class EngineReply(msgspec.Struct, frozen=True):
 
 def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     """Limit the budget to the rest of the context. Raises `EngineRejected`."""
-    request = asked.request
+    request, params = asked.request, asked.request.params
     check_request(capabilities, request)
     budget = capabilities.context_length - request.input_ids.size
-    if request.params.max_new_tokens <= budget:
-        return asked
-    params = replace(request.params, max_new_tokens=budget)
+    if params.sampling_mask and not params.top_k:  # servers take no request for masks without a bound
+        params = replace(params, top_k=capabilities.max_mask_ids)
+    params = replace(params, max_new_tokens=min(params.max_new_tokens, budget))
     return msgspec.structs.replace(asked, request=replace(request, params=params))
 
 

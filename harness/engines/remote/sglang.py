@@ -268,15 +268,7 @@ class SGLangTokenProvider(RemoteProvider):
             )
         is_guarded, rank = self._guard is not None, self._rank_of(request)
         name, router = self._client.name, None if request.rows_from is None else self._router
-        asked = Asked(
-            name,
-            request,
-            self._vocab_size,
-            is_guarded=is_guarded,
-            rank=rank,
-            router=router,
-            max_mask_ids=self._max_mask_ids,
-        )
+        asked = Asked(name, request, self._vocab_size, is_guarded=is_guarded, rank=rank, router=router)
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:

@@ -12,7 +12,7 @@ Facts of SGLang 0.5.23:
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,8 +23,6 @@ from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken
 from harness.errors import EngineConnectionLost, EngineReplyInvalid
 from harness.samples.versions import is_unsettled
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, VersionSpan
-
-_T = TypeVar("_T")
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
@@ -128,13 +126,13 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes | memoryv
     custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}
     fields = {
         "rid": asked.request.request_id,
-        "sampling_params": _sampling(asked.request.params, asked.max_mask_ids) | custom | _interval(interval),
+        "sampling_params": _sampling(asked.request.params) | custom | _interval(interval),
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
         "top_logprobs_num": asked.request.params.top_logprobs,
         "stream": interval is not None,
     }
-    return asked.write_body(fields | _rank(asked) | _rows(asked) | _masks(asked), "input_ids")
+    return asked.write_body(fields | _rank(asked) | _rows(asked), "input_ids")
 
 
 def score_body(asked: Asked, start: int) -> Json:
@@ -154,11 +152,8 @@ def _rank(asked: Asked) -> Json:
 
 def _rows(asked: Asked) -> Json:
     start = asked.request.rows_from
-    return {} if start is None else {"return_routed_experts": True, "routed_experts_start_len": start}
-
-
-def _masks(asked: Asked) -> Json:
-    return {"return_sampling_mask": True} if asked.wants_masks else {}
+    experts = {} if start is None else {"return_routed_experts": True, "routed_experts_start_len": start}
+    return experts | ({"return_sampling_mask": True} if asked.wants_masks else {})
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
@@ -172,13 +167,13 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
     # An abort may precede the scheduler, so it alone may lack the guard's mark.
     if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
         refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
-    masks, over_masks = meta.output_token_sampling_mask, meta.output_token_sampling_logprobs
-    if masks is not None and len(over_masks or ()) != len(masks):
-        refuse(asked, f"{len(masks)} sampling masks and {len(over_masks or ())} logprobs over them")
+    scored, masks = _read_entries(meta.output_token_logprobs or ()), meta.output_token_sampling_mask
+    if asked.wants_masks and masks is not None:  # raw logprobs beside masks would be of another distribution
+        scored = Scored.of(reply.output_ids[: len(over := meta.output_token_sampling_logprobs or ())], over)
     spans = meta.weight_versions or ()
     return EngineReply(
         output_ids=reply.output_ids,
-        scored=_read_scored(meta.output_token_logprobs or (), over_masks),
+        scored=scored,
         masks=masks,
         finish_reason=FinishReason.REPEAT if finish.repeat_terminate == 1 else finish.type,
         request_id=meta.id,
@@ -214,8 +209,6 @@ class StreamedReply:
         self._ids: list[int] = []
         self._entries: list[Entry] = []
         self._top: list[list[Entry] | None] = []
-        self._masks: list[list[TokenId]] = []
-        self._over_masks: list[float] = []
         self._prompt: list[Entry] | None = None
         self._last: SGLangReply | None = None
         self._ends: list[int] = []  # of the chunks
@@ -227,8 +220,6 @@ class StreamedReply:
         self._last = chunk
         self._prompt = meta.input_token_logprobs or self._prompt
         new = self._new_tokens(meta.completion_tokens, chunk.output_ids)
-        self._masks = _join_new(self._masks, meta.output_token_sampling_mask or [], new)
-        self._over_masks = _join_new(self._over_masks, meta.output_token_sampling_logprobs or [], new)
         if not new:
             return
         entries = meta.output_token_logprobs or []
@@ -266,8 +257,7 @@ class StreamedReply:
     def _verify(self, begin: int, end: int) -> GenerationDelta:
         labeled = min(self._labeled, end)
         spans = (VersionSpan(self._label, 0, labeled),) if labeled else ()
-        scored = _read_scored(self._entries[begin:end], self._over_masks[begin:end])
-        return verify_tokens(self._asked, self._ids[begin:end], scored, spans)
+        return verify_tokens(self._asked, self._ids[begin:end], _read_entries(self._entries[begin:end]), spans)
 
     @property
     def is_finished(self) -> bool:
@@ -282,8 +272,6 @@ class StreamedReply:
             input_token_logprobs=self._prompt,
             output_token_logprobs=self._entries,
             output_top_logprobs=self._top,
-            output_token_sampling_mask=self._masks or None,
-            output_token_sampling_logprobs=self._over_masks or None,
         )
         return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids))
 
@@ -296,11 +284,6 @@ class StreamedReply:
         if repeated and list(ids[:repeated]) != self._ids[len(self._ids) - repeated :]:
             refuse(self._asked, "a chunk that repeats other ids than those streamed before")
         return new
-
-
-def _join_new(known: list[_T], told: list[_T], new: int) -> list[_T]:
-    # Chunks have those of their own tokens, repeat the earlier ones, or leave them all to the last chunk.
-    return known + told[len(told) - new :] if known else told
 
 
 def unfinished(asked: Asked) -> EngineConnectionLost:
@@ -370,13 +353,13 @@ def _interval(interval: int | None) -> Json:
     return {"stream_interval": interval} if interval and interval > 1 else {}
 
 
-def _sampling(params: SamplingParams, max_mask_ids: int) -> Json:
+def _sampling(params: SamplingParams) -> Json:
     return {
         # All parameters are stated, so that no server default applies.
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "top_k": params.top_k or (max_mask_ids if params.sampling_mask else -1),  # masks need a bound
+        "top_k": params.top_k or -1,
         "min_p": params.min_p,
         "stop": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),
@@ -393,11 +376,6 @@ def _sampling(params: SamplingParams, max_mask_ids: int) -> Json:
 
 def _read_entries(entries: Sequence[Entry]) -> Scored:
     return Scored.of([entry[1] for entry in entries], [entry[0] for entry in entries])
-
-
-def _read_scored(entries: Sequence[Entry], over_masks: Sequence[float] | None) -> Scored:
-    scored = _read_entries(entries)
-    return Scored.of(scored.named, over_masks) if over_masks and len(over_masks) == len(entries) else scored
 
 
 def _read_prompt(meta: MetaInfo) -> Scored | None:

@@ -30,6 +30,7 @@ from harness.engines.remote.vllm_wire import (
     StreamedPieces,
     TokenApi,
     VLLMPiece,
+    bound_candidates,
     read_guard,
     read_piece,
 )
@@ -273,14 +274,10 @@ class VLLMTokenProvider(RemoteProvider):
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         name, router = self._client.name, None if request.rows_from is None else self._router
-        asked = Asked(
-            name,
-            request,
-            self._vocab_size,
-            rank=self._rank_of(request),
-            router=router,
-            max_mask_ids=self._max_mask_ids,
-        )
+        if self._max_mask_ids:
+            most = self._max_mask_ids if request.params.sampling_mask else self._vocab_size
+            request = replace(request, params=bound_candidates(request.params, most))
+        asked = Asked(name, request, self._vocab_size, rank=self._rank_of(request), router=router)
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -123,8 +123,6 @@ class GenerateApi:
         params = asked.request.params
         # A row of alternatives starts with the sampled token, so one more is requested.
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
-        if asked.max_mask_ids:
-            sampling |= _bounded(params, asked)
         sampling["detokenize"] = bool(params.stop)
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
         sampling |= _interval(interval)
@@ -273,6 +271,13 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
     )
 
 
+def bound_candidates(params: SamplingParams, most: int) -> SamplingParams:
+    """Return equal parameters for a server with `--return-sampling-mask`: neither greedy nor without `top_k`."""
+    if not params.temperature:
+        return replace(params, top_k=1, temperature=1.0)
+    return replace(params, top_k=params.top_k or most)
+
+
 def read_guard(piece: VLLMPiece) -> str | None:
     """Return the digest of the guard that ended a probe, or None."""
     return probed_digest(piece.stop_reason)
@@ -297,13 +302,6 @@ def _sampling(params: SamplingParams) -> Json:
         "structured_outputs": None if params.json_schema is None else {"json": params.json_schema},
         "skip_special_tokens": False,
     }
-
-
-def _bounded(params: SamplingParams, asked: Asked) -> Json:
-    # A server with `--return-sampling-mask` takes no request without a bound, and none that is greedy.
-    if not params.temperature:
-        return {"top_k": 1, "temperature": 1.0}
-    return {"top_k": params.top_k or (asked.max_mask_ids if params.sampling_mask else asked.vocab_size)}
 
 
 def _interval(interval: int | None) -> Json:

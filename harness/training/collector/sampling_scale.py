@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.errors import StepError
 from harness.samples.rollout import Rollout
@@ -64,12 +63,14 @@ def forget_constrained(segment: Segment, rollout: Rollout, sample: Sample) -> Se
     # A minimum length or a grammar also changes the distribution, and a missing mask leaves it unknown. Such tokens are
     # trained by cross-entropy without a ratio, weighted by their advantages, which stay.
     told, size = set(sample.metadata.get("turns", ())), len(segment)
-    is_unknown = np.zeros(size, dtype=bool)
+    is_unknown, has_mask = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+    if segment.sampling_mask is not None:
+        has_mask[: len(segment.sampling_mask.states)] = segment.sampling_mask.states == RowState.PRESENT
     for turn in _trained_turns(rollout.session):
         if turn.number in told and turn.forbids_tokens:
             is_unknown[turn.start : turn.end] = True
         elif turn.number in told and turn.used.get("sampling_mask"):
-            is_unknown[turn.start : turn.end] = _is_missing(segment)[turn.start : turn.end]
+            is_unknown[turn.start : turn.end] = ~has_mask[turn.start : turn.end]
     if not is_unknown.any():
         return segment
     columns = {
@@ -79,11 +80,6 @@ def forget_constrained(segment: Segment, rollout: Rollout, sample: Sample) -> Se
     for name, column in columns.items():
         column[is_unknown] = NOT_SAMPLED if name.endswith("versions") else 0.0
     return replace(segment, **columns)
-
-
-def _is_missing(segment: Segment) -> npt.NDArray[np.bool_]:
-    masks = segment.sampling_mask
-    return np.ones(len(segment), dtype=bool) if masks is None else masks.states != RowState.PRESENT
 
 
 class _TrainedTurn(NamedTuple):

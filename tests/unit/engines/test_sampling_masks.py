@@ -10,7 +10,6 @@ import pytest
 
 from harness.engines.base import LogprobScale
 from harness.engines.remote.reply import Asked
-from harness.engines.remote.sglang_wire import SGLangReply, StreamedReply
 from harness.engines.remote.vllm_messages import GenerateChunk
 from harness.engines.remote.vllm_wire import GenerateApi, StreamedPieces, read_piece
 from harness.engines.sampling_masks import check_masks
@@ -139,43 +138,9 @@ async def test_wrong_masks_are_refused(change: Any, message: str) -> None:
 
 async def test_masks_without_logprobs_over_them_are_refused() -> None:
     """Raw logprobs beside masks would be of another distribution."""
-    async with connected("sglang", change_masks=lambda masks: masks[1:]) as (_, provider):
-        with pytest.raises(EngineReplyInvalid, match="5 sampling masks and 6 logprobs over them"):
+    async with connected("sglang", over_masks=5) as (_, provider):
+        with pytest.raises(EngineReplyInvalid, match="6 output ids but 5 logprobs"):
             await provider.generate(request(1, top_p=0.9))
-
-
-SGLANG_CHUNKS = [
-    ([70, 71], [[70, 9], [71]], [-0.5, 0.0]),
-    ([72], [[72, 8, 7]], [-1.5]),
-    ([], [], []),
-]
-"""As SGLang 0.5.23 sends them with `--incremental-streaming-output`: new ids, their masks, logprobs over these."""
-
-
-@pytest.mark.parametrize("repeats", [False, True], ids=["incremental", "whole"])
-def test_chunks_of_sglang_add_up(repeats: bool) -> None:
-    """Each has those of its own tokens, or repeats the earlier ones."""
-    asked = Asked("sglang", request(1, top_p=0.9), 259)
-    streamed, ids, masks, over = StreamedReply(asked, "0"), [], [], []
-    for number, (new_ids, new_masks, new_over) in enumerate(SGLANG_CHUNKS):
-        ids, masks, over = ids + new_ids, masks + new_masks, over + new_over
-        finish = {"finish_reason": {"type": "length"}, "weight_versions": [{"version": "0", "start": 0, "end": 3}]}
-        meta = {
-            "id": asked.request.request_id,
-            "completion_tokens": len(ids),
-            "weight_version": "0",
-            "output_token_logprobs": [[-9.0, token, None] for token in (ids if repeats else new_ids)],
-            "output_token_sampling_mask": masks if repeats else new_masks,
-            "output_token_sampling_logprobs": over if repeats else new_over,
-        } | (finish if number == 2 else {})
-        streamed.add(msgspec.convert({"output_ids": ids if repeats else new_ids, "meta_info": meta}, SGLangReply))
-
-    delta, reply = streamed.delta(), streamed.whole()
-
-    assert delta is not None
-    assert delta.logprobs.tolist() == [-0.5, 0.0, -1.5]
-    assert reply.masks == [[70, 9], [71], [72, 8, 7]]
-    assert reply.scored.logprobs.tolist() == [-0.5, 0.0, -1.5]
 
 
 VLLM_CHUNKS = [
@@ -191,7 +156,7 @@ VLLM_CHUNKS = [
 
 def test_chunks_of_vllm_add_up() -> None:
     """Each has those of its own tokens."""
-    asked = Asked("vllm", request(1, top_p=0.9), 259, max_mask_ids=4096)
+    asked = Asked("vllm", request(1, top_p=0.9), 259)
     streamed = StreamedPieces(asked, GenerateApi())
     for chunk in VLLM_CHUNKS:
         streamed.add(msgspec.json.decode(chunk % asked.request.request_id, type=GenerateChunk))

@@ -100,7 +100,7 @@ def test_the_masks_of_a_sample_are_those_of_its_turns(rows: list[list[int]], dat
 
     assert lists_of(masks) == [[], *rows, []]
     assert masks.states.tolist() == [0, *[1] * len(rows), 0]
-    assert lists_of(masks.first(cut + 1)) == [[], *rows[:cut]]
+    assert lists_of(masks.part(0, cut + 1)) == [[], *rows[:cut]]
 
 
 def test_sampled_tokens_have_candidates_and_others_none() -> None:

@@ -1,11 +1,14 @@
-"""Rows beside tokens: the experts that a model's layers chose for each token (I12).
+"""Rows beside tokens: the experts that a model's layers chose, and the ids that were candidates for a token (I12).
 
-The row at position p comes from the pass that reads the token at p and computes the next one, so its weights are those
-of the next sampled token. A request over n tokens, prompt and output, has n - 1 rows: its last token is read by a later
-request, if at all. So a turn holds the rows from the last token before it up to its own last but one.
+The row of experts at position p comes from the pass that reads the token at p and computes the next one, so its weights
+are those of the next sampled token. A request over n tokens, prompt and output, has n - 1 rows: its last token is read
+by a later request, if at all. So a turn holds the rows from the last token before it up to its own last but one.
 
 A position keeps the row of the request that first computed it. A later prefill may compute another one, under other
 weights or with other rounding, and that row explains no sampled token. A row that no request returned stays missing.
+
+A mask, the candidates of a sampled token, stands at that token itself. Masks differ in length, so they are ragged:
+values end to end, with offsets.
 """
 
 from collections import Counter
@@ -20,13 +23,19 @@ import numpy.typing as npt
 
 RowValues = npt.NDArray[np.unsignedinteger[Any]]
 """Expert ids, shape [tokens, layers, top_k], in the narrowest unsigned dtype."""
+MaskIds = npt.NDArray[np.integer[Any]]
+"""Token ids of masks end to end, in the narrowest unsigned dtype once they are checked."""
+
+
+Offsets = npt.NDArray[np.int32]
+"""Borders of ragged rows: from 0, one more than rows."""
 
 
 class RowState(IntEnum):
     """State of one position's row."""
 
     NOT_READ = 0
-    """No request has read the token."""
+    """No request has read the token; of a mask: no request has sampled it."""
     PRESENT = 1
     NOT_RETURNED = 2
     """The request that read the token ended without rows."""
@@ -68,6 +77,31 @@ class TokenRows:
         return replace(self, values=self.values[: max(0, stop - self.start)])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedRows:
+    """Rows of different lengths: that of the token at `start + i` is `values[offsets[i] : offsets[i + 1]]`."""
+
+    start: int
+    values: MaskIds
+    offsets: Offsets
+
+    @classmethod
+    def of(cls, start: int, rows: Sequence[npt.ArrayLike]) -> Self:
+        """Join `rows`."""
+        values = np.concatenate([np.zeros(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
+        return cls(start, values, offsets_of([np.size(row) for row in rows]))
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.offsets) - 1
+
+    def until(self, stop: int) -> Self:
+        """Return the rows before `stop`."""
+        offsets = self.offsets[: max(0, stop - self.start) + 1]
+        return replace(self, values=self.values[: offsets[-1]], offsets=offsets)
+
+
 @dataclass(frozen=True, slots=True)
 class MissingRows:
     """Positions `start..stop` (end exclusive) whose rows no request returned."""
@@ -83,11 +117,11 @@ class MissingRows:
 
 @dataclass(frozen=True, slots=True)
 class TurnRows:
-    """Rows of one turn."""
+    """Rows of one turn: experts or masks."""
 
     start: int
-    """Position of the last token before the turn, at least 0."""
-    parts: tuple[TokenRows | MissingRows, ...] = ()
+    """Position of the last token before the turn, at least 0; of masks, of its first output token."""
+    parts: tuple[TokenRows | RaggedRows | MissingRows, ...] = ()
     """One for each request with output, without gap or overlap."""
 
     @property
@@ -95,7 +129,7 @@ class TurnRows:
         """First position to ask the next request for."""
         return self.parts[-1].stop if self.parts else self.start
 
-    def join(self, rows: TokenRows | None, stop: int, missing: RowState) -> Self:
+    def join(self, rows: TokenRows | RaggedRows | None, stop: int, missing: RowState) -> Self:
         """Append what a request with output returned for the positions up to `stop`; None is `missing`."""
         part = MissingRows(self.stop, stop, missing) if rows is None else rows
         return replace(self, parts=(*self.parts, part))
@@ -115,13 +149,7 @@ class TurnRows:
 
     def to_bytes(self) -> bytes:
         """Encode the rows as msgpack."""
-        parts = [
-            [part.start, part.stop, int(part.state)]
-            if isinstance(part, MissingRows)
-            else [part.start, part.values.dtype.str, part.values.shape, np.ascontiguousarray(part.values).data]
-            for part in self.parts
-        ]
-        return msgspec.msgpack.encode([self.start, parts])
+        return msgspec.msgpack.encode([self.start, [_write_part(part) for part in self.parts]])
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Self:
@@ -130,10 +158,42 @@ class TurnRows:
         return cls(start, tuple(_read_part(*part) for part in parts))
 
 
-def _read_part(start: int, second: Any, third: Any, data: bytes | None = None) -> TokenRows | MissingRows:
+class RecordedRows(NamedTuple):
+    """All rows of one turn, as a store keeps them."""
+
+    experts: TurnRows | None
+    masks: TurnRows | None
+
+    def to_bytes(self) -> bytes:
+        """Encode the rows as msgpack."""
+        return msgspec.msgpack.encode([None if each is None else each.to_bytes() for each in self])
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        """Decode `to_bytes`. Raises `ValueError`."""
+        kept = msgspec.msgpack.decode(blob, type=tuple[bytes | None, bytes | None])
+        return cls(*(None if each is None else TurnRows.from_bytes(each) for each in kept))
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Offsets:
+    """Return the offsets of rows with these lengths."""
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+
+
+def _write_part(part: TokenRows | RaggedRows | MissingRows) -> list[Any]:
+    if isinstance(part, MissingRows):
+        return [part.start, part.stop, int(part.state)]
+    values = [part.start, part.values.dtype.str, part.values.shape, np.ascontiguousarray(part.values).data]
+    return values if isinstance(part, TokenRows) else [*values, part.offsets.data]
+
+
+def _read_part(
+    start: int, second: Any, third: Any, data: bytes | None = None, offsets: bytes | None = None
+) -> TokenRows | RaggedRows | MissingRows:
     if data is None:
         return MissingRows(start, second, RowState(third))
-    return TokenRows(start, np.frombuffer(data, second).reshape(third))
+    values = np.frombuffer(data, second).reshape(third)
+    return TokenRows(start, values) if offsets is None else RaggedRows(start, values, np.frombuffer(offsets, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

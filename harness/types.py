@@ -16,7 +16,8 @@ from msgspec import Struct, convert, json
 from msgspec.structs import astuple
 
 from harness.notebook import card, token_bar
-from harness.token_rows import SampleRows, TokenRows, TurnRows
+from harness.sampling_masks import SampleMasks
+from harness.token_rows import RaggedRows, SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
 TokenIds = npt.NDArray[np.int32]
@@ -76,6 +77,8 @@ class SamplingParams:
     """Minimum before an end-of-turn or stop id."""
     json_schema: str | None = None
     """JSON text of the schema to follow."""
+    sampling_mask: bool = False
+    """Return the candidates of each token, and its logprob over them, after temperature."""
     max_tokens: int | None = None
     """Alias of `max_new_tokens`, as in vLLM and OpenAI; None after construction."""
 
@@ -90,6 +93,11 @@ class SamplingParams:
         """True if engines compute logprobs over the allowed tokens only."""
         # A grammar or a minimum length leaves some tokens out.
         return self.json_schema is not None or self.min_new_tokens > 0
+
+    @property
+    def filters_tokens(self) -> bool:
+        """True if tokens are drawn from some of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return all parameters."""
@@ -228,6 +236,8 @@ class GenerationResult:
     prompt_logprobs: PromptLogprobs | None = None
     rows: TokenRows | None = None
     """Routed experts from `rows_from` to the last token but one; None if the engine returned none."""
+    masks: RaggedRows | None = None
+    """Candidates of each output token, if `params.sampling_mask`; None if the engine returned none."""
     forced_tokens: int = 0
     """Final tokens that a guard forced; never trained."""
     unheard_tokens: int = 0
@@ -411,6 +421,8 @@ class Turn:
     proximal_versions: npt.NDArray[np.int32] | None = None
     rows: TurnRows | None = field(default=None, compare=False, repr=False)
     """Routed experts; None if not recorded, or if only the store has them."""
+    masks: TurnRows | None = field(default=None, compare=False, repr=False)
+    """Sampling masks, likewise."""
     teachers: Mapping[str, TeacherScores] = field(default_factory=dict, compare=False, repr=False)
     """By teacher; one that has not scored the turn is missing."""
 
@@ -495,6 +507,8 @@ class Sample:
     """Reward of the token's turn and later ones, else 0; [0] without `turn_rewards`."""
     routed_experts: SampleRows | None = None
     """Experts that each token was routed to, prompt included; None if not recorded."""
+    sampling_mask: SampleMasks | None = None
+    """Candidates of each response token; None if not recorded, or if every id was one."""
     teachers: Mapping[str, Logprobs] = field(default_factory=dict)
     """Logprobs of sampled tokens by each teacher; NaN where missing or not sampled."""
 

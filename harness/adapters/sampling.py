@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.errors import AdapterError
-from harness.types import Json
+from harness.types import Json, Sample
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -51,6 +51,14 @@ def require_unfiltered(params: Mapping[str, Any], owner: str) -> None:
     for name in FILTERS:
         if is_filter(name, params.get(name)):
             raise AdapterError(f"{owner}{name}={params[name]!r} cannot be kept: {FILTERED}")
+
+
+def require_no_masks(sample: Sample, trainer: str) -> None:
+    """Raise `AdapterError` for a sample whose logprobs the trainer cannot find again."""
+    if sample.sampling_mask is not None:
+        raise AdapterError(
+            f"record: expected no sampling_mask in sessions for {trainer}, which normalizes over the whole vocabulary"
+        )
 
 
 def session_sampling(params: Mapping[str, Any]) -> Json:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
 import numpy as np
 
 from harness.engines.routed_experts import check_asked
+from harness.engines.sampling_masks import require_masks
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
 from harness.token_rows import RoutedExperts
@@ -47,12 +48,14 @@ class LogprobScale(StrEnum):
 
 def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
     """Return True if logprobs sampled by `params` are comparable to prompt logprobs, which are always raw."""
-    # Where tokens were forbidden, even SGLang's raw logprobs are normalized without them.
+    # Where tokens were forbidden, even SGLang's raw logprobs are normalized without them; with a mask, over it.
+    if params.sampling_mask:
+        return False
     match scale:
         case LogprobScale.RAW:
             return not params.forbids_tokens
         case LogprobScale.AFTER_TEMPERATURE:
-            return not params.forbids_tokens and params.temperature == 1.0
+            return not params.forbids_tokens and not params.filters_tokens and params.temperature == 1.0
         case LogprobScale.UNKNOWN:
             return False
         case _:
@@ -95,6 +98,8 @@ class Capabilities:
     """True if `script_ids` are followed; for a server, proven by a test."""
     routed_experts: RoutedExperts | None = None
     """Router whose choices are returned on request; for a server, found by a test."""
+    max_mask_ids: int = 0
+    """Most candidates of a token that sampling masks hold; 0 if none are returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +354,7 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
     if start is not None and not 1 <= start <= input_ids.size:
         raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")
     check_asked(capabilities.engine, capabilities.routed_experts, request)
+    require_masks(capabilities.engine, capabilities.max_mask_ids, params)
 
 
 def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:

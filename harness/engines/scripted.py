@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -33,10 +34,11 @@ from harness.engines.base import (
     check_request,
 )
 from harness.engines.repeat_guard import object_key_ids
+from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
-from harness.token_rows import RoutedExperts, RowValues, TokenRows
+from harness.token_rows import RaggedRows, RoutedExperts, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -56,6 +58,7 @@ from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 5
 _ROUTER = RoutedExperts(layers=2, top_k=2, experts=8)
+_MOST_OTHERS = 4  # candidates beside a token
 
 
 class ScriptedFault(StrEnum):
@@ -118,6 +121,12 @@ def scripted_experts(router: RoutedExperts, ids: TokenIds, start: int, version: 
     layer, choice = np.arange(router.layers) * 13, np.arange(router.top_k)
     experts = (of_token[:, None, None] + layer[:, None] + choice) % router.experts
     return experts.astype(router.dtype)
+
+
+def scripted_masks(ids: TokenIds, start: int, version: str, vocab_size: int) -> list[TokenIds]:
+    """Return the candidates of `ids` at positions `start`, `start + 1`, ... under the weights `version`."""
+    others = (ids * 13 + np.arange(start, start + ids.size) * 5 + _salt(version) * 11) % _MOST_OTHERS
+    return [as_ids((each + np.arange(1 + more)) % vocab_size) for each, more in zip(ids, others, strict=True)]
 
 
 def _salt(version: str) -> int:
@@ -196,6 +205,7 @@ class ScriptedEngine:
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
             follows_scripts=True,
             routed_experts=routed_experts,
+            max_mask_ids=MAX_MASK_IDS,
         )
 
     @property
@@ -276,6 +286,7 @@ class ScriptedEngine:
             top_logprobs=_alternatives(output, logprobs, request.params.top_logprobs, self._tokenizer.vocab_size),
             prompt_logprobs=scored,
             rows=self._route(request, output, live.spans),
+            masks=self._filter(request, output, live.spans),
             seconds=monotonic() - began,
         )
 
@@ -288,6 +299,13 @@ class ScriptedEngine:
             begin, end = size + span.start - 1 if span.start else start, size + span.end - 1
             rows.append(scripted_experts(router, ids[begin:end], begin, span.version))
         return TokenRows(start, np.concatenate(rows))
+
+    def _filter(self, request: GenerationRequest, output: TokenIds, spans: list[VersionSpan]) -> RaggedRows | None:
+        if not request.params.sampling_mask:
+            return None
+        start, size = int(request.input_ids.size), self.capabilities.vocab_size
+        each = (scripted_masks(output[at.start : at.end], start + at.start, at.version, size) for at in spans)
+        return RaggedRows.of(start, [*chain.from_iterable(each)])
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from harness.errors import RunError
 from harness.samples.columns import COLUMNS
+from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
 from harness.types import Json, Logprobs, Sample, SampleStatus, as_ids, as_logprobs
 
@@ -26,15 +27,14 @@ _SAMPLES_IN_ROW_GROUP = 64
 _COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for column in COLUMNS}
 """Per-token columns with their binary dtypes."""
 
-_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts", "teachers"})
+_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts", "sampling_mask", "teachers"})
 """Fields that older files lack."""
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """Return all fields, with arrays as lists; rows of experts are base64, missing teachers' logprobs None."""
+    """Return all fields, with arrays as lists; experts and masks are base64, missing teachers' logprobs None."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
-    rows = sample.routed_experts
-    text = {} if rows is None else {"routed_experts": _with_base64(rows.to_plain())}
+    text = {name: _with_base64(rows) for name, rows in _plain_rows(sample).items()}
     if sample.teachers:
         text["teachers"] = {name: _with_none(column) for name, column in sample.teachers.items()}
     return columns | _plain_fields(sample) | text | {"metadata": dict(sample.metadata)}
@@ -43,8 +43,7 @@ def sample_to_json(sample: Sample) -> Json:
 def sample_to_binary(sample: Sample) -> Json:
     """Return all fields for msgpack: arrays as little-endian bytes, metadata as JSON text."""
     columns = {name: getattr(sample, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS.items()}
-    rows = sample.routed_experts
-    binary = {} if rows is None else {"routed_experts": rows.to_plain()}
+    binary = _plain_rows(sample)
     if sample.teachers:
         binary["teachers"] = {
             name: column.astype("<f4", copy=False).tobytes() for name, column in sample.teachers.items()
@@ -65,9 +64,9 @@ def sample_from_binary(obj: Json) -> Sample:
 def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     """Encode `samples` and the JSON object `about` as one safetensors blob.
 
-    Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`;
-    `teachers.N.NAME` has a teacher's logprobs.
-    All else is the uint8 tensor `about`: JSON text.
+    Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`,
+    masks are `sampling_mask_values.N`, `_offsets` and `_states`, a teacher's logprobs `teachers.N.NAME`. All else is
+    the uint8 tensor `about`: JSON text.
     """
     import safetensors.numpy
 
@@ -82,6 +81,8 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
         if (rows := sample.routed_experts) is not None:
             tensors |= {f"routed_experts.{number}": rows.values, f"routed_experts_states.{number}": rows.states}
         tensors |= {f"teachers.{number}.{name}": column for name, column in sample.teachers.items()}
+        if (masks := sample.sampling_mask) is not None:
+            tensors |= {f"sampling_mask_{part}.{number}": getattr(masks, part) for part in _MASK_PARTS}
     blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
     return blob
 
@@ -157,16 +158,19 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "routed_experts": pa.struct(
                 {"dtype": pa.string(), "shape": pa.list_(pa.int64()), "values": pa.binary(), "states": pa.binary()}
             ),
+            "sampling_mask": pa.struct(
+                {"dtype": pa.string(), "values": pa.binary(), "offsets": pa.binary(), "states": pa.binary()}
+            ),
         }
     )
     waiting = iter(samples)
     with pq.ParquetWriter(path, schema) as writer:
         # Row groups bound the memory: `samples` may be an iterator over more samples than fit.
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
-            rows = [sample_to_json(replace(sample, routed_experts=None)) for sample in group]
+            rows = [sample_to_json(replace(sample, routed_experts=None, sampling_mask=None)) for sample in group]
             for row, sample in zip(rows, group, strict=True):
                 row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
-                row["routed_experts"] = sample.routed_experts and sample.routed_experts.to_plain()
+                row.update(_plain_rows(sample))
                 row["teachers"] = list(row.get("teachers", {}).items())
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
@@ -183,6 +187,14 @@ def _plain_fields(sample: Sample) -> Json:
         "weight": sample.weight,
         "turn_rewards": list(sample.turn_rewards),
     }
+
+
+_MASK_PARTS = ("values", "offsets", "states")
+
+
+def _plain_rows(sample: Sample) -> Json:
+    kinds = {"routed_experts": sample.routed_experts, "sampling_mask": sample.sampling_mask}
+    return {name: rows.to_plain() for name, rows in kinds.items() if rows is not None}
 
 
 def _with_base64(plain: Json) -> Json:
@@ -211,16 +223,19 @@ def _as_teacher(column: Any) -> Logprobs:
 
 def _rows_in(tensors: Mapping[str, Any], number: int) -> Json:
     values, states = (tensors.get(f"{name}.{number}") for name in ("routed_experts", "routed_experts_states"))
-    return {} if values is None or states is None else {"routed_experts": SampleRows(values, states)}
+    rows: Json = {} if values is None or states is None else {"routed_experts": SampleRows(values, states)}
+    masks = {part: tensors[at] for part in _MASK_PARTS if (at := f"sampling_mask_{part}.{number}") in tensors}
+    return rows | ({"sampling_mask": SampleMasks(**masks)} if masks else {})
 
 
-def _as_rows(value: Any) -> SampleRows | None:
-    if value is None or isinstance(value, SampleRows):
+def _as_rows(kind: type[SampleRows] | type[SampleMasks], value: Any) -> SampleRows | SampleMasks | None:
+    if value is None or isinstance(value, kind):
         return value
-    values, states = (
-        b64decode(each, validate=True) if isinstance(each, str) else each for each in (value["values"], value["states"])
-    )
-    return SampleRows.from_plain(value["dtype"], value["shape"], values, states)
+    plain: Json = {
+        name: b64decode(each, validate=True) if name in _MASK_PARTS and isinstance(each, str) else each
+        for name, each in value.items()
+    }
+    return kind.from_plain(**plain)
 
 
 def _read(obj: Json, name: str, as_field: Callable[[Any], object]) -> Any:
@@ -253,6 +268,7 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name,
     "group_index": _as_it_is,
     "weight": float,
     "turn_rewards": tuple,
-    "routed_experts": _as_rows,
+    "routed_experts": partial(_as_rows, SampleRows),
+    "sampling_mask": partial(_as_rows, SampleMasks),
     "teachers": _as_teachers,
 }

@@ -39,10 +39,13 @@ TRAINER_COLUMNS = tuple(column for column in COLUMNS if column.trainer_name)
 
 def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
     """Return the columns of the first `length` response tokens, by field."""
-    prompt, rows = sample.tokens.size - sample.response_length, sample.routed_experts
+    prompt, rows, masks = sample.tokens.size - sample.response_length, sample.routed_experts, sample.sampling_mask
     columns = {column.name: getattr(sample, column.name)[:length] for column in COLUMNS}
-    teachers = {name: column[:length] for name, column in sample.teachers.items()}
-    return columns | {"routed_experts": None if rows is None else rows.first(prompt + length), "teachers": teachers}
+    return columns | {
+        "routed_experts": None if rows is None else rows.first(prompt + length),
+        "sampling_mask": None if masks is None else masks.part(0, length),
+        "teachers": {name: column[:length] for name, column in sample.teachers.items()},
+    }
 
 
 def trainer_columns(sample: Sample) -> dict[str, npt.NDArray[Any]]:

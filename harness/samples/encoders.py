@@ -62,6 +62,10 @@ def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
         if is_wrong.any():
             at = int(np.flatnonzero(is_wrong)[0])
             raise SegmentError(f"{name} at token {at} is {sampled[at]} in the sample and {mine[at]} in the segment")
+    if whole.sampling_mask is not None:
+        masks = segment.sampling_mask
+        if masks is None or masks.part(0, kept).to_plain() != whole.sampling_mask.part(0, kept).to_plain():
+            raise SegmentError("sampling_mask differs from the sample's; an encoder keeps it")
     late = np.flatnonzero(segment.behavior_versions[kept:] != NOT_SAMPLED)
     if late.size:
         raise SegmentError(f"token {kept + int(late[0])} counts as sampled, but follows an appended one")

@@ -11,6 +11,7 @@ import numpy as np
 from harness.samples.delivery import Branch, DeliveryPlan, weigh
 from harness.samples.proximal import staleness
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
+from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
@@ -54,6 +55,12 @@ def _build(
     rows = SampleRows.of_turns(recorded, tokens.size) if recorded else None
     if rows is not None and rows.missing:
         stamped["missing_rows"] = rows.missing
+    masked_turns = [turn.masks for turn in turns if turn.masks is not None]
+    masks = SampleMasks.of_turns(masked_turns, start, tokens.size) if masked_turns else None
+    if masks is not None:
+        stamped["filtered_turns"] = len(masked_turns)
+        if masks.missing:
+            stamped["missing_masks"] = masks.missing
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
@@ -67,6 +74,7 @@ def _build(
         repeat_terminated=int(turns[-1].repeat_terminated),
         metadata=stamped,
         routed_experts=rows,
+        sampling_mask=masks,
     )
 
 

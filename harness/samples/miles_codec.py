@@ -49,6 +49,11 @@ def encode_for_miles(
     tensors: dict[str, npt.NDArray[Any]] = {}
     described: list[Json] = []
     for number, sample in enumerate(kept):
+        if sample.sampling_mask is not None:
+            raise MalformedRequest(
+                "record: expected no sampling_mask in sessions for miles, which normalizes over the whole vocabulary",
+                param="record",
+            )
         tensors[f"tokens.{number}"] = sample.tokens.astype(np.int64)
         tensors[f"loss_mask.{number}"] = sample.loss_mask.astype(np.uint8)
         tensors[f"rollout_log_probs.{number}"] = sample.rollout_log_probs.astype(np.float64)

@@ -7,6 +7,7 @@ stay at the token that they describe.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from harness.errors import SegmentError
 from harness.samples.segments import COLUMNS, Segment, TokenColumns
+from harness.sampling_masks import SampleMasks
 
 Positions = npt.NDArray[np.int32]
 
@@ -30,6 +32,8 @@ class Pack(TokenColumns):
     """int32 [rows, n]: index of each token in its segment."""
     numbers: npt.NDArray[np.int64]
     """int64 [k]: segment indices in the packing input."""
+    sampling_mask: SampleMasks | None = None
+    """Candidates of each token, if a segment has some: logprobs of those tokens are over them."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
@@ -43,6 +47,7 @@ class Pack(TokenColumns):
             cu_seqlens=_read_only(np.cumsum([0, *lengths], dtype=np.int32)),
             position_ids=_read_only(np.tile(positions, (position_rows, 1))),
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
+            sampling_mask=SampleMasks.join([each.sampling_mask for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -61,8 +66,14 @@ class Pack(TokenColumns):
 
     def segments(self) -> list[Segment]:
         """Split the pack."""
-        borders = zip(self.cu_seqlens[:-1], self.cu_seqlens[1:], strict=True)
-        return [Segment(**{name: getattr(self, name)[start:end] for name in COLUMNS}) for start, end in borders]
+        masks = self.sampling_mask
+        return [
+            Segment(
+                **{name: getattr(self, name)[start:end] for name in COLUMNS},
+                sampling_mask=None if masks is None else masks.part(start, end),
+            )
+            for start, end in pairwise(self.cu_seqlens.tolist())
+        ]
 
     def digest(self) -> str:
         """Return the blake2b-128 of borders and columns in hex."""
@@ -70,6 +81,9 @@ class Pack(TokenColumns):
         for name in COLUMNS:
             column = getattr(self, name)
             state.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
+        if self.sampling_mask is not None:
+            plain = self.sampling_mask.to_plain()
+            state.update(plain["values"] + plain["offsets"])
         return state.hexdigest()
 
 

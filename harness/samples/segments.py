@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED, Versions
+from harness.sampling_masks import SampleMasks
 from harness.types import Logprobs, Sample, TokenIds
 
 
@@ -55,6 +56,9 @@ class Segment(TokenColumns):
     do not fit, no tokens, a trained first token, or proximal values of neither the next version nor the behavior.
     """
 
+    sampling_mask: SampleMasks | None = None
+    """Candidates of the first tokens; later ones have none."""
+
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
             object.__setattr__(self, name, _as_column(name, getattr(self, name), dtype))
@@ -71,6 +75,8 @@ class Segment(TokenColumns):
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"
             )
         self._check_proximal()
+        if self.sampling_mask is not None and len(self.sampling_mask.states) > size:
+            raise SegmentError(f"sampling_mask has {len(self.sampling_mask.states)} masks for {size} tokens")
 
     def _check_proximal(self) -> None:
         is_unmet = self.proximal_versions == self.behavior_versions
@@ -96,6 +102,7 @@ class Segment(TokenColumns):
             proximal_logprobs=_after_prompt(prompt, 0.0, sample.proximal_logprobs),
             behavior_versions=_after_prompt(prompt, NOT_SAMPLED, sample.behavior_versions),
             proximal_versions=_after_prompt(prompt, NOT_SAMPLED, sample.proximal_versions),
+            sampling_mask=SampleMasks.join([None, sample.sampling_mask], [prompt, sample.response_length]),
         )
 
     @classmethod
@@ -123,7 +130,8 @@ class Segment(TokenColumns):
 
     def first(self, tokens: int) -> Self:
         # Safe to cut: every value was computed from the tokens before it alone.
-        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS})
+        masks = None if self.sampling_mask is None else self.sampling_mask.part(0, tokens)
+        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS}, sampling_mask=masks)
 
 
 class TooLong(StrEnum):

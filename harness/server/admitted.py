@@ -184,8 +184,9 @@ class AdmittedTurns:
         try:
             if not await within(self.commit_s, self.store.commit(turn.session.session_id, outcome)):
                 raise StoreError(f"the store did not keep a turn within {self.commit_s:g} s")
-            if outcome.rows is not None and self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
-                outcome = replace(outcome, rows=None)  # an aborted turn may continue, and then needs them
+            if self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
+                # An aborted turn may continue, and then needs them.
+                outcome = replace(outcome, rows=None, masks=None)
         except BaseException as error:
             outcome = lose_turn(outcome, _as_reason(error))
             raise

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.engines.routed_experts import check_returned
+from harness.engines.sampling_masks import check_masks
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.machine.clock import Clock
 from harness.machine.log import get_logger
@@ -218,6 +219,7 @@ class Generation:
             result = await self._generate(request)
             able = self.engine.capabilities
             check_returned(able.engine, able.routed_experts, request, result)
+            result = check_masks(able.engine, able.vocab_size, able.max_mask_ids, request, result)
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: no task waits for it then

@@ -46,7 +46,7 @@ from harness.sessions.record import (
     session_totals,
 )
 from harness.sessions.session import Session
-from harness.sessions.session_config import SessionConfig
+from harness.sessions.session_config import Recorded, SessionConfig
 
 SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""
@@ -105,10 +105,14 @@ class OwnSessions(SessionsApi):
         is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
         config = await turns.heavy_work.do(len(body), work) if is_long else work()
         engine = turns.engine.capabilities
-        if config.record and engine.routed_experts is None:
+        returned = {
+            Recorded.ROUTED_EXPERTS: engine.routed_experts is not None,
+            Recorded.SAMPLING_MASK: engine.max_mask_ids > 0,
+        }
+        if missing := [kind for kind in config.record if not returned[kind]]:
             raise MalformedRequest(
-                f"record: expected none, the {engine.engine} engine of this server returns no routed experts;"
-                " see docs/replay.md",
+                f"record: expected no {missing[0]}, the {engine.engine} engine of this server returns none; see"
+                " docs/replay.md",
                 param="record",
             )
         names = self._teachers.names if config.teachers is None else config.teachers

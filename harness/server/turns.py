@@ -48,13 +48,13 @@ from harness.server.store.rows import TokenizerName
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
-from harness.sessions.admission import require_served
+from harness.sessions.admission import require_pinned, require_served
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import KnownAnswer, Session
-from harness.sessions.session_config import Strays, StreamingMode
+from harness.sessions.session_config import Recorded, Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
@@ -167,6 +167,8 @@ class TurnService:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
+        if Recorded.SAMPLING_MASK in session.config.record:
+            require_pinned(asked, session.config.sampling)
         known, own_id = session.known_answer(digest, says_retry=client.says_retry), next(self._request_ids)
         if known is None and session.inherits:
             known = _inherited_answer(session, read)

@@ -63,6 +63,23 @@ def plan_sampling(
     return SamplingParams(**stated)
 
 
+_PINNED = ("temperature", "top_p", "top_k", "min_p")
+
+
+def require_pinned(asked: SamplingWishes, overrides: SamplingWishes) -> None:
+    """Raise `MalformedRequest` for a value that is not the session's, or without one the neutral value."""
+    neutral = SamplingParams()
+    for name in _PINNED:
+        wished, owned = getattr(asked, name), getattr(overrides, name)
+        pinned = getattr(neutral, name) if owned is None else owned
+        if wished not in (None, pinned):
+            raise MalformedRequest(
+                f"{name}: expected {pinned:g}, the value of the session, whose logprobs are over its sampling masks;"
+                f" got {wished:g}. Leave it out, or set it in the `sampling` of the session",
+                param=name,
+            )
+
+
 def require_served(ignored: Sequence[str]) -> None:
     """Raise `MalformedRequest` for the first ignored field."""
     if ignored:

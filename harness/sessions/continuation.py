@@ -24,6 +24,7 @@ own output is decided here from the whole output:
 Pure: the server calls the engine, waits at the gate and decides when to give up.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
@@ -98,6 +99,8 @@ class Output(msgspec.Struct, frozen=True):
     """Leading tokens that complete no stop string."""
     rows: TurnRows | None = None
     """None if not recorded."""
+    masks: TurnRows | None = None
+    """None if not recorded."""
 
     @classmethod
     def nothing(cls) -> Self:
@@ -121,6 +124,7 @@ class Output(msgspec.Struct, frozen=True):
             discarded=turn.discarded,
             unknown=turn.unknown,
             rows=turn.rows,
+            masks=turn.masks,
         )
 
     @property
@@ -132,6 +136,10 @@ class Output(msgspec.Struct, frozen=True):
         """Append the next request's output; `missing_rows` is the state of rows that it lacks."""
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
+        rows, masks, stop = self.rows, self.masks, int(result.input_ids.size + result.output_ids.size)
+        if result.output_ids.size:  # else it has explained no token: the next request asks for the same rows
+            rows = rows and rows.join(result.rows, stop - 1, missing_rows)
+            masks = masks and masks.join(result.masks, stop, missing_rows)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
         lost = UnknownOutput(result.request_id, result.unheard_tokens, _RETRACTED)
         unheard = (lost,) if lost.at_most else ()
@@ -160,14 +168,15 @@ class Output(msgspec.Struct, frozen=True):
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
             unknown=(*self.unknown, *unheard),
-            rows=self._join_rows(result, missing_rows),
+            rows=rows,
+            masks=masks,
         )
 
-    def _join_rows(self, result: GenerationResult, missing: RowState) -> TurnRows | None:
-        # A request without output has explained no token: the next one asks for the same rows.
-        if self.rows is None or not result.output_ids.size:
-            return self.rows
-        return self.rows.join(result.rows, int(result.input_ids.size + result.output_ids.size) - 1, missing)
+    @property
+    def missing_rows(self) -> dict[str, int]:
+        """Count the missing rows of both kinds by state."""
+        kinds = (Counter(each.missing) for each in (self.rows, self.masks) if each is not None)
+        return dict(sum(kinds, Counter[str]()))
 
     def join_broken(self, partial: GenerationResult, arrived: int, budget: int, cause: Broken) -> Self:
         """Append `partial`, the usable part of a broken request's `arrived` tokens."""
@@ -215,6 +224,7 @@ class Output(msgspec.Struct, frozen=True):
             unknown=self.unknown,
             scorings=self.scorings,
             rows=None if self.rows is None else TurnRows(self.rows.start),
+            masks=None if self.masks is None else TurnRows(self.masks.start),
         )
 
     def next_request(
@@ -273,6 +283,7 @@ class Output(msgspec.Struct, frozen=True):
             forced_tokens=max(0, self.forced_tokens - over),
             discarded=(*self.discarded, *surplus),
             rows=None if self.rows is None else self.rows.until(self.rows.stop - over),
+            masks=None if self.masks is None else self.masks.until(self.masks.stop - over),
         )
 
 

@@ -26,11 +26,11 @@ from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, RetryStanding, Treatment, digest_kind, standing
 from harness.sessions.script import Step, next_step
-from harness.sessions.session_config import AfterIncomplete, MissingRowsPolicy, SessionConfig
+from harness.sessions.session_config import AfterIncomplete, MissingRowsPolicy, Recorded, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.weights.waiting import WaitingTurns
-from harness.token_rows import TurnRows
+from harness.token_rows import RecordedRows
 from harness.tokens.history import History, Prefix
 from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
@@ -88,8 +88,17 @@ class Session:
 
     @property
     def records_rows(self) -> bool:
-        """True if turns keep the experts of their tokens."""
+        """True if turns keep rows beside their tokens."""
         return bool(self.config.record)
+
+    @property
+    def records_experts(self) -> bool:
+        """True if turns keep the experts of their tokens."""
+        return Recorded.ROUTED_EXPERTS in self.config.record
+
+    def has_rows(self, turn: Turn) -> bool:
+        """Return True if the turn keeps rows: masks only where some tokens were no candidates."""
+        return self.records_experts or turn.params.sampling_mask
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -263,12 +272,14 @@ class Session:
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         self._require_open()
         params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
+        if Recorded.SAMPLING_MASK in self.config.record:
+            params = replace(params, sampling_mask=params.filters_tokens)
         step = self._step(request.notes.script_step)
         if step is not None:
             params = step.plan(params)
         path = before.extend(request.context_ids)
         place_in_tree = (self._admitted, point.parent, point.key, ordinal)
-        admission = Admission(*place_in_tree, path, request, params, now, step=step, records_rows=self.records_rows)
+        admission = Admission(*place_in_tree, path, request, params, now, step=step, records_rows=self.records_experts)
         self._in_flight[admission.index] = admission
         self._tools = request.tools
         self._count(admission.index, point.key, ordinal)
@@ -280,7 +291,7 @@ class Session:
         self._require_open()
         turn = self._tree.turn(index)
         path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.notes.script_step)
-        admission = readmit(turn, path, step, now, response_id, records_rows=self.records_rows)
+        admission = readmit(turn, path, step, now, response_id, records_rows=self.records_experts)
         self._in_flight[index] = admission
         return admission
 
@@ -408,16 +419,17 @@ class Session:
         frozen.refusals = self.refusals.copy()
         return frozen
 
-    def put_rows(self, rows: Mapping[int, TurnRows]) -> None:
+    def put_rows(self, rows: Mapping[int, RecordedRows]) -> None:
         """Add the rows, by turn, that only the store has. Raise `StoreError` if one of a finished turn is missing."""
         for turn in self.turns:
-            if turn.rows is None and turn.is_usable:
+            if turn.rows is None and turn.masks is None and turn.is_usable and self.has_rows(turn):
                 if turn.index not in rows:
                     raise StoreError(
                         f"turn {turn.index} of session {self.session_id} has no rows in the store; collect it again,"
                         " from its successor if it was taken over"
                     )
-                self._tree.replace(replace(turn, rows=rows[turn.index]))
+                kept = rows[turn.index]
+                self._tree.replace(replace(turn, rows=kept.experts, masks=kept.masks))
         self._plan = None
 
     @property

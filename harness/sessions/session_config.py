@@ -42,6 +42,7 @@ class Recorded(StrEnum):
     """Rows to record beside tokens; see `token_rows`."""
 
     ROUTED_EXPERTS = "routed_experts"
+    SAMPLING_MASK = "sampling_mask"
 
 
 class MissingRowsPolicy(StrEnum):

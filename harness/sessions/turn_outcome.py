@@ -67,6 +67,8 @@ class Admission(msgspec.Struct, frozen=True):
     def output_so_far(self) -> Output:
         """Return the output of earlier requests."""
         output = Output.nothing() if self.prior is None else Output.of_turn(self.prior)
+        if self.params.sampling_mask and output.masks is None:
+            output = structs.replace(output, masks=TurnRows(self.path.length))
         if not self.records_rows or output.rows is not None:
             return output
         before = self.path.length - int(self.request.context_ids.size)
@@ -119,7 +121,7 @@ def end_turn(
         malformed_tool_call=reply.is_malformed or earlier.malformed_tool_call,
         matched_stop=reply.matched_stop or earlier.matched_stop,
         error=_error_note(error),
-        missing_rows={} if output.rows is None else output.rows.missing,
+        missing_rows=output.missing_rows,
     )
     turn = Turn(
         index=admission.index,
@@ -146,6 +148,7 @@ def end_turn(
         discarded=output.discarded,
         unknown=output.unknown,
         rows=output.rows,
+        masks=output.masks,
     )
     # Proximal values come from earlier attempts and from this one's requests (I7).
     if prior is not None and prior.is_suspended:

@@ -93,6 +93,14 @@ class FakeServer:
         """Weights were loaded, and the keys and values of those before them were not thrown away since."""
         self.change_rows: Callable[[npt.NDArray[Any]], npt.NDArray[Any] | None] = lambda rows: rows
         """What it returns in place of the routed experts."""
+        self.most_candidates = 4096
+        """Of a token, in SGLang's sampling masks; 0 on a server that knows none."""
+        self.over_masks = 0
+        """Logprobs over them that SGLang returns; 0 for one of each token."""
+        self.returns_masks = False
+        """vLLM with `--return-sampling-mask`."""
+        self.change_masks: Callable[[list[list[int]]], list[list[int]]] = lambda masks: masks
+        """What it returns in place of the sampling masks."""
         self.honors_offset = True
         """Returns the rows from where it was asked to."""
         self.url = ""

@@ -99,7 +99,13 @@ class FakeSGLang(FakeServer):
             stop=tuple(sampling.get("stop", ())),
             stop_token_ids=tuple(sampling.get("stop_token_ids", ())),
             top_logprobs=body.get("top_logprobs_num", 0),
+            sampling_mask=body.get("return_sampling_mask", False) and self._takes_masks(sampling["top_k"]),
         )
+
+    def _takes_masks(self, top_k: int) -> bool:
+        # As the scheduler of SGLang 0.5.23 requires.
+        assert 1 <= top_k <= self.most_candidates, f"top_k={top_k}"
+        return True
 
     def _told(self, body: Json, result: GenerationResult) -> Told:
         told = Told.truth(result, self.engine.weight_version, self._scale(self._params(body)))
@@ -173,6 +179,9 @@ class FakeSGLang(FakeServer):
             meta["weight_versions"] = told.spans
             if told.rows is not None and (rows := self.change_rows(told.rows)) is not None:
                 meta["routed_experts"] = b64encode(rows.astype("<i4").tobytes()).decode()
+        if told.masks is not None:
+            meta["output_token_sampling_mask"] = self.change_masks(told.masks)
+            meta["output_token_sampling_logprobs"] = [-0.125] * (self.over_masks or len(told.ids))
         if self.lie is Lie.MISSING_LOGPROBS:
             del meta["output_token_logprobs"]
         return {"text": "", "output_ids": told.ids[sent:], "meta_info": meta}
@@ -226,7 +235,7 @@ class FakeSGLang(FakeServer):
     async def _server_info(self, request: web.Request) -> web.Response:
         longest = self.engine.capabilities.context_length - 6
         told = {"version": "0.5.23", "max_req_input_len": longest, "incremental_streaming_output": self._incremental}
-        return web.json_response(told | {"dp_size": self.ranks})
+        return web.json_response(told | {"dp_size": self.ranks, "sampling_mask_max_tokens": self.most_candidates})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self._gate.is_set() else 503)

@@ -72,6 +72,10 @@ class FakeVLLM(FakeServer):
         if "request_id" not in body:
             return web.json_response({"error": {"message": "field required", "code": 400}}, status=400)
         self.bodies.append(body)
+        sampling = body.get("sampling_params", {})
+        if self.returns_masks and not (sampling["top_k"] > 0 and sampling["temperature"] > 0):
+            message = "sampling distribution replay requires top_k > 0 and temperature > 0"
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
         rank = request.headers.get("x-data-parallel-rank")
         self.asked_ranks.append(None if rank is None else int(rank))
         if refusal := await self._refusal():
@@ -193,6 +197,7 @@ class _Wire:
             stop=tuple(self.sampling["stop"]),
             stop_token_ids=tuple(self.sampling["stop_token_ids"]),
             top_logprobs=self.sampling["logprobs"],
+            sampling_mask=self.server.returns_masks,
         )
 
     def generation(self, request: web.Request) -> GenerationRequest:
@@ -249,6 +254,8 @@ class _GenerateWire(_Wire):
             "logprobs": None if self.server.lie is Lie.MISSING_LOGPROBS else {"content": content[sent:]},
             "weight_versions": told.spans or None,
         }
+        if told.masks is not None:
+            choice["sampling_mask"] = self.server.change_masks(told.masks)
         if told.rows is not None and (rows := self.server.change_rows(told.rows)) is not None:
             np.save(file := BytesIO(), rows)
             choice["routed_experts"] = b64encode(file.getvalue()).decode()

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy.typing as npt
 
+from harness.token_rows import RaggedRows
 from harness.types import GenerationResult, Json, TopLogprobs
 
 
@@ -78,6 +80,8 @@ class Told:
     """The guard's answer to a probe."""
     rows: npt.NDArray[Any] | None = None
     """Routed experts."""
+    masks: list[list[int]] | None = None
+    """Candidates of each token."""
 
     @classmethod
     def truth(cls, result: GenerationResult, version: str, scale: float = 1.0) -> "Told":
@@ -99,6 +103,7 @@ class Told:
             prompt_named=[] if prompt is None else result.input_ids[prompt.start :].tolist(),
             prompt_logprobs=[] if prompt is None else prompt.logprobs.tolist(),
             rows=None if result.rows is None else result.rows.values,
+            masks=None if result.masks is None else _lists(result.masks),
         )
 
     def cut(self, size: int, finish: str) -> None:
@@ -118,6 +123,10 @@ class Told:
         if change is not None:
             change(self)
         return self
+
+
+def _lists(masks: RaggedRows) -> list[list[int]]:
+    return [masks.values[start:end].tolist() for start, end in pairwise(masks.offsets)]
 
 
 def _append(told: Told, token_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The experts that the scripted engine chose for the tokens of a sample, worked out from its tokens and versions."""
+"""Experts and candidates of a sample's tokens in the scripted engine, worked out from its tokens and versions."""
 
 from collections.abc import Mapping, Set
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.engines.scripted import scripted_experts
+from harness.engines.scripted import scripted_experts, scripted_masks
 from harness.samples.codec import sample_from_json
+from harness.sampling_masks import SampleMasks
 from harness.token_rows import RoutedExperts, RowState, SampleRows
 from harness.types import Sample
+from tests.builders import toy_tokenizer
 
 ROUTER = RoutedExperts(layers=2, top_k=2, experts=8)
 """That of the scripted engine."""
@@ -36,6 +38,30 @@ def must_be_true(sample: Sample | Mapping[str, Any], may_miss: Set[RowState] = f
     present = rows.states == RowState.PRESENT
     wrong = np.flatnonzero(present & (rows.values != true).any(axis=(1, 2))) if present.any() else []
     assert not len(wrong), f"wrong at {[*wrong]} of {size} tokens"
+
+
+def masks_of(sample: Sample | Mapping[str, Any]) -> SampleMasks:
+    """The masks of a sample, which must have some."""
+    masks = (sample if isinstance(sample, Sample) else sample_from_json(dict(sample))).sampling_mask
+    assert masks is not None
+    return masks
+
+
+def masks_must_be_true(sample: Sample | Mapping[str, Any], may_miss: Set[RowState] = frozenset()) -> None:
+    """Every sampled token has its candidates, those of its own version; only `may_miss` are missing (I12)."""
+    sample = sample if isinstance(sample, Sample) else sample_from_json(dict(sample))
+    masks, start = masks_of(sample), sample.tokens.size - sample.response_length
+    states = [RowState(state) for state in masks.states.tolist()]
+    sampled = (sample.behavior_versions >= 0).tolist()
+    assert [state is not RowState.NOT_READ for state in states] == sampled
+    assert {*states} <= {RowState.PRESENT, RowState.NOT_READ, *may_miss}
+    missing = {state.name.lower(): states.count(state) for state in may_miss if state in states}
+    assert sample.metadata.get("missing_masks", {}) == missing
+    for at, state in enumerate(states):
+        token = sample.tokens[start + at : start + at + 1]
+        true = scripted_masks(token, start + at, str(sample.behavior_versions[at]), toy_tokenizer().vocab_size)[0]
+        found = masks.values[masks.offsets[at] : masks.offsets[at + 1]]
+        assert found.tolist() == (true.tolist() if state is RowState.PRESENT else []), f"wrong at {at}"
 
 
 def true_rows(sample: Sample) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.adapters.agents import AGENT_RESULT, stated_number
 from harness.adapters.miles.settings import COMMIT
+from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
 from harness.samples.columns import empty_trainer_columns, trainer_columns
 from harness.samples.rollout import ENDED_WELL, Rollout
@@ -98,6 +99,8 @@ def _stamps(rollout: Rollout) -> Json:
 
 
 def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
+    if ours is not None:
+        require_no_masks(ours, "miles and slime")
     tokens: Sequence[int] = [] if ours is None else ours.tokens.tolist()
     length = 0 if ours is None else ours.response_length
     sample.tokens = list(tokens)

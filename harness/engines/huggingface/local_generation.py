@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
+from harness.token_rows import RaggedRows
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     FinishReason,
@@ -40,12 +42,14 @@ class StopRules(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """Sampled token; alternatives only if requested."""
+    """Sampled token; alternatives and mask only if requested."""
 
     token_id: int
     logprob: float
     top_ids: Sequence[int] = ()
     top_logprobs: Sequence[float] = ()
+    mask: npt.ArrayLike = ()
+    """Candidates, the token among them."""
 
 
 class PromptScores:
@@ -159,6 +163,11 @@ class LocalGeneration:
             return FinishReason.REPEAT
         return None
 
+    def _masks(self) -> RaggedRows | None:
+        if not self.request.params.sampling_mask:
+            return None
+        return RaggedRows.of(self.prompt_length, [sampled.mask for sampled in self.sampled])
+
     def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
         """Return the output so far, ended by `reason`."""
         top = None
@@ -177,6 +186,7 @@ class LocalGeneration:
             matched_stop=self._matched_stop,
             top_logprobs=top,
             prompt_logprobs=self.scores.result() if self.scores else None,
+            masks=self._masks(),
             cached_tokens=self.tokens.cached_tokens or 0,
             seconds=now - self._started_at,
         )

@@ -29,6 +29,7 @@ from harness.engines.huggingface.local_generation import StopRules
 from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
 from harness.engines.repeat_guard import choose_guard, object_key_ids, prove_guard
+from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineError, EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -115,6 +116,7 @@ class HuggingFaceTokenProvider:
             weights_digest=engine.facts.weights_digest,
             repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,
             follows_scripts=True,
+            max_mask_ids=MAX_MASK_IDS,
         )
 
     @property

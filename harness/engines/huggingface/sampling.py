@@ -2,7 +2,7 @@
 
 The token with the largest `logit / temperature + Gumbel noise` is a sample of the softmax. The noise depends only on
 the request's seed and the token's position, so a request is reproducible in any batch and after an interruption, up to
-rounding. Logprobs are the model's own, before temperature and filters.
+rounding. Logprobs are the model's own, before temperature and filters; with a sampling mask, over the candidates.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.huggingface.local_generation import SampledToken
+from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineReplyInvalid
 from harness.types import Logprobs, SamplingParams, TokenIds
 
@@ -44,11 +45,15 @@ def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """Sample one token for each row of `logits`, float32 [rows, vocabulary]."""
-    token_ids = np.array([_choose(logits[index], row) for index, row in enumerate(rows)])
+    choices = [_choose(logits[index], row) for index, row in enumerate(rows)]
+    token_ids = np.array([choice.token_id for choice in choices])
     normalizers = logits.logsumexp(dim=-1).numpy()
     logprobs = logits.numpy()[np.arange(len(rows)), token_ids] - normalizers
     _require_finite(logprobs)
-    sampled = [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs.tolist(), strict=True)]
+    sampled = [
+        _with_mask(choice) if row.params.sampling_mask else SampledToken(choice.token_id, logprob)
+        for choice, row, logprob in zip(choices, rows, logprobs.tolist(), strict=True)
+    ]
     counts = [row.params.top_logprobs for row in rows]
     if not any(counts):
         return sampled
@@ -60,17 +65,31 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     ]
 
 
-def _choose(logits: Tensor, row: SamplingRow) -> int:
+class _Choice(NamedTuple):
+    token_id: int
+    scaled: Tensor | None = None
+    """Logits after temperature, minus infinity where filtered; None if the token was the only candidate."""
+
+
+def _with_mask(choice: _Choice) -> SampledToken:
+    if choice.scaled is None:
+        return SampledToken(choice.token_id, 0.0, mask=[choice.token_id])
+    logprob = float(choice.scaled[choice.token_id] - choice.scaled.logsumexp(dim=-1))
+    return SampledToken(choice.token_id, logprob, mask=np.flatnonzero(choice.scaled.numpy() > -np.inf))
+
+
+def _choose(logits: Tensor, row: SamplingRow) -> _Choice:
     # One row at a time, because a row fits into the processor's cache.
     if row.told is not None:
-        return row.told
+        return _Choice(row.told)
     if row.forbidden:
         logits = logits.index_fill(0, torch.tensor(row.forbidden), -torch.inf)
     if row.params.temperature == 0:
-        return int(logits.argmax())
+        return _Choice(int(logits.argmax()))
     params, scaled = row.params, (logits - logits.max()) / row.params.temperature
-    if 0 < params.top_k < scaled.numel():
-        scaled[scaled < scaled.topk(params.top_k).values[-1]] = -np.inf
+    top_k = params.top_k or (MAX_MASK_IDS if params.sampling_mask else 0)
+    if 0 < top_k < scaled.numel():
+        scaled[scaled < scaled.topk(top_k).values[-1]] = -np.inf
     if params.top_p < 1:  # of what top-k has left
         scaled[scaled < _top_p_threshold(scaled, params.top_p)] = -np.inf
     if params.min_p > 0:
@@ -80,7 +99,7 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
     key = np.array([row.seed & _WORD, row.position], np.uint64)
     noise = np.random.Generator(np.random.Philox(key=key)).standard_exponential(scaled.numel())
     np.log(noise, out=noise)
-    return int(np.subtract(scaled.numpy(), noise, out=noise).argmax())
+    return _Choice(int(np.subtract(scaled.numpy(), noise, out=noise).argmax()), scaled)
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:

@@ -270,6 +270,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         version=" and ".join(sorted({each.version for each in all_capabilities})),
         # The pool sends scripts only to workers that follow them.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),
+        max_mask_ids=min(each.max_mask_ids for each in all_capabilities),
         routed_experts=first.routed_experts if len({each.routed_experts for each in all_capabilities}) == 1 else None,
     )
 

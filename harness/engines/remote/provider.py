@@ -91,6 +91,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         """See `ProvesScripts`."""
         self._follows_scripts = False
         self._router: RoutedExperts | None = None
+        self._max_mask_ids = 0
         self._ranks = Placement()
         """Data-parallel ranks, each with its own cache."""
         self._capabilities: Capabilities | None = None
@@ -121,6 +122,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
             if self.continues_at_entry:
                 await self.resume()
             async with limit_test_time(self._client.name, self._self_test_s):
+                self._max_mask_ids = await self._find_masks()
                 if self._wanted_guard is not None:
                     self._guard = await self.active_guard()
                     require_guard(self.capabilities, self._wanted_guard)
@@ -189,6 +191,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
         """Return the digest of the active repeat guard, or None; generates a token or two."""
 
     @abstractmethod
+    async def _find_masks(self) -> int:
+        """Return the most candidates of a token that the server returns, 0 if none."""
+
+    @abstractmethod
     async def _connect(self) -> None:
         """Collect what `_describe` needs. Raises `EngineError`."""
 
@@ -202,8 +208,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @staticmethod
     def _comes_in_pieces(request: GenerationRequest) -> bool:
-        # Alternatives are large, and an interrupted output does not keep them, so such an answer comes whole.
-        return request.on_delta is not None and not request.params.top_logprobs
+        # Alternatives and masks are large, chunks repeat them, and an interrupted output does not keep them, so such an
+        # answer comes whole.
+        params = request.params
+        return request.on_delta is not None and not params.top_logprobs and not params.sampling_mask
 
     def _join_ranks(self, names: Iterable[str]) -> None:
         self._ranks = Placement()

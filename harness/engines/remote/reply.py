@@ -16,7 +16,7 @@ import numpy.typing as npt
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
 from harness.samples.versions import require_settled
-from harness.token_rows import RoutedExperts, TokenRows
+from harness.token_rows import RaggedRows, RoutedExperts, TokenRows
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -85,6 +85,11 @@ class Asked(msgspec.Struct, frozen=True):
         return f"{self.engine}, request {self.request.request_id}"
 
     @property
+    def wants_masks(self) -> bool:
+        """True to ask for masks; those of a script are its ids."""
+        return self.request.params.sampling_mask and self.request.script_ids is None
+
+    @property
     def plugin_arguments(self) -> Json:
         """Arguments for our plugins in the server."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
@@ -120,6 +125,8 @@ class EngineReply(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids from `rows_from` on, shape [tokens, layers, top_k]."""
+    masks: Sequence[Sequence[int]] | None = None
+    """Candidates of each output token."""
     has_lost_tokens: bool = False
     """True if it may have sampled more than it returned."""
     seconds: float = 0.0
@@ -127,12 +134,12 @@ class EngineReply(msgspec.Struct, frozen=True):
 
 def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     """Limit the budget to the rest of the context. Raises `EngineRejected`."""
-    request = asked.request
+    request, params = asked.request, asked.request.params
     check_request(capabilities, request)
     budget = capabilities.context_length - request.input_ids.size
-    if request.params.max_new_tokens <= budget:
-        return asked
-    params = replace(request.params, max_new_tokens=budget)
+    if params.sampling_mask and not params.top_k:  # servers take no request for masks without a bound
+        params = replace(params, top_k=capabilities.max_mask_ids)
+    params = replace(params, max_new_tokens=min(params.max_new_tokens, budget))
     return msgspec.structs.replace(asked, request=replace(request, params=params))
 
 
@@ -169,6 +176,7 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
         prompt_logprobs=_verify_prompt(asked, reply, reason),
         # Servers that continue a request under other weights read its tokens again, and return the rows of that pass.
         rows=_verify_rows(asked, reply.rows, size) if len(version_spans) == 1 else None,
+        masks=_read_masks(asked, reply),
         unheard_tokens=asked.request.params.max_new_tokens - size if reply.has_lost_tokens else 0,
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
@@ -293,6 +301,14 @@ def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: 
     if rows.size and not 0 <= rows.min() <= rows.max() < router.experts:
         refuse(asked, f"expert ids {rows.min()}..{rows.max()}, expected 0..{router.experts - 1}")
     return TokenRows(start, rows.astype(router.dtype, copy=False))
+
+
+def _read_masks(asked: Asked, reply: EngineReply) -> RaggedRows | None:
+    # `engines.sampling_masks` checks them. A server may return some that were not asked for.
+    masks = reply.masks if asked.wants_masks else [[token_id] for token_id in reply.output_ids]
+    if masks is None or not asked.request.params.sampling_mask:
+        return None
+    return RaggedRows.of(int(asked.request.input_ids.size), masks)
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:

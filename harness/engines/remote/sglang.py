@@ -228,6 +228,9 @@ class SGLangTokenProvider(RemoteProvider):
         asked = msgspec.structs.replace(asked, probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
+    async def _find_masks(self) -> int:
+        return self._server.sampling_mask_max_tokens
+
     async def _connect(self) -> None:
         model = await find_model(self._client)
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
@@ -254,6 +257,7 @@ class SGLangTokenProvider(RemoteProvider):
             version=self._server.version,
             follows_scripts=self._follows_scripts,
             routed_experts=self._router,
+            max_mask_ids=self._max_mask_ids,
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:

@@ -55,6 +55,9 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[Entry] | None] | None = None
     routed_experts: bytes | None = None
     """Expert ids in C order, without shape and dtype; base64 in JSON."""
+    output_token_sampling_mask: list[list[TokenId]] | None = None
+    output_token_sampling_logprobs: list[float] | None = None
+    """Over the mask, after temperature."""
 
 
 class SGLangReply(msgspec.Struct):
@@ -86,6 +89,8 @@ class ServerInfo(msgspec.Struct):
     grammar_backend: str | None = None
     incremental_streaming_output: bool = False
     """True if chunks hold only what is new."""
+    sampling_mask_max_tokens: int = 0
+    """Most candidates of a token; 0 if the server knows no masks."""
     version: str = "of unknown version"
     dp_size: int = 1
 
@@ -147,7 +152,8 @@ def _rank(asked: Asked) -> Json:
 
 def _rows(asked: Asked) -> Json:
     start = asked.request.rows_from
-    return {} if start is None else {"return_routed_experts": True, "routed_experts_start_len": start}
+    experts = {} if start is None else {"return_routed_experts": True, "routed_experts_start_len": start}
+    return experts | ({"return_sampling_mask": True} if asked.wants_masks else {})
 
 
 def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
@@ -161,10 +167,14 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
     # An abort may precede the scheduler, so it alone may lack the guard's mark.
     if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
         refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
+    scored, masks = _read_entries(meta.output_token_logprobs or ()), meta.output_token_sampling_mask
+    if asked.wants_masks and masks is not None:  # raw logprobs beside masks would be of another distribution
+        scored = Scored.of(reply.output_ids[: len(over := meta.output_token_sampling_logprobs or ())], over)
     spans = meta.weight_versions or ()
     return EngineReply(
         output_ids=reply.output_ids,
-        scored=_read_entries(meta.output_token_logprobs or ()),
+        scored=scored,
+        masks=masks,
         finish_reason=FinishReason.REPEAT if finish.repeat_terminate == 1 else finish.type,
         request_id=meta.id,
         version_spans=spans,

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
+from harness.engines.base import Capabilities, EngineCount, EngineHealth, LogprobScale, PauseMode
 from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import Metrics, count_vllm
@@ -30,10 +30,12 @@ from harness.engines.remote.vllm_wire import (
     StreamedPieces,
     TokenApi,
     VLLMPiece,
+    bound_candidates,
     read_guard,
     read_piece,
 )
 from harness.engines.repeat_guard import GUARD_PROBE
+from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     STREAM_INTERVAL,
@@ -48,6 +50,7 @@ from harness.types import (
 )
 
 _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
+_ONE_CANDIDATE = SamplingParams(1, top_k=1, ignore_eos=True)
 _ENTRY_BYTES = 50  # of a reply, for each token
 _PROBE_S = 60.0
 _HEALTH_S = 5.0
@@ -221,6 +224,17 @@ class VLLMTokenProvider(RemoteProvider):
     def _control(self) -> VLLMControl:
         return VLLMControl(self._client)
 
+    async def _find_masks(self) -> int:
+        # A stated scale asks for an entry that generates nothing.
+        if isinstance(self._offer.api, CompletionsApi) or self._scale is not LogprobScale.RAW:
+            return 0
+        asked = self._prepare(GenerationRequest(as_ids([0]), _ONE_CANDIDATE, uuid4().hex))
+        piece = self._offer.api.piece(asked, await self._client.call(self._call_of(asked), self._offer.api.kind))
+        if piece.masks is None:
+            return 0
+        self._scale = LogprobScale.AFTER_TEMPERATURE  # with masks vLLM requires `--logprobs-mode processed_logprobs`
+        return MAX_MASK_IDS
+
     async def _connect(self) -> None:
         model = await find_model(self._client)
         # An empty request detects the endpoint: 400 if it exists, 403 or 404 if not.
@@ -255,10 +269,14 @@ class VLLMTokenProvider(RemoteProvider):
             may_stop_early=False,
             version=offer.version,
             routed_experts=self._router,
+            max_mask_ids=self._max_mask_ids,
         )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         name, router = self._client.name, None if request.rows_from is None else self._router
+        if self._max_mask_ids:
+            most = self._max_mask_ids if request.params.sampling_mask else self._vocab_size
+            request = replace(request, params=bound_candidates(request.params, most))
         asked = Asked(name, request, self._vocab_size, rank=self._rank_of(request), router=router)
         return fit_budget(self.capabilities, asked)
 

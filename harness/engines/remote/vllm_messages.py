@@ -71,6 +71,8 @@ class GenerateChoice(msgspec.Struct):
     weight_versions: list[VersionSpan] | None = None
     routed_experts: msgspec.Raw = NO_ENTRIES
     """Base64 of an `.npy` file, undecoded: a server sends it with every reply."""
+    sampling_mask: list[list[TokenId]] | None = None
+    """Candidates of each token; a server sends them with every reply."""
 
 
 class CompletionChoice(msgspec.Struct):

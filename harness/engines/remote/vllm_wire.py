@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class VLLMPiece:
     engine_id: str = ""
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids, with the last chunk."""
+    masks: list[list[int]] | None = None
 
     def add(self, other: "VLLMPiece") -> None:
         """Append a later chunk."""
@@ -65,6 +66,7 @@ class VLLMPiece:
         self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
         self.engine_id = other.engine_id or self.engine_id
         self.rows = self.rows if other.rows is None else other.rows
+        self.masks = self.masks if other.masks is None else [*(self.masks or ()), *other.masks]
 
     @property
     def scored(self) -> Scored:
@@ -149,6 +151,7 @@ class GenerateApi:
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.spans = choice.weight_versions
             piece.rows = _read_rows(asked, choice.routed_experts)
+            piece.masks = choice.sampling_mask
         return piece
 
 
@@ -264,7 +267,15 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
         prompt_scored=None if piece.prompt_scored is None else Scored.of_tokens(piece.prompt_scored),
         cached_tokens=cached if isinstance(cached, int) else 0,
         rows=piece.rows if piece.ids else None,
+        masks=piece.masks,
     )
+
+
+def bound_candidates(params: SamplingParams, most: int) -> SamplingParams:
+    """Return equal parameters for a server with `--return-sampling-mask`: neither greedy nor without `top_k`."""
+    if not params.temperature:
+        return replace(params, top_k=1, temperature=1.0)
+    return replace(params, top_k=params.top_k or most)
 
 
 def read_guard(piece: VLLMPiece) -> str | None:

@@ -182,6 +182,7 @@ class NativeServer:
                 "version": __version__,
                 "served_model_name": capabilities.model,
                 "max_req_input_len": capabilities.context_length - 1,
+                "sampling_mask_max_tokens": capabilities.max_mask_ids,
                 "grammar_backend": "own" if capabilities.follows_json_schema else "none",
                 "incremental_streaming_output": True,
                 "skip_tokenizer_init": True,

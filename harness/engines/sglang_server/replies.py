@@ -1,10 +1,11 @@
 """Replies of SGLang's native `/generate`. Pure.
 
 Chunks hold only what is new, as with `--incremental-streaming-output`, and there is no `text`, as with
-`--skip-tokenizer-init`.
+`--skip-tokenizer-init`. Sampling masks come with the last chunk, all of them.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, assert_never
 
 from harness.engines.sglang_server.requests import GenerateRequest
@@ -83,6 +84,9 @@ def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str,
         ],
         "e2e_latency": result.seconds,
     }
+    if (masks := result.masks) is not None:
+        meta["output_token_sampling_mask"] = [masks.values[a:b].tolist() for a, b in pairwise(masks.offsets)]
+        meta["output_token_sampling_logprobs"] = result.logprobs.tolist()
     return meta if scores is None else meta | _prompt_logprobs(asked, scores)
 
 

@@ -68,6 +68,7 @@ class GenerateRequest(msgspec.Struct):
     logprob_start_len: int = _NO_LOGPROBS
     top_logprobs_num: Count = 0
     stream: bool = False
+    return_sampling_mask: bool = False
     session_id: str | None = None
     text: None = None
     input_embeds: None = None
@@ -124,6 +125,7 @@ class GenerateRequest(msgspec.Struct):
             top_logprobs=self.top_logprobs_num if self.return_logprob else 0,
             min_new_tokens=asked.min_new_tokens,
             json_schema=asked.json_schema,
+            sampling_mask=self.return_sampling_mask,
         )
 
     @property

@@ -16,7 +16,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
-from harness.token_rows import TurnRows
+from harness.token_rows import RecordedRows
 from harness.types import Turn
 
 
@@ -126,7 +126,7 @@ class SessionStore(Protocol):
     async def find_heir(self, session_id: str) -> str | None:
         """Return a stored session that trains the record of `session_id`, if any."""
 
-    async def load_rows(self, session_id: str) -> Mapping[int, TurnRows]:
+    async def load_rows(self, session_id: str) -> Mapping[int, RecordedRows]:
         """Return the routed experts of a session's turns, by turn. Raises `StoreError` if they are damaged."""
         ...
 

@@ -12,7 +12,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
-from harness.token_rows import TurnRows
+from harness.token_rows import RecordedRows
 from harness.types import Turn
 
 
@@ -91,7 +91,7 @@ class MemoryStore:
         del session_id
         return None
 
-    async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
+    async def load_rows(self, session_id: str) -> dict[int, RecordedRows]:
         """Return no rows: the server has them."""
         del session_id
         return {}

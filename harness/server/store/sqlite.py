@@ -30,7 +30,7 @@ from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
-from harness.token_rows import TurnRows
+from harness.token_rows import RecordedRows
 from harness.types import TeacherScores, Turn
 
 _BUSY_TIMEOUT_S = 10.0
@@ -89,7 +89,7 @@ class SQLiteStore:
             *(
                 (rows.MOVE_ROWS, (session.session_id, previous.session_id, turn.index))
                 for turn in session.turns
-                if session.records_rows
+                if session.has_rows(turn)
             ),
             *(
                 (rows.MOVE_TEACHER_SCORES, (session.session_id, previous.session_id, turn.index))
@@ -187,7 +187,7 @@ class SQLiteStore:
 
         return await asyncio.to_thread(read)
 
-    async def load_rows(self, session_id: str) -> dict[int, TurnRows]:
+    async def load_rows(self, session_id: str) -> dict[int, RecordedRows]:
         """See `SessionStore`."""
         return await asyncio.to_thread(read_rows, self._path, session_id)
 
@@ -255,8 +255,8 @@ def read_record(path: Path, session_id: str) -> StoredRecord:
         return StoredRecord(_read_whole(path, connection, row), tokenizer)
 
 
-def read_rows(path: Path, session_id: str) -> dict[int, TurnRows]:
-    """Load the routed experts of a session's turns, by turn. Raises `StoreError`."""
+def read_rows(path: Path, session_id: str) -> dict[int, RecordedRows]:
+    """Load the rows of a session's turns, by turn. Raises `StoreError`."""
     try:
         with reading(path) as connection:
             return _read_rows(connection, rows.SELECT_ROWS, session_id)
@@ -325,15 +325,16 @@ def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) ->
 def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         session = rows.session_from_row(row)
-        going_on: dict[int, TurnRows] = {}
+        going_on: dict[int, RecordedRows] = {}
         if session.records_rows:
             going_on = _read_rows(connection, rows.SELECT_ROWS_OF_ABORTED, session.session_id)
         teachers = _read_teaching(connection, session.session_id) if session.config.teachers else {}
         for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             turn = rows.turn_from_row(each)
-            scored = teachers.get(turn.index, {})
-            if turn.index in going_on or scored:
-                turn = replace(turn, rows=going_on.get(turn.index), teachers=scored)
+            if scored := teachers.get(turn.index):
+                turn = replace(turn, teachers=scored)
+            if (kept := going_on.get(turn.index)) is not None:
+                turn = replace(turn, rows=kept.experts, masks=kept.masks)
             session.restore(turn)
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
@@ -346,8 +347,9 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
 
 def _insert_turn(session_id: str, turn: Turn) -> list[rows.Statement]:
     statements: list[rows.Statement] = [(rows.INSERT_TURN, rows.turn_row(session_id, turn))]
-    if turn.rows is not None:
-        statements.append((rows.INSERT_ROWS, (session_id, turn.index, turn.rows.to_bytes())))
+    if turn.rows is not None or turn.masks is not None:
+        blob = RecordedRows(turn.rows, turn.masks).to_bytes()
+        statements.append((rows.INSERT_ROWS, (session_id, turn.index, blob)))
     return statements + [_insert_teaching(session_id, turn, name) for name in turn.teachers]
 
 
@@ -362,9 +364,9 @@ def _read_teaching(connection: sqlite3.Connection, session_id: str) -> dict[int,
     return found
 
 
-def _read_rows(connection: sqlite3.Connection, query: str, session_id: str) -> dict[int, TurnRows]:
+def _read_rows(connection: sqlite3.Connection, query: str, session_id: str) -> dict[int, RecordedRows]:
     found = connection.execute(query, (session_id,))
-    return {turn: TurnRows.from_bytes(blob) for turn, blob in found}
+    return {turn: RecordedRows.from_bytes(blob) for turn, blob in found}
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -346,6 +346,8 @@ class Scenario(_Strict):
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
+    record: list[Literal["routed_experts", "sampling_mask"]] = Field(default_factory=list)
+    """Rows to record beside tokens."""
     after_incomplete: Literal["refuse", "serve"] = "refuse"
     """After an incomplete turn, refuse or (for evaluation) serve calls."""
     template_variables: dict[str, JsonValue] = Field(default_factory=dict)
@@ -416,8 +418,9 @@ class Scenario(_Strict):
 
     @property
     def variables(self) -> Json:
-        """Template variables for `POST /sessions`; empty keeps a profile's."""
-        return {"template_variables": self.template_variables} if self.template_variables else {}
+        """Template variables and rows for `POST /sessions`; empty keeps a profile's."""
+        stated = {"template_variables": self.template_variables, "record": self.record}
+        return {name: value for name, value in stated.items() if value}
 
     @property
     def teacher_specs(self) -> tuple[TeacherSpec, ...]:

@@ -1,6 +1,7 @@
 """Sampling scale: checks that behavior logprobs describe the distribution of the tokens. Pure.
 
-Engines report raw logprobs. With other temperature, top-p, top-k or min-p, ratios to them are silently wrong.
+Engines report raw logprobs. With other temperature, top-p, top-k or min-p, ratios to them are silently wrong. With
+sampling masks logprobs are over the candidates, so that only the temperature counts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,10 +9,13 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.errors import StepError
 from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment
 from harness.samples.versions import NOT_SAMPLED
+from harness.token_rows import RowState
 from harness.types import Json, Sample
 
 ON_SCALE: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -34,8 +38,8 @@ def require_on_scale(sampling: Json, off_scale: OffScale, *, where: str) -> None
         name, value = next(iter(found.items()))
         raise StepError(
             f"{where}: {name} is {value}; behavior logprobs are raw, so tokens have to be drawn with {name}"
-            f" {ON_SCALE[name]:g}. Set it in the sampling parameters of the session, which override the agent's, or"
-            ' allow it with off_scale="allow"'
+            f" {ON_SCALE[name]:g}. Set it in the sampling parameters of the session, which override the agent's,"
+            ' record the `sampling_mask` of filtered tokens (docs/replay.md), or allow it with off_scale="allow"'
         )
 
 
@@ -56,19 +60,25 @@ def stamp_scale(rollout: Rollout, off_scale: OffScale) -> Rollout:
 
 def forget_constrained(segment: Segment, rollout: Rollout, sample: Sample) -> Segment:
     """Mark trained tokens of turns that forbade tokens as not sampled."""
-    # A minimum length or a grammar also changes the distribution. Such turns are trained by cross-entropy without a
-    # ratio, weighted by their advantages, which stay.
-    told = set(sample.metadata.get("turns", ()))
-    constrained = [turn for turn in _trained_turns(rollout.session) if turn.number in told and turn.forbids_tokens]
-    if not constrained:
+    # A minimum length or a grammar also changes the distribution, and a missing mask leaves it unknown. Such tokens are
+    # trained by cross-entropy without a ratio, weighted by their advantages, which stay.
+    told, size = set(sample.metadata.get("turns", ())), len(segment)
+    is_unknown, has_mask = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+    if segment.sampling_mask is not None:
+        has_mask[: len(segment.sampling_mask.states)] = segment.sampling_mask.states == RowState.PRESENT
+    for turn in _trained_turns(rollout.session):
+        if turn.number in told and turn.forbids_tokens:
+            is_unknown[turn.start : turn.end] = True
+        elif turn.number in told and turn.used.get("sampling_mask"):
+            is_unknown[turn.start : turn.end] = ~has_mask[turn.start : turn.end]
+    if not is_unknown.any():
         return segment
     columns = {
         name: getattr(segment, name).copy()
         for name in ("behavior_logprobs", "proximal_logprobs", "behavior_versions", "proximal_versions")
     }
-    for turn in constrained:
-        for name, column in columns.items():
-            column[turn.start : turn.end] = NOT_SAMPLED if name.endswith("versions") else 0.0
+    for name, column in columns.items():
+        column[is_unknown] = NOT_SAMPLED if name.endswith("versions") else 0.0
     return replace(segment, **columns)
 
 
@@ -93,5 +103,6 @@ def _trained_turns(session: Json) -> Iterator[_TrainedTurn]:
 
 
 def _deviations(sampling: Json) -> dict[str, float]:
-    stated = ((name, sampling.get(name)) for name in ON_SCALE)
+    names = ("temperature",) if sampling.get("sampling_mask") else ON_SCALE
+    stated = ((name, sampling.get(name)) for name in names)
     return {name: value for name, value in stated if value is not None and value != ON_SCALE[name]}

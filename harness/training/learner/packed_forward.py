@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from harness.errors import LearnerError
 from harness.samples.packs import Pack
 from harness.samples.segments import Segment
+from harness.sampling_masks import SampleMasks
 
 NAME = "harness_packed"
 
@@ -71,7 +72,8 @@ def packed_logprobs(model: Any, pack: Pack) -> Tensor:
         borders=torch.from_numpy(pack.cu_seqlens.copy()).to(device),
         segment_lengths=np.diff(pack.cu_seqlens).tolist(),
     ).logits[0]
-    return _logprobs_of(pack.ids[kept + 1], logits)
+    masks = None if pack.sampling_mask is None else pack.sampling_mask.at(kept + 1)
+    return _logprobs_of(pack.ids[kept + 1], logits, masks)
 
 
 def _plain_logprobs(model: Any, segment: Segment) -> Tensor:
@@ -79,9 +81,20 @@ def _plain_logprobs(model: Any, segment: Segment) -> Tensor:
     return _logprobs_of(segment.ids[1:], model(input_ids=ids, use_cache=False).logits[0, :-1])
 
 
-def _logprobs_of(ids: npt.NDArray[np.int32], logits: Tensor) -> Tensor:
+def _logprobs_of(ids: npt.NDArray[np.int32], logits: Tensor, masks: SampleMasks | None = None) -> Tensor:
     precise = logits if logits.dtype == torch.float64 else logits.float()
-    return -cross_entropy(precise, torch.from_numpy(ids.astype(np.int64)).to(logits.device), reduction="none")
+    wanted = torch.from_numpy(ids.astype(np.int64)).to(logits.device)
+    logprobs = -cross_entropy(precise, wanted, reduction="none")
+    if masks is None:
+        return logprobs
+    # Over its candidates a token has the probability 1 / sum exp(logit of a candidate - its own logit).
+    lengths, candidates = (
+        torch.from_numpy(each.astype(np.int64)).to(logits.device) for each in (np.diff(masks.offsets), masks.values)
+    )
+    owners = torch.arange(len(lengths), device=logits.device).repeat_interleave(lengths)
+    above = precise[owners, candidates] - precise[owners, wanted[owners]]
+    sums = torch.zeros_like(logprobs).index_add(0, owners, above.exp())
+    return torch.where(lengths > 0, -torch.where(lengths > 0, sums, 1).log(), logprobs)
 
 
 def _attend(

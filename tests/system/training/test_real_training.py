@@ -12,8 +12,13 @@ from tests.trained_scenario import write_real_scenario
 
 
 def test_three_steps_change_the_weights_of_the_engine(tmp_path: Path):
-    """Nothing is lost, the first step is on policy to 1e-4, weights change under live sessions and stay as asked."""
+    """Nothing is lost, the first step is on policy to 1e-4, weights change under live sessions and stay as asked.
+
+    Tokens are drawn with top-p, and trained over their recorded candidates.
+    """
     scenario, run = write_real_scenario(tmp_path / "s"), tmp_path / "run"
+    text = (scenario / "scenario.toml").read_text()
+    (scenario / "scenario.toml").write_text(f'record = ["sampling_mask"]\n{text}\n[sampling]\ntop_p = 0.9\n')
     ended = harness("train", scenario, "--steps", "3", "--out", run, "--json", timeout_s=300)
     assert ended.code == ExitCode.PASSED, ended.stderr
     assert ended.document["ledger"]["difference"] == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engines.scripted import scripted_experts, scripted_logprobs
+from harness.engines.scripted import scripted_experts, scripted_logprobs, scripted_masks
 from harness.errors import ClientLeft
 from harness.samples.codec import (
     read_samples,
@@ -30,11 +30,20 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import MissingRowsPolicy, Recorded
 from harness.sessions.turn_outcome import Admission, Reply, break_off_turn, end_turn
-from harness.token_rows import RowState, SampleRows, TokenRows, TurnRows
+from harness.token_rows import RaggedRows, RecordedRows, RowState, SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TurnEnd
-from harness.types import FinishReason, GenerationRequest, GenerationResult, Message, VersionSpan, as_ids
-from tests.builders import EOS, admit, assistant, new_session, user
-from tests.session_servers.true_rows import ROUTER, must_be_true, rows_of
+from harness.types import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Message,
+    SamplingWishes,
+    TokenIds,
+    VersionSpan,
+    as_ids,
+)
+from tests.builders import EOS, admit, assistant, new_session, toy_tokenizer, user
+from tests.session_servers.true_rows import ROUTER, masks_must_be_true, must_be_true, rows_of
 
 ENDINGS = Endings(frozenset({EOS}), lambda ids: "".join(map(chr, ids)))
 
@@ -63,7 +72,17 @@ def answer(request: GenerationRequest, ids: list[int], versions: list[int], reas
         finish_reason=reason,
         version_spans=tuple(VersionSpan(str(version), at, at + 1) for at, version in enumerate(versions)),
         rows=None if rows is None else TokenRows(request.rows_from or 0, rows),
+        masks=true_masks(output, int(size), versions) if request.params.sampling_mask else None,
     )
+
+
+def true_masks(output: TokenIds, start: int, versions: list[int]) -> RaggedRows:
+    """The candidates of each token under its version."""
+    size = toy_tokenizer().vocab_size
+    each = [
+        scripted_masks(output[at : at + 1], start + at, str(version), size)[0] for at, version in enumerate(versions)
+    ]
+    return RaggedRows.of(start, each)
 
 
 class RandomSession:
@@ -71,7 +90,7 @@ class RandomSession:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.session = new_session(record=(Recorded.ROUTED_EXPERTS,))
+        self.session = new_session(record=tuple(Recorded), sampling=SamplingWishes(top_p=0.9))
         self.histories: list[list[Message]] = [[]]
         self.version = 0
         self.has_lost_rows = False
@@ -113,7 +132,7 @@ class RandomSession:
                 joined = output.join(answer(request, ids, versions[:-1], FinishReason.ABORT))
             case _:
                 self.has_lost_rows |= bool(ids)
-                partial = replace(answer(request, ids, versions[:-1], FinishReason.ABORT), rows=None)
+                partial = replace(answer(request, ids, versions[:-1], FinishReason.ABORT), rows=None, masks=None)
                 joined = output.join_broken(partial, len(ids), len(ids), Broken("lost", DropReason.UNVERSIONED))
         return joined.end_as_whole(admission.params, ENDINGS)
 
@@ -128,19 +147,20 @@ class RandomSession:
         """Another process reads the session from its rows."""
         again = Session(self.session.session_id, self.session.api_key, self.session.config, 1_000.0)
         for turn in self.session.turns:
-            assert turn.rows is not None
-            again.restore(replace(turn, rows=TurnRows.from_bytes(turn.rows.to_bytes())))
+            kept = RecordedRows.from_bytes(RecordedRows(turn.rows, turn.masks).to_bytes())
+            again.restore(replace(turn, rows=kept.experts, masks=kept.masks))
         self.session = again
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_row_of_every_sample_is_the_one_first_computed(random: Random) -> None:
-    """Only broken requests lose rows, and the last token of a sample has none yet (I12)."""
+    """Only broken requests lose rows, and the last token of a sample has none yet; all others have masks too (I12)."""
     played = RandomSession(random)
     played.live()
     for sample in played.session.samples():
         must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
+        masks_must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
 
 
 def test_the_next_turn_brings_the_row_of_the_last_token() -> None:

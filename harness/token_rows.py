@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # Qwen, DeepSeek and GLM, Mixtral
+
 RowValues = npt.NDArray[np.unsignedinteger[Any]]
 """Expert ids, shape [tokens, layers, top_k], in the narrowest unsigned dtype."""
 
@@ -43,6 +45,16 @@ class RoutedExperts(NamedTuple):
     top_k: int
     experts: int
     """Ids are valid in `0..experts-1`."""
+
+    @classmethod
+    def of_config(cls, config: Any) -> Self | None:
+        """Return the router that a model's configuration describes; None for a dense or unknown one."""
+        try:
+            config = config.get("text_config", config)
+            experts = next(config[name] for name in _EXPERTS if name in config)
+            return cls(int(config["num_hidden_layers"]), int(config["num_experts_per_tok"]), int(experts))
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return None
 
     @property
     def dtype(self) -> npt.DTypeLike:

@@ -115,6 +115,7 @@ class HuggingFaceTokenProvider:
             weights_digest=engine.facts.weights_digest,
             repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,
             follows_scripts=True,
+            routed_experts=engine.facts.routed_experts,
         )
 
     @property

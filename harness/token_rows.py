@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -174,9 +175,34 @@ class SampleRows:
             states[part.start : part.stop] = state
         return cls(values, states)
 
+    @classmethod
+    def join(cls, samples: Sequence[Self | None], sizes: Sequence[int]) -> Self | None:
+        """Concatenate the rows of samples with `sizes` tokens, which may have rows of fewer; None if none has any."""
+        shaped = [rows for rows in samples if rows is not None]
+        if not shaped:
+            return None
+        like = next((rows.values for rows in shaped if rows.values.size), shaped[0].values)
+        values, states = np.zeros((sum(sizes), *like.shape[1:]), like.dtype), np.zeros(sum(sizes), np.uint8)
+        for rows, start in zip(samples, accumulate(sizes, initial=0), strict=False):
+            if rows is None:
+                continue
+            own = slice(start, start + len(rows.states))
+            if is_like := rows.values.shape[1:] == like.shape[1:] and rows.values.dtype == like.dtype:
+                values[own] = rows.values
+            states[own] = np.where(is_like | (rows.states != RowState.PRESENT), rows.states, RowState.OTHER_SHAPE)
+        return cls(values, states)
+
     def first(self, tokens: int) -> Self:
         """Return the rows of the first `tokens`."""
-        return replace(self, values=self.values[:tokens], states=self.states[:tokens])
+        return self.between(0, tokens)
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return the rows of the tokens `start..stop` (end exclusive)."""
+        return replace(self, values=self.values[start:stop], states=self.states[start:stop])
+
+    def equals(self, other: Self) -> bool:
+        """Compare rows and states."""
+        return np.array_equal(self.values, other.values) and np.array_equal(self.states, other.states)
 
     @property
     def missing(self) -> dict[str, int]:

@@ -152,4 +152,5 @@ def _append(whole: Segment, kept: int, ids: Sequence[int]) -> Segment:
         proximal_logprobs=np.append(whole.proximal_logprobs[:kept], np.zeros(added, dtype=np.float32)),
         behavior_versions=np.append(whole.behavior_versions[:kept], unsampled),
         proximal_versions=np.append(whole.proximal_versions[:kept], unsampled),
+        routed_experts=whole.first(kept).routed_experts,
     )

@@ -62,6 +62,10 @@ def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
         if is_wrong.any():
             at = int(np.flatnonzero(is_wrong)[0])
             raise SegmentError(f"{name} at token {at} is {sampled[at]} in the sample and {mine[at]} in the segment")
+    if whole.routed_experts is not None:
+        mine = segment.routed_experts
+        if mine is None or not mine.first(kept).equals(whole.routed_experts.first(kept)):
+            raise SegmentError("the segment lacks routed experts of the sample, or has others; an encoder keeps them")
     late = np.flatnonzero(segment.behavior_versions[kept:] != NOT_SAMPLED)
     if late.size:
         raise SegmentError(f"token {kept + int(late[0])} counts as sampled, but follows an appended one")

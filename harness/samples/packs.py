@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import SegmentError
 from harness.samples.segments import COLUMNS, Segment, TokenColumns
+from harness.token_rows import SampleRows
 
 Positions = npt.NDArray[np.int32]
 
@@ -30,6 +31,8 @@ class Pack(TokenColumns):
     """int32 [rows, n]: index of each token in its segment."""
     numbers: npt.NDArray[np.int64]
     """int64 [k]: segment indices in the packing input."""
+    routed_experts: SampleRows | None = None
+    """Rows of all n tokens, if a segment has some."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
@@ -43,6 +46,7 @@ class Pack(TokenColumns):
             cu_seqlens=_read_only(np.cumsum([0, *lengths], dtype=np.int32)),
             position_ids=_read_only(np.tile(positions, (position_rows, 1))),
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
+            routed_experts=SampleRows.join([each.routed_experts for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -62,7 +66,13 @@ class Pack(TokenColumns):
     def segments(self) -> list[Segment]:
         """Split the pack."""
         borders = zip(self.cu_seqlens[:-1], self.cu_seqlens[1:], strict=True)
-        return [Segment(**{name: getattr(self, name)[start:end] for name in COLUMNS}) for start, end in borders]
+        return [
+            Segment(
+                **{name: getattr(self, name)[start:end] for name in COLUMNS},
+                routed_experts=None if self.routed_experts is None else self.routed_experts.between(start, end),
+            )
+            for start, end in borders
+        ]
 
     def digest(self) -> str:
         """Return the blake2b-128 of borders and columns in hex."""
@@ -70,6 +80,10 @@ class Pack(TokenColumns):
         for name in COLUMNS:
             column = getattr(self, name)
             state.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
+        if self.routed_experts is not None:
+            plain = self.routed_experts.to_plain()
+            state.update(plain["values"])
+            state.update(plain["states"])
         return state.hexdigest()
 
 

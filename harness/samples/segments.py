@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED, Versions
+from harness.token_rows import SampleRows
 from harness.types import Logprobs, Sample, TokenIds
 
 
@@ -55,6 +56,9 @@ class Segment(TokenColumns):
     do not fit, no tokens, a trained first token, or proximal values of neither the next version nor the behavior.
     """
 
+    routed_experts: SampleRows | None = None
+    """Rows of the first tokens; later ones have none."""
+
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
             object.__setattr__(self, name, _as_column(name, getattr(self, name), dtype))
@@ -70,6 +74,8 @@ class Segment(TokenColumns):
             raise SegmentError(
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"
             )
+        if self.routed_experts is not None and len(self.routed_experts.states) > size:
+            raise SegmentError(f"{len(self.routed_experts.states)} rows of experts for {size} tokens; expected no more")
         self._check_proximal()
 
     def _check_proximal(self) -> None:
@@ -96,6 +102,7 @@ class Segment(TokenColumns):
             proximal_logprobs=_after_prompt(prompt, 0.0, sample.proximal_logprobs),
             behavior_versions=_after_prompt(prompt, NOT_SAMPLED, sample.behavior_versions),
             proximal_versions=_after_prompt(prompt, NOT_SAMPLED, sample.proximal_versions),
+            routed_experts=sample.routed_experts,
         )
 
     @classmethod
@@ -123,7 +130,8 @@ class Segment(TokenColumns):
 
     def first(self, tokens: int) -> Self:
         # Safe to cut: every value was computed from the tokens before it alone.
-        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS})
+        rows = None if self.routed_experts is None else self.routed_experts.first(tokens)
+        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS}, routed_experts=rows)
 
 
 class TooLong(StrEnum):

@@ -15,11 +15,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # Qwen, DeepSeek and GLM, Mixtral
 
 RowValues = npt.NDArray[np.unsignedinteger[Any]]
 """Expert ids, shape [tokens, layers, top_k], in the narrowest unsigned dtype."""
@@ -52,6 +55,16 @@ class RoutedExperts(NamedTuple):
     top_k: int
     experts: int
     """Ids are valid in `0..experts-1`."""
+
+    @classmethod
+    def of_config(cls, config: Any) -> Self | None:
+        """Return the router that a model's configuration describes; None for a dense or unknown one."""
+        try:
+            config = config.get("text_config", config)
+            experts = next(config[name] for name in _EXPERTS if name in config)
+            return cls(int(config["num_hidden_layers"]), int(config["num_experts_per_tok"]), int(experts))
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return None
 
     @property
     def dtype(self) -> npt.DTypeLike:
@@ -222,9 +235,34 @@ class SampleRows:
             states[part.start : part.stop] = state
         return cls(values, states)
 
+    @classmethod
+    def join(cls, samples: Sequence[Self | None], sizes: Sequence[int]) -> Self | None:
+        """Concatenate the rows of samples with `sizes` tokens, which may have rows of fewer; None if none has any."""
+        shaped = [rows for rows in samples if rows is not None]
+        if not shaped:
+            return None
+        like = next((rows.values for rows in shaped if rows.values.size), shaped[0].values)
+        values, states = np.zeros((sum(sizes), *like.shape[1:]), like.dtype), np.zeros(sum(sizes), np.uint8)
+        for rows, start in zip(samples, accumulate(sizes, initial=0), strict=False):
+            if rows is None:
+                continue
+            own = slice(start, start + len(rows.states))
+            if is_like := rows.values.shape[1:] == like.shape[1:] and rows.values.dtype == like.dtype:
+                values[own] = rows.values
+            states[own] = np.where(is_like | (rows.states != RowState.PRESENT), rows.states, RowState.OTHER_SHAPE)
+        return cls(values, states)
+
     def first(self, tokens: int) -> Self:
         """Return the rows of the first `tokens`."""
-        return replace(self, values=self.values[:tokens], states=self.states[:tokens])
+        return self.between(0, tokens)
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return the rows of the tokens `start..stop` (end exclusive)."""
+        return replace(self, values=self.values[start:stop], states=self.states[start:stop])
+
+    def equals(self, other: Self) -> bool:
+        """Compare rows and states."""
+        return np.array_equal(self.values, other.values) and np.array_equal(self.states, other.states)
 
     @property
     def missing(self) -> dict[str, int]:

@@ -153,4 +153,5 @@ def _append(whole: Segment, kept: int, ids: Sequence[int]) -> Segment:
         behavior_versions=np.append(whole.behavior_versions[:kept], unsampled),
         proximal_versions=np.append(whole.proximal_versions[:kept], unsampled),
         sampling_mask=whole.first(kept).sampling_mask,
+        routed_experts=whole.first(kept).routed_experts,
     )

@@ -12,17 +12,12 @@ from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.token_rows import RoutedExperts
 from harness.types import GenerationRequest, GenerationResult
 
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # Qwen, DeepSeek and GLM, Mixtral
-
 
 def find_router(folder: Path) -> RoutedExperts | None:
     """Return the router that the configuration of the model in `folder` describes; None for a dense or unknown one."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        config = config.get("text_config", config)
-        experts = next(config[name] for name in _EXPERTS if name in config)
-        return RoutedExperts(int(config["num_hidden_layers"]), int(config["num_experts_per_tok"]), int(experts))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        return RoutedExperts.of_config(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

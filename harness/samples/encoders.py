@@ -66,6 +66,10 @@ def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
         masks = segment.sampling_mask
         if masks is None or masks.part(0, kept).to_plain() != whole.sampling_mask.part(0, kept).to_plain():
             raise SegmentError("sampling_mask differs from the sample's; an encoder keeps it")
+    if whole.routed_experts is not None:
+        rows = segment.routed_experts
+        if rows is None or not rows.first(kept).equals(whole.routed_experts.first(kept)):
+            raise SegmentError("the segment lacks routed experts of the sample, or has others; an encoder keeps them")
     late = np.flatnonzero(segment.behavior_versions[kept:] != NOT_SAMPLED)
     if late.size:
         raise SegmentError(f"token {kept + int(late[0])} counts as sampled, but follows an appended one")

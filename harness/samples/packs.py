@@ -16,6 +16,7 @@ import numpy.typing as npt
 from harness.errors import SegmentError
 from harness.samples.segments import COLUMNS, Segment, TokenColumns
 from harness.sampling_masks import SampleMasks
+from harness.token_rows import SampleRows
 
 Positions = npt.NDArray[np.int32]
 
@@ -34,6 +35,8 @@ class Pack(TokenColumns):
     """int64 [k]: segment indices in the packing input."""
     sampling_mask: SampleMasks | None = None
     """Candidates of each token, if a segment has some: logprobs of those tokens are over them."""
+    routed_experts: SampleRows | None = None
+    """Rows of all n tokens, if a segment has some."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
@@ -48,6 +51,7 @@ class Pack(TokenColumns):
             position_ids=_read_only(np.tile(positions, (position_rows, 1))),
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
             sampling_mask=SampleMasks.join([each.sampling_mask for each in segments], lengths),
+            routed_experts=SampleRows.join([each.routed_experts for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -66,11 +70,12 @@ class Pack(TokenColumns):
 
     def segments(self) -> list[Segment]:
         """Split the pack."""
-        masks = self.sampling_mask
+        masks, rows = self.sampling_mask, self.routed_experts
         return [
             Segment(
                 **{name: getattr(self, name)[start:end] for name in COLUMNS},
                 sampling_mask=None if masks is None else masks.part(start, end),
+                routed_experts=None if rows is None else rows.between(start, end),
             )
             for start, end in pairwise(self.cu_seqlens.tolist())
         ]
@@ -84,6 +89,9 @@ class Pack(TokenColumns):
         if self.sampling_mask is not None:
             plain = self.sampling_mask.to_plain()
             state.update(plain["values"] + plain["offsets"])
+        if self.routed_experts is not None:
+            plain = self.routed_experts.to_plain()
+            state.update(plain["values"] + plain["states"])
         return state.hexdigest()
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED, Versions
 from harness.sampling_masks import SampleMasks
+from harness.token_rows import SampleRows
 from harness.types import Logprobs, Sample, TokenIds
 
 
@@ -58,6 +59,8 @@ class Segment(TokenColumns):
 
     sampling_mask: SampleMasks | None = None
     """Candidates of the first tokens; later ones have none."""
+    routed_experts: SampleRows | None = None
+    """Rows of the first tokens; later ones have none."""
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -74,6 +77,8 @@ class Segment(TokenColumns):
             raise SegmentError(
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"
             )
+        if self.routed_experts is not None and len(self.routed_experts.states) > size:
+            raise SegmentError(f"{len(self.routed_experts.states)} rows of experts for {size} tokens; expected no more")
         self._check_proximal()
         if self.sampling_mask is not None and len(self.sampling_mask.states) > size:
             raise SegmentError(f"sampling_mask has {len(self.sampling_mask.states)} masks for {size} tokens")
@@ -103,6 +108,7 @@ class Segment(TokenColumns):
             behavior_versions=_after_prompt(prompt, NOT_SAMPLED, sample.behavior_versions),
             proximal_versions=_after_prompt(prompt, NOT_SAMPLED, sample.proximal_versions),
             sampling_mask=SampleMasks.join([None, sample.sampling_mask], [prompt, sample.response_length]),
+            routed_experts=sample.routed_experts,
         )
 
     @classmethod
@@ -131,7 +137,9 @@ class Segment(TokenColumns):
     def first(self, tokens: int) -> Self:
         # Safe to cut: every value was computed from the tokens before it alone.
         masks = None if self.sampling_mask is None else self.sampling_mask.part(0, tokens)
-        return replace(self, **{name: getattr(self, name)[:tokens] for name in COLUMNS}, sampling_mask=masks)
+        rows = None if self.routed_experts is None else self.routed_experts.first(tokens)
+        columns = {name: getattr(self, name)[:tokens] for name in COLUMNS}
+        return replace(self, **columns, sampling_mask=masks, routed_experts=rows)
 
 
 class TooLong(StrEnum):

@@ -5,11 +5,12 @@ KV; paused sequences recompute theirs, so every logprob is exact for the weights
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from harness.engines.base import PauseMode
@@ -19,6 +20,7 @@ from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sampl
 from harness.engines.huggingface.scheduler import Scheduler, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
+from harness.token_rows import RowValues
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -143,8 +145,10 @@ class LocalEngine:
         """Compute the next piece of every running request and report the results."""
         pieces = self._scheduler.plan()
         self._model.apply(self._scheduler.take_kv_ops())
-        logits = self._model.forward(pieces)
+        experts = self._room_for_experts(pieces)
+        logits = self._model.forward(pieces, experts)
         self._scheduler.complete(pieces)
+        self._keep_experts(pieces, experts)
         try:
             self._use_logits(pieces, logits)
         except EngineReplyInvalid as error:
@@ -156,7 +160,23 @@ class LocalEngine:
         self._scheduler.forget_kv()
         self._model.apply(self._scheduler.take_kv_ops())
         for live in self._live.values():
-            live.generation.restart_scores()
+            live.generation.restart_reading()
+
+    def _room_for_experts(self, pieces: Sequence[StepPiece]) -> RowValues | None:
+        shape = self.facts.routed_experts
+        if shape is None or all(piece.sequence.rows_from is None for piece in pieces):
+            return None
+        tokens = sum(piece.stop - piece.start for piece in pieces)
+        return np.zeros((tokens, shape.layers, shape.top_k), shape.dtype)
+
+    def _keep_experts(self, pieces: Sequence[StepPiece], experts: RowValues | None) -> None:
+        if experts is None:
+            return
+        first = 0
+        for piece in pieces:
+            last = first + piece.stop - piece.start
+            self._by_tokens[piece.sequence].generation.add_rows(piece.start, experts[first:last].copy())
+            first = last
 
     def _use_logits(self, pieces: Iterable[StepPiece], logits: Tensor) -> None:
         # `logits` has the wanted rows of all pieces, in order.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
-from harness.token_rows import RaggedRows
+from harness.token_rows import RaggedRows, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     FinishReason,
@@ -99,7 +99,8 @@ class LocalGeneration:
         buffer = np.empty(self.prompt_length + room, dtype=np.int32)
         buffer[: self.prompt_length] = request.input_ids
         logits_from = known - 1 if self.scores is None else self.scores.start - 1
-        self.tokens = TokenSequence(buffer, known, logits_from, request.session_id)
+        self.tokens = TokenSequence(buffer, known, logits_from, request.session_id, rows_from=request.rows_from)
+        self._rows: list[RowValues] = []
         self.sampled: list[SampledToken] = []
         self._versions: list[VersionSpan] = []
         self._stop_strings = StopStrings(rules.decode, params.stop, rules.byte_ids)
@@ -137,8 +138,16 @@ class LocalGeneration:
             self.scores.add(logprobs, version)
             self.tokens.logits_from += logprobs.size
 
-    def restart_scores(self) -> None:
-        """Score again after a weight change, unless complete."""
+    def add_rows(self, start: int, values: RowValues) -> None:
+        """Add the experts of the tokens from `start` on; those of a token that is read again are the first ones."""
+        if self.tokens.rows_from is not None:
+            self._rows.append(values[self.tokens.rows_from - start :])
+            self.tokens.rows_from = max(self.tokens.rows_from, start + len(values))
+
+    def restart_reading(self) -> None:
+        """Read the input again after a weight change, unless its scores and rows are complete."""
+        if not self.sampled:
+            self._rows, self.tokens.rows_from = [], self.request.rows_from
         if self.scores is not None and not self.scores.is_complete:
             self.scores.restart()
             self.tokens.logits_from = self.scores.start - 1
@@ -187,6 +196,11 @@ class LocalGeneration:
             top_logprobs=top,
             prompt_logprobs=self.scores.result() if self.scores else None,
             masks=self._masks(),
+            rows=self._joined_rows(),
             cached_tokens=self.tokens.cached_tokens or 0,
             seconds=now - self._started_at,
         )
+
+    def _joined_rows(self) -> TokenRows | None:
+        start = self.request.rows_from
+        return TokenRows(start, np.concatenate(self._rows)) if start is not None and self.sampled else None

@@ -5,7 +5,8 @@ engine serves as ground truth about the weights.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from harness.engines.huggingface.ragged_attention import RaggedPiece
 from harness.engines.huggingface.scheduler import KvOp, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineRejected, ModelError
+from harness.expert_choice import Routers
+from harness.token_rows import RoutedExperts, RowValues
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -39,6 +42,7 @@ class ModelFacts(NamedTuple):
     context_length: int
     kv_bytes_per_token: int
     weights_digest: str
+    routed_experts: RoutedExperts | None
 
 
 class RaggedModel:
@@ -47,6 +51,7 @@ class RaggedModel:
     def __init__(self, model: Any, directory: Path) -> None:
         self._model = model
         self.kv = KvStorage()
+        self._routers = Routers(model)
         self._refuse_unsuitable()
         kv_bytes_per_token = self._check_against_plain_forward()
         self.facts = ModelFacts(
@@ -54,6 +59,7 @@ class RaggedModel:
             context_length=int(self._config.max_position_embeddings),
             kv_bytes_per_token=kv_bytes_per_token,
             weights_digest=_digest(directory),
+            routed_experts=self._routers.shape,
         )
 
     @classmethod
@@ -70,8 +76,11 @@ class RaggedModel:
             raise ModelError(f"cannot load the model in {directory}: {error}") from error
         return cls(model.eval(), directory)
 
-    def forward(self, pieces: Sequence[StepPiece]) -> Tensor:
-        """Return float32 logits of all wanted positions in order, shape [positions, vocabulary]."""
+    def forward(self, pieces: Sequence[StepPiece], experts: RowValues | None = None) -> Tensor:
+        """Return float32 logits of all wanted positions in order, shape [positions, vocabulary].
+
+        `experts` receives those of each token, in order.
+        """
         ragged, first = [], 0
         for sequence, start, stop in pieces:
             assert sequence.kv is not None
@@ -82,7 +91,13 @@ class RaggedModel:
         positions = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
         rows = [np.arange(span.last - len(piece.wanted), span.last) for piece, span in zip(pieces, ragged, strict=True)]
         wanted = np.concatenate(rows)
-        with torch.inference_mode():
+
+        def note(layer: int, own: Tensor) -> Tensor:
+            if experts is not None:
+                experts[:, layer] = own[: len(experts)].numpy()
+            return own
+
+        with torch.inference_mode(), nullcontext() if experts is None else self._routers.choosing(note):
             output = self._model(
                 input_ids=torch.from_numpy(_pad(ids))[None],
                 position_ids=torch.from_numpy(_pad(positions))[None],
@@ -106,12 +121,27 @@ class RaggedModel:
         own = dict(self._model.named_parameters())
         own |= {name: buffer for name, buffer in self._model.named_buffers() if name in saved}
         new = _read_checkpoint(directory)
+        if self._routers.shape is not None:
+            new = self._fuse_experts(new)
         aliases = saved - own.keys()
         _require_same_shapes(own, {name: tensor for name, tensor in new.items() if name not in aliases})
         with torch.inference_mode():
             for name, tensor in own.items():
                 tensor.copy_(new[name])
         pack(self._model)
+
+    def _fuse_experts(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        # A checkpoint has a tensor for each expert, the model one for all. transformers knows how to join them.
+        try:
+            fused = type(self._model).from_pretrained(
+                None, config=self._model.config, state_dict=tensors, dtype=self._model.dtype, output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise EngineRejected(f"the checkpoint is not of this model: {error}; weights not changed") from error
+        loaded, report = fused
+        _require_names(report["missing_keys"], report["unexpected_keys"])
+        state: dict[str, Tensor] = loaded.state_dict()
+        return state
 
     @property
     def _config(self) -> Any:
@@ -137,7 +167,7 @@ class RaggedModel:
             step = max(1, int(self._config.vocab_size) // length - 1)
             ids = np.arange(length, dtype=np.int32) * step + kv  # spread over the vocabulary
             sequences.append(TokenSequence(ids.astype(np.int32), length, logits_from=0, kv=kv, capacity=length))
-            with torch.inference_mode():
+            with torch.inference_mode(), self._routers.proving():
                 output = self._model(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False)
                 plain.append(output.logits[0].float().log_softmax(-1))
         ragged = self._compute_ragged_logprobs(sequences)
@@ -191,14 +221,19 @@ def _read_checkpoint(directory: Path) -> dict[str, Tensor]:
 
 
 def _require_same_shapes(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    missing, unknown = sorted(own.keys() - new.keys()), sorted(new.keys() - own.keys())
-    if missing or unknown:
-        raise EngineRejected(f"the checkpoint lacks {missing[:3]} and has unknown {unknown[:3]}; weights not changed")
+    _require_names(own.keys() - new.keys(), new.keys() - own.keys())
     for name, tensor in own.items():
         if tensor.shape != new[name].shape:
             raise EngineRejected(
                 f"{name} has shape {tuple(new[name].shape)}, expected {tuple(tensor.shape)}; weights not changed"
             )
+
+
+def _require_names(missing: Set[str], unknown: Set[str]) -> None:
+    if missing or unknown:
+        raise EngineRejected(
+            f"the checkpoint lacks {sorted(missing)[:3]} and has unknown {sorted(unknown)[:3]}; weights not changed"
+        )
 
 
 def _digest(directory: Path) -> str:

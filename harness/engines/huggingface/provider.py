@@ -117,6 +117,7 @@ class HuggingFaceTokenProvider:
             repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,
             follows_scripts=True,
             max_mask_ids=MAX_MASK_IDS,
+            routed_experts=engine.facts.routed_experts,
         )
 
     @property

@@ -18,7 +18,7 @@ from harness.errors import ModelError
 
 NAME = "harness_ragged"
 
-_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings", "output_router_logits"})
 
 
 class RaggedPiece:

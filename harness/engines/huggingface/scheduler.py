@@ -67,12 +67,19 @@ class Sequence:
     """Tokens that its KV can hold."""
     cached_tokens: int | None = None
     """Tokens reused when it first started."""
+    rows_from: int | None = None
+    """First position whose experts are wanted and not recorded; None for none."""
 
     def append(self, token_id: int) -> None:
         """Append a sampled token."""
         self.ids[self.length] = token_id
         self.logits_from = self.length
         self.length += 1
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens that may come from a cached prefix."""
+        return self.logits_from if self.rows_from is None else min(self.logits_from, self.rows_from)
 
     @property
     def known_ids(self) -> TokenIds:
@@ -208,14 +215,14 @@ class Scheduler:
         for source, ids in sources:
             if not self.limits.shares_prefixes and source.session_id != sequence.session_id:
                 continue
-            tokens = min(common_prefix(sequence.known_ids, ids), sequence.logits_from)
+            tokens = min(common_prefix(sequence.known_ids, ids), sequence.reusable)
             if tokens > best.tokens:
                 best = _Match(source, tokens)
         return best
 
     def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
         return self.limits.shares_prefixes and any(
-            min(common_prefix(sequence.known_ids, other.known_ids), sequence.logits_from)
+            min(common_prefix(sequence.known_ids, other.known_ids), sequence.reusable)
             >= max(available, other.computed) + _WORTH_WAITING_FOR
             for other in self.running
             if other.missing > 1

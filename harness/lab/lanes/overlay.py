@@ -19,9 +19,12 @@ DISTRIBUTION = "session-harness"
 EntryPoints = Mapping[str, Mapping[str, str]]
 
 # Declared here and not in the distribution: a server that other programs use must not have `force_tokens`, and one with
-# cores of its own does not want `vllm_cpu`.
+# a GPU or cores of its own does not want `sglang_cpu` or `vllm_cpu`.
 _OF_LANES: EntryPoints = {
-    "sglang.srt.plugins": {"harness_force_tokens": "server_patch.force_tokens.sglang_plugin:register"},
+    "sglang.srt.plugins": {
+        "harness_cpu": "server_patch.sglang_cpu:register",
+        "harness_force_tokens": "server_patch.force_tokens.sglang_plugin:register",
+    },
     "vllm.general_plugins": {"harness_waiting": "server_patch.vllm_cpu.waiting:register"},
     "vllm.logits_processors": {"harness_force_tokens": "server_patch.force_tokens.vllm_processor:ForceTokens"},
 }

@@ -21,7 +21,7 @@ from harness.sampling_masks import SampleMasks
 
 NAME = "harness_packed"
 
-_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings", "output_router_logits"})
 _CHECKED_LENGTHS = (5, 9, 2)
 _KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16})
 # Rounding stays below half of these.

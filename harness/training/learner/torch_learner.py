@@ -26,12 +26,14 @@ try:
 except ModuleNotFoundError as error:
     raise LearnerError(f"{error}: the learner needs `pip install 'session-harness[learner]'`") from error
 
+from harness.expert_choice import Routers
 from harness.samples.packs import Pack
 from harness.training.learner.folders import write_folder
 from harness.training.learner.gradients import BUCKET_BYTES, Gradients
 from harness.training.learner.learner import LossSums, StepReport
 from harness.training.learner.losses import Loss, TokenLosses, TrainedTokens, loss_of
 from harness.training.learner.packed_forward import packed_logprobs, prepare
+from harness.training.learner.replay import replaying
 from harness.training.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
 
 _STATE = "learner_state.pt"
@@ -58,7 +60,8 @@ class TorchLearner:
         `tokenizer_folder`. Raises `LearnerError` for a model that cannot be trained on packs.
         """
         self._autocast = autocast
-        with self._precision(model):
+        self._routers = Routers(model)
+        with self._precision(model), self._routers.proving():
             prepare(model)  # without dropout: a ratio compares policies, not masks
         self.model = model
         """The caller may inspect it between steps."""
@@ -117,10 +120,11 @@ class TorchLearner:
         """See `Learner`."""
         sums = LossSums()
         if pack.loss_mask.any():
-            with self._precision(self.model):
-                logprobs = packed_logprobs(self.model, pack)
-            losses = self._loss(TrainedTokens.of(pack, logprobs))
-            losses.loss.sum().backward()
+            with replaying(self._routers, pack.routed_experts, self.model.device):
+                with self._precision(self.model):
+                    logprobs = packed_logprobs(self.model, pack)
+                losses = self._loss(TrainedTokens.of(pack, logprobs))
+                losses.loss.sum().backward()
             sums = _sum(losses)
         self._packs += 1
         self._sums += sums

@@ -16,6 +16,7 @@ from tests.checkout import ROOT
 
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 OF_LANES = {
+    ("sglang.srt.plugins", "harness_cpu"),
     ("sglang.srt.plugins", "harness_force_tokens"),
     ("vllm.general_plugins", "harness_waiting"),
     ("vllm.logits_processors", "harness_force_tokens"),

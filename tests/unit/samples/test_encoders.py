@@ -15,6 +15,7 @@ from harness.errors import SegmentError
 from harness.samples.encoders import WholeSampleEncoder, require_sampled_prefix
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import COLUMNS, Segment
+from harness.token_rows import RowState, SampleRows
 from harness.types import Json, Sample, as_ids, as_logprobs
 from tests.builders import sample
 from tests.unit.samples.merging_tokenizer import END, LABELS, TORN, byte_ids, bytes_of, merging_tokenizer, spell
@@ -220,6 +221,23 @@ def test_an_encoder_that_changes_what_was_sampled_is_found_out(column: str, mess
     proximal = column.replace("behavior", "proximal")
     with pytest.raises(SegmentError, match=message):
         require_sampled_prefix(replace(made, **{column: changed, proximal: changed}), given_sample)
+
+
+def test_an_encoder_keeps_the_experts_of_the_tokens_that_it_keeps():
+    """Appended tokens have none; segments without them, or with others, are found out."""
+    plain = answered(merging_tokenizer().encode(spell(CAT) + END))
+    values = np.arange(plain.tokens.size * 4, dtype=np.uint8).reshape(-1, 2, 2)
+    rows = SampleRows(values, np.full(plain.tokens.size, RowState.PRESENT, np.uint8))
+    given_sample = replace(plain, routed_experts=rows)
+    made = encoder(CAT, DOG).encode(ROLLOUT, given_sample).segment
+    assert made is not None
+    assert made.routed_experts is not None
+
+    require_sampled_prefix(made, given_sample)
+    assert len(made.routed_experts.states) < len(made)
+    for wrong in (None, replace(rows, values=values + np.uint8(1)), rows.first(4)):
+        with pytest.raises(SegmentError, match="routed experts"):
+            require_sampled_prefix(replace(made, routed_experts=wrong), given_sample)
 
 
 def test_an_encoder_that_trains_what_was_masked_or_adds_sampled_tokens_is_found_out():

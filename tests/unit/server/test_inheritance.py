@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.dialects.model_request import function_tool
 from tests.builders import user
 from tests.session_servers.served import Client, Served, says, serving
 
@@ -47,6 +48,18 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
         kept = await client.http.get(f"/sessions/{old.session_id}")
 
     assert again == before
+    assert record["inherits"] == {
+        "session_id": old.session_id,
+        "before": None,
+        "trained": True,
+        "strict": False,
+        "turns": 2,
+        "asked_again": 2,
+        "ended_at": 2,
+        "because": "record",
+        "difference": None,
+    }
+    assert earlier["inherits"] is None
     assert repeated == 0
     assert last["content"] == "three"
     assert [turn["output_ids"] for turn in record["turns"]][:2] == [turn["output_ids"] for turn in earlier["turns"]]
@@ -80,6 +93,9 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     assert [turn["role"] for turn in record["turns"]] == ["main", "superseded", "superseded", "main"]
     assert record["turns"][3]["parent"] == 0
     assert record["turns"][3]["notes"]["diverged"]["field"] == "content"
+    left = record["inherits"]
+    assert (left["asked_again"], left["ended_at"], left["because"]) == (1, 3, "difference")
+    assert left["difference"] == {"message": 2, "field": "content", "recorded": "more 0", "sent": "something else"}
     assert sample["metadata"]["turns"] == [0, 3]
     assert set(record["ledger"]["dropped"]) == {"superseded"}
 
@@ -115,6 +131,7 @@ async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path:
     assert len(before) == 5
     for record, sample in zip(records, samples, strict=True):
         first, second = record["turns"]
+        assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
         assert first["notes"]["inherited"] == "masked"
         assert "inherited" not in second["notes"]
         own = len(second["output_ids"])
@@ -187,6 +204,34 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
         record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
+    assert record["inherits"]["because"] == "sampling"
+
+
+async def test_other_tools_end_the_inheritance(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, [user("go")], tools=[function_tool("look", None, {"type": "object"})])
+        record = await client.record(heir)
+
+    assert record["inherits"]["because"] == "tools"
+
+
+async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before[:1])
+        running = (await client.record(heir))["inherits"]
+        await client.http.post(f"/sessions/{heir.session_id}/end")
+        ended = (await client.record(heir))["inherits"]
+
+    assert (running["asked_again"], running["ended_at"], running["because"]) == (1, None, None)
+    assert (ended["ended_at"], ended["because"]) == (None, "agent")
 
 
 async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):

@@ -6,7 +6,7 @@ earlier record never changes. Their tokens keep ids, logprobs and versions, and 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from msgspec import structs
@@ -14,6 +14,7 @@ from msgspec import structs
 from harness.errors import MalformedRequest
 from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
+from harness.sessions.edits import place_edits
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance, SessionConfig
@@ -59,6 +60,7 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
         metadata={**previous.config.metadata, **config.metadata},
         matching=previous.config.matching,
         script=previous.config.script,
+        inherits=place_edits(previous, inherits),
     )
 
 
@@ -93,7 +95,11 @@ def inheritance_record(session: Session) -> Json | None:
     if first is None and left and not session.is_open:
         end = InheritanceEnd.AGENT
     return {
-        **asdict(inherits),
+        "session_id": inherits.session_id,
+        "before": inherits.before,
+        "trained": inherits.trained,
+        "strict": inherits.strict,
+        "edits": [{"message": edit.message, "content": edit.content} for edit in inherits.edits],
         "turns": len(taken),
         "asked_again": len(taken) - len(left),
         "ended_at": None if first is None else first.index,

@@ -10,6 +10,7 @@ from harness.samples.roles import Role
 from harness.sessions.admission import Limits
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.sessions.script import Script
+from harness.tokens.matching import ChainKey
 from harness.types import SamplingWishes
 
 
@@ -54,6 +55,17 @@ class MissingRowsPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """Text of a message as the model reads it (`sessions.edits`)."""
+
+    message: int
+    """Index in the conversation."""
+    content: str
+    place: ChainKey = b""
+    """Conversation before the edited turn; set by the server."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inheritance:
     """Earlier session whose record the session begins with (`sessions.inheritance`)."""
 
@@ -64,6 +76,8 @@ class Inheritance:
     """False masks inherited tokens."""
     strict: bool = False
     """Refuse a call that repeats none of the inherited ones, while any is left."""
+    edits: tuple[Edit, ...] = ()
+    """Of messages that turn `before` adds."""
 
 
 @dataclass(frozen=True, slots=True)

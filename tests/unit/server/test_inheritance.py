@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.dialects.model_request import function_tool
-from tests.builders import user
+from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")
@@ -53,6 +53,7 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
         "before": None,
         "trained": True,
         "strict": False,
+        "edits": [],
         "turns": 2,
         "asked_again": 2,
         "ended_at": 2,
@@ -269,6 +270,54 @@ async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: b
     assert [turn["notes"].get("inherited", "") for turn in record["turns"]] == ["trained", "trained", ""]
 
 
+async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
+    """The agent sends what it knows; tokens and record have the edit, also in a further life of the fork."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 3)
+        await close(client, old)
+        edits = [{"message": 2, "content": "other"}]
+        fork = await inherit(client, old, before=1, trained=False, edits=edits)
+        client.engine.play_from(fork.session_id, 1)
+        again = await converse(client, fork, 3)
+        client.engine.play_from(fork.session_id, 0)
+        await client.say(fork, [user("aside"), *before[1:3]])
+        [record, sample] = [await client.record(fork), (await client.samples(fork))[0]]
+        await close(client, fork)
+        heir = await inherit(client, fork)
+        await converse(client, heir, 3)
+        repeated = await client.record(heir)
+
+    assert again == before
+    assert [turn["messages_delta"] for turn in record["turns"][:3]] == [
+        [user("go")],
+        [user("other")],
+        [user("more 1")],
+    ]
+    noted = {"message": 2, "field": "content", "recorded": "other", "sent": "more 0"}
+    assert [turn["notes"].get("edited") for turn in record["turns"]] == [None, [noted], None, None]
+    assert record["inherits"]["edits"] == edits
+    assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1, None]
+    read = toy_tokenizer().decode(sample["tokens"])
+    assert "other" in read
+    assert "more 0" not in read
+    assert repeated["ledger"]["generated"] == 0
+    assert repeated["inherits"]["asked_again"] == 3
+
+
+async def test_the_first_prompt_can_be_edited(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await converse(client, old, 2)
+        await close(client, old)
+        fork = await inherit(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
+        await converse(client, fork, 2)
+        record = await client.record(fork)
+
+    assert [turn["messages_delta"] for turn in record["turns"]] == [[user("start")], [user("more 0")]]
+
+
 async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
     """Also after that heir was collected and deleted; the heirs of a fork keep its mask."""
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
@@ -310,6 +359,8 @@ async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
         ({"before": -1}, "inherits.before", ">= 0"),
         ({"session_id": "0" * 32}, "inherits.session_id", "no session 0000"),
         ({"session_id": "../etc"}, "inherits.session_id", "regex"),
+        ({"edits": [{"message": 0, "content": ""}]}, "inherits.edits", "none without `before`"),
+        ({"before": 0, "edits": [{"message": 1, "content": ""}]}, "inherits.edits", "0 (user); got message 1"),
     ],
 )
 async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str, Any], param: str, said: str):

@@ -95,11 +95,7 @@ def inheritance_record(session: Session) -> Json | None:
     if first is None and left and not session.is_open:
         end = InheritanceEnd.AGENT
     return {
-        "session_id": inherits.session_id,
-        "before": inherits.before,
-        "trained": inherits.trained,
-        "strict": inherits.strict,
-        "edits": [{"message": edit.message, "content": edit.content} for edit in inherits.edits],
+        **inherits.to_json(),
         "turns": len(taken),
         "asked_again": len(taken) - len(left),
         "ended_at": None if first is None else first.index,

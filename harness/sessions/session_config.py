@@ -11,7 +11,7 @@ from harness.sessions.admission import Limits
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.sessions.script import Script
 from harness.tokens.matching import ChainKey
-from harness.types import SamplingWishes
+from harness.types import Json, SamplingWishes
 
 
 class AfterIncomplete(StrEnum):
@@ -78,6 +78,17 @@ class Inheritance:
     """Refuse a call that repeats none of the inherited ones, while any is left."""
     edits: tuple[Edit, ...] = ()
     """Of messages that turn `before` adds."""
+
+    def to_json(self) -> Json:
+        """Return the field of `POST /sessions`."""
+        edits = [{"message": edit.message, "content": edit.content} for edit in self.edits]
+        return {
+            "session_id": self.session_id,
+            "before": self.before,
+            "trained": self.trained,
+            "strict": self.strict,
+            "edits": edits,
+        }
 
 
 @dataclass(frozen=True, slots=True)

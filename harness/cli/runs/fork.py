@@ -1,6 +1,7 @@
 """`harness fork` and `harness values`: turns of a recorded session, sampled anew several times."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,13 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.viewer.fork import Forks
+    from harness.viewer.fork import Forks, Variation
+
+
+class _Weights(StrEnum):
+    RECORDED = "recorded"
+    CURRENT = "current"
+
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 _Session = Annotated[
@@ -17,6 +24,21 @@ _Session = Annotated[
 ]
 _At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.", show_default=False)]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
+_Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.", show_default=False)
+]
+_SampledBy = Annotated[
+    _Weights, typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones.")
+]
+_Edits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--edit",
+        metavar="MESSAGE=TEXT",
+        help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
+        show_default=False,
+    ),
+]
 _Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]", show_default=False),
@@ -24,19 +46,33 @@ _Out = Annotated[
 
 
 def fork(
-    run: _Run, session: _Session, *, at: _At, count: _Count = 8, out: _Out = None, as_json: options.Json = False
+    run: _Run,
+    session: _Session,
+    *,
+    at: _At,
+    count: _Count = 8,
+    temperature: _Temperature = None,
+    weights: _SampledBy = _Weights.RECORDED,
+    edit: _Edits = None,
+    out: _Out = None,
+    as_json: options.Json = False,
 ) -> int:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
 
     The mean is the value of the state before that turn. Nothing is written to the run.
 
-    Examples: `harness fork runs/DIR 3 --at 2`, `harness fork runs/DIR 3 --at 2 -n 16 --out forks`
+    Examples: `harness fork runs/DIR 3 --at 2`, `harness fork runs/DIR 3 --at 2 -n 16 --out forks`,
+    `harness fork runs/DIR 3 --at 2 --edit "5=No such file."`
     """
-    [found] = _fork(run, session, at, count, out)
+    from harness.viewer.fork import Variation
+
+    edits = dict(map(_edit, edit or ()))
+    [found] = _fork(run, session, at, count, out, Variation(temperature, edits, weights is _Weights.CURRENT))
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
     for number, each in enumerate(found.forks):
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
-        lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained")
+        left = "" if each.difference is None else f"; does not count, it left the record at {each.difference}"
+        lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained{left}")
     return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
 
 
@@ -45,16 +81,31 @@ def values(
 ) -> int:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
-    A turn is worth the next value less its own.
+    A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
 
     Example: `harness values runs/DIR 3 -n 16`
     """
+    from harness.viewer.fork import write_values
+
     found = _fork(run, session, None, count, out)
+    if out is not None:
+        write_values(run, found, out)
     lines = [f"turn {each.turn}: {_value(each)}" for each in found]
     return _print(lines, {"turns": [_document(each) for each in found]}, as_json=as_json)
 
 
-def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | None) -> "Sequence[Forks]":
+def _edit(text: str) -> tuple[int, str]:
+    from harness.errors import RunError
+
+    number, equals, content = text.partition("=")
+    if not equals or not number.isdecimal():
+        raise RunError(f"--edit: expected MESSAGE=TEXT, such as 5=No., got {text!r:.80}")
+    return int(number), content
+
+
+def _fork(
+    run: Path, session: str, turn: int | None, count: int, out: Path | None, variation: "Variation | None" = None
+) -> "Sequence[Forks]":
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
@@ -62,6 +113,7 @@ def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | Non
 
     from harness.errors import RunError
     from harness.suite.run.interrupts import terminated_as_interrupted
+    from harness.viewer.fork import Variation
     from harness.viewer.fork import fork as fork_session
 
     with terminated_as_interrupted(), ExitStack() as stack:
@@ -69,19 +121,23 @@ def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | Non
             raise RunError(f"{out} exists and is not empty; choose another --out")
         place = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-fork-")))
         place.mkdir(parents=True, exist_ok=True)
-        return uvloop.run(fork_session(run, session, place.absolute(), turn=turn, count=count, say=output.say))
+        forking = fork_session(
+            *(run, session, place.absolute(), variation or Variation()), turn=turn, count=count, say=output.say
+        )
+        return uvloop.run(forking)
 
 
 def _value(found: "Forks") -> str:
-    if found.value is None:
-        return "unknown: no fork has a reward"
-    return f"{found.value:.3g}" + ("" if found.half_width is None else f" ± {found.half_width:.3g}")
+    value = found.value
+    if value is None:
+        return "unknown: no fork has a reward that counts"
+    return f"{value.mean:.3g}" + ("" if value.low is None else f" ({value.low:.3g} to {value.high:.3g})")
 
 
 def _document(found: "Forks") -> dict[str, object]:
     from msgspec import to_builtins
 
-    return {**to_builtins(found), "value": found.value, "half_width": found.half_width}
+    return {**to_builtins(found), "value": found.value and found.value._asdict()}
 
 
 def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:

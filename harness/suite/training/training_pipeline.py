@@ -18,6 +18,7 @@ from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
+from harness.suite.training.valued_tasks import ValuedTasks
 from harness.suite.training.workdirs import Workdirs
 from harness.training.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
 from harness.training.collector.pipeline import Normalizer, StepPipeline
@@ -101,7 +102,9 @@ async def open_pipeline(
             rules.budget.groups,
             workdirs,
         )
-        source = SessionSource(manager, tasks.task_of, tasks.reward, training_seed=scenario.seed)
+        valued = ValuedTasks(tasks, manager, train.value_forks)
+        reward = valued.reward if train.value_forks else tasks.reward
+        source = SessionSource(manager, tasks.task_of, reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
             KeptRollouts(source, table, journal.directory.database, workdirs),
             rules,
@@ -117,6 +120,7 @@ async def open_pipeline(
             position_rows=train.position_rows,
             advantages=take_rewards if train.advantage == "reward" else standardize,
             credit=credit_of(train),
+            by_value=train.advantage == "value",
             normalizer=Normalizer(train.loss.normalizer),
             journal=journal,
             last_step=last_step,

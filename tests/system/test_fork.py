@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.samples.codec import read_samples
+from harness.samples.rollout import OutcomeKind
 from harness.server.store.sqlite import list_sessions, read_session
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
@@ -126,6 +127,29 @@ def test_each_trained_turn_has_a_value(run: Path, tmp_path: Path) -> None:
     [sample] = [each for each in read_samples(tmp_path / "samples.jsonl") if each.index == 2]
     assert sample.metadata["turn_values"]["1"] == {"mean": turns, "low": turns, "high": turns, "forks": 2}
     assert set(sample.turn_values[sample.loss_mask == 1].tolist()) == {turns}
+
+
+def test_a_crashed_rollout_goes_on_in_its_run(tmp_path: Path) -> None:
+    """It is final, so the run itself would not play it again; one sample has both lives, and no token is lost."""
+    allowed = tmp_path / "allowed"
+    program = AGENT.replace("    turns += 1\n", f"    turns += 1\n    pathlib.Path({str(allowed)!r}).stat()\n")
+    scenario = write_scenario(tmp_path / "small", program=program, samples_per_prompt=1, prompts=[{}])
+    assert harness("run", scenario, "--out", tmp_path / "run").code == 0
+    [crashed] = read_rollouts(tmp_path / "run" / "run.db").values()
+    allowed.touch()
+    resumed = harness("resume", tmp_path / "run", "0", "--json")
+    again = harness("resume", tmp_path / "run", crashed.session_id)
+    shown = harness("show", tmp_path / "run", "0", "--json").document
+
+    assert (crashed.outcome, resumed.code) == (OutcomeKind.CRASHED, 0), resumed.stderr
+    assert (again.code, "last session of a rollout" in again.stderr) == (4, True)
+    [(_, record)] = read_rollouts(tmp_path / "run" / "run.db").items()
+    [sample] = record.export_samples()
+    assert sample.metadata["turns"] == [0, 1]
+    ledger = resumed.document["ledger"]
+    assert ledger["generated"] == ledger["trained"] == int(sample.loss_mask.sum())
+    assert shown["session"]["inherits"]["asked_again"] == 1
+    assert shown["session"]["inherits"]["session_id"] == shown["line"]["inherits"] == crashed.session_id
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,19 @@ def walk_families(lines: Sequence[SessionLine]) -> Iterator[tuple[SessionLine, i
         waiting += [(heir, depth + 1) for heir in reversed(heirs.pop(line.session_id, []))]
 
 
+def inheritance_facts(inherits: Json | None) -> Iterator[tuple[str, str]]:
+    """Yield name and words of what a session inherits, its edits, and how it left the record."""
+    if inherits is None:
+        return
+    kin = "all" if inherits["before"] is None else f"fork at turn {inherits['before']}"
+    turns = f"{inherits['turns']} turns, {inherits['asked_again']} asked again"
+    yield "inherits", f"from {inherits['session_id']}: {kin}; {turns}"
+    for edit in inherits["edits"]:
+        yield "edited", f"messages[{edit['message']}]: {edit['content']}"
+    if end := end_words(inherits):
+        yield "inherited until", end
+
+
 def end_words(inherits: Json) -> str:
     """Return where and why a session left its record, in words; empty if it has not."""
     because, difference = inherits["because"], inherits["difference"]

@@ -65,6 +65,19 @@ def test_a_fork_reads_another_message_at_another_temperature(run: Path, tmp_path
     assert [turn.parent for turn in session.turns] == [None, 0, 1]
     assert [turn.params.temperature for turn in session.turns][1:] == [0.5, 0.5]
     assert session.turn(0).params.temperature != 0.5
+    forked = session.config.inherits.session_id
+    family = harness("show", tmp_path / "forks" / STORE)
+    words = harness("show", tmp_path / "forks" / STORE, fork["session_id"])
+    compared = harness("diff", run, forked, tmp_path / "forks" / STORE, fork["session_id"])
+    assert [line.split()[:4] for line in family.stdout.split("lives and forks:\n")[1].splitlines()[:2]] == [
+        [forked[:8], "deleted"],
+        ["+", fork["session_id"][:8], "forks", "turn"],
+    ]
+    assert f"from {forked}: fork at turn 1; 1 turns, 1 asked again" in words.stdout
+    assert "messages[2]: Stop. Now=here." in words.stdout
+    assert "turn 1: sampled anew" in words.stdout
+    assert "forked at turn  -" in compared.stdout
+    assert "part in turn 1, prompt" in compared.stdout
 
 
 def test_a_fork_whose_agent_says_something_else_has_no_say(tmp_path: Path) -> None:
@@ -150,6 +163,10 @@ def test_a_crashed_rollout_goes_on_in_its_run(tmp_path: Path) -> None:
     assert ledger["generated"] == ledger["trained"] == int(sample.loss_mask.sum())
     assert shown["session"]["inherits"]["asked_again"] == 1
     assert shown["session"]["inherits"]["session_id"] == shown["line"]["inherits"] == crashed.session_id
+    listed = harness("show", tmp_path / "run").stdout
+    compared = harness("diff", tmp_path / "run", crashed.session_id, tmp_path / "run", "0").stdout
+    assert f"+ {shown['line']['session_id'][:8]}  goes on  finished" in listed
+    assert "part in turn 1, which one of them does not have" in compared
 
 
 @pytest.mark.parametrize(

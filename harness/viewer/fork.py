@@ -24,6 +24,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import EngineChoice, serve_engine
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.plan import PlannedRollout
+from harness.types import Sample
 from harness.viewer.family import end_words
 from harness.viewer.look import look_at
 from harness.viewer.replay import plan_again
@@ -54,6 +55,8 @@ class Fork:
     turns: int
     trained: int
     """Tokens of its own that a trainer gets."""
+    samples: Sequence[Sample]
+    """Without inherited tokens to train, which the forked session's samples have."""
     difference: str | None = None
     """How its agent left the record before the turn, so that its reward does not count."""
 
@@ -76,6 +79,15 @@ class Forks:
     def value(self) -> TurnValue | None:
         """Monte Carlo value of the state before the turn; None without rewards."""
         return value_of(self.rewards)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Samples of the forks, siblings of one group."""
+        return [
+            replace(sample, reward=fork.reward, index=number, group_index=0)
+            for number, fork in enumerate(self.forks)
+            for sample in fork.samples
+        ]
 
 
 async def fork(
@@ -128,15 +140,13 @@ async def fork(
     return found
 
 
-def write_values(run: Path, found: Sequence[Forks], place: Path) -> None:
-    """Write the samples of the valued session to `place`, with `turn_values`. Raises `RunError`."""
-    directory = RunDirectory(run)
-    records = read_rollouts(directory.database).values()
-    values = {each.turn: each.value for each in found}
-    for record in records:
-        if found and record.session_id == found[0].session_id:
-            known = {turn: value for turn, value in values.items() if value is not None}
-            RunDirectory(place).write_samples(value_turns(record.export_samples(), known))
+def valued_samples(run: Path, found: Sequence[Forks]) -> list[Sample]:
+    """Return the samples of the session whose turns were forked, with `turn_values`. Raises `StoreError`."""
+    values = {each.turn: each.value for each in found if each.value is not None}
+    forked = {each.session_id for each in found}
+    records = read_rollouts(RunDirectory(run).database).values()
+    samples = (record.export_samples() for record in records if record.session_id in forked)
+    return [valued for each in samples for valued in value_turns(each, values)]
 
 
 async def _copy_session(directory: RunDirectory, session_id: str, target: Path) -> Session:
@@ -167,8 +177,8 @@ def _require_same_weights(session: Session, turns: Sequence[int], live: Set[str]
 
 def _difference(session: Session, turn: int, fork: Rollout, variation: Variation) -> str | None:
     inherits = fork.session["inherits"]
-    if inherits["because"] != InheritanceEnd.FORK:
-        return end_words(inherits)
+    if inherits is None or inherits["because"] != InheritanceEnd.FORK:
+        return (inherits and end_words(inherits)) or "its last call: it did not come to the turn"
     # The fork's record lacks the forked turn, so its own first turn is compared here.
     own = next(each for each in fork.session["turns"] if each["turn"] == inherits["ended_at"])
     recorded = session.turn(turn)
@@ -196,4 +206,5 @@ async def _score(planned: PlannedRollout, rollout: Rollout) -> Fork:
         reward,
         len(rollout.session["turns"]),
         sum(int(sample.loss_mask.sum()) for sample in rollout.samples),
+        rollout.samples,
     )

@@ -45,8 +45,14 @@ def test_a_turn_is_sampled_anew_as_often_as_asked(run: Path, tmp_path: Path) -> 
     for each in document["forks"]:
         session = read_session(tmp_path / "forks" / STORE, each["session_id"])
         assert [turn.notes.inherited for turn in session.turns] == ["masked", *[""] * (turns - 1)]
-        assert session.ledger().trained == each["trained"] > 0
+        assert session.ledger().trained == session.ledger().generated == each["trained"] > 0
+        assert session.ledger().masked == session.ledger().inherited
     assert len(list_sessions(tmp_path / "forks" / STORE)) == 4
+    samples = read_samples(tmp_path / "forks" / "samples.jsonl")
+    assert [(each.index, each.group_index, each.reward) for each in samples] == [(n, 0, turns) for n in range(3)]
+    assert [int(each.loss_mask.sum()) for each in samples] == [each["trained"] for each in document["forks"]]
+    origin = {"session_id": document["session_id"], "turn": 1}
+    assert [each.metadata["forked_from"] for each in samples] == [origin] * 3
     assert (tmp_path / "forks" / "turn-1" / "fork-2" / "agent.log").is_file()
     assert blake2b((run / "run.db").read_bytes()).digest() == before
     assert len(read_rollouts(run / "run.db")) == 4

@@ -1,6 +1,7 @@
 """`harness fork` and `harness values`: turns of a recorded session, sampled anew several times."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
+    from harness.types import Sample
     from harness.viewer.fork import Forks, Variation
 
 
@@ -59,7 +61,8 @@ def fork(
 ) -> int:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
 
-    The mean is the value of the state before that turn. Nothing is written to the run.
+    The mean is the value of the state before that turn. Nothing is written to the run; `--out` also gets the forks'
+    samples.
 
     Examples: `harness fork runs/DIR 3 --at 2`, `harness fork runs/DIR 3 --at 2 -n 16 --out forks`,
     `harness fork runs/DIR 3 --at 2 --edit "5=No such file."`
@@ -68,6 +71,8 @@ def fork(
 
     edits = dict(map(_edit, edit or ()))
     [found] = _fork(run, session, at, count, out, Variation(temperature, edits, weights is _Weights.CURRENT))
+    if out is not None:
+        _write_samples(found.samples, out)
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
     for number, each in enumerate(found.forks):
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
@@ -85,11 +90,11 @@ def values(
 
     Example: `harness values runs/DIR 3 -n 16`
     """
-    from harness.viewer.fork import write_values
+    from harness.viewer.fork import valued_samples
 
     found = _fork(run, session, None, count, out)
     if out is not None:
-        write_values(run, found, out)
+        _write_samples(valued_samples(run, found), out)
     lines = [f"turn {each.turn}: {_value(each)}" for each in found]
     return _print(lines, {"turns": [_document(each) for each in found]}, as_json=as_json)
 
@@ -127,6 +132,12 @@ def _fork(
         return uvloop.run(forking)
 
 
+def _write_samples(samples: "Sequence[Sample]", place: Path) -> None:
+    from harness.suite.record.rundir import RunDirectory
+
+    RunDirectory(place).write_samples(samples)
+
+
 def _value(found: "Forks") -> str:
     value = found.value
     if value is None:
@@ -135,9 +146,8 @@ def _value(found: "Forks") -> str:
 
 
 def _document(found: "Forks") -> dict[str, object]:
-    from msgspec import to_builtins
-
-    return {**to_builtins(found), "value": found.value and found.value._asdict()}
+    forks = [{each.name: getattr(fork, each.name) for each in fields(fork) if each.name != "samples"} for fork in found.forks]
+    return {"session_id": found.session_id, "turn": found.turn, "forks": forks, "value": found.value and found.value._asdict()}
 
 
 def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:

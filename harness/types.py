@@ -335,8 +335,6 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """Loss mask of a turn of an earlier session (`sessions.inheritance`); empty for the session's own."""
     asked_again: bool = False
     """The restarted agent repeated the call of an inherited turn."""
-    edited: tuple[Json, ...] = ()
-    """Messages that the model read with a fork's edits (`Divergence`): `recorded` is the edit."""
     missing_rows: Json = {}
     """Number of rows that no request returned, by `token_rows.RowState`."""
     others: Json = {}

@@ -21,7 +21,7 @@ from harness.cli.log_options import add_log_options
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sandboxes, sessions
 from harness.cli.runs import exec as exec_
-from harness.cli.runs import fork, resume, run, train
+from harness.cli.runs import fork, run, train
 from harness.cli.servers import router, serve
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
@@ -38,7 +38,7 @@ _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
     "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": completion.completion},
     "Run": {
         "run": run.run,
-        "resume": resume.resume,
+        "resume": fork.resume,
         "train": train.train,
         "exec": exec_.execute,
         "env": exec_.env,

@@ -29,7 +29,7 @@ class RolloutReward(NamedTuple):
     reward: float
     turns: TurnRewards
     values: "Mapping[int, TurnValue]" = MappingProxyType({})
-    """Of states before turns, by turn (`samples.turn_values`)."""
+    """Values of states before turns (`samples.turn_values`)."""
 
 
 def reward_turns(

@@ -23,7 +23,6 @@ from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import MalformedRequest, ServerBusy
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.divergence import Divergence
 from harness.sessions.edits import apply_edits
 from harness.sessions.retries import CallParts, digest_kind, earlier_digests, request_digest
 from harness.sessions.session import Session
@@ -144,8 +143,6 @@ class ReadCall(msgspec.Struct, frozen=True):
     """Model family with this request's template variables."""
     noise: str = ""
     """Start of the removed text (`dialects.noise`)."""
-    edits: Sequence[Divergence] = ()
-    """Messages with another text (`sessions.edits`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +173,8 @@ class Prompts:
             chat = self._chat_for(session, asked)
             variables = dict(chat.describe().template_variables)
             prefixes = history.read(asked.messages, asked.tools, asked.recall, variables)
-            edited = apply_edits(edits, asked.messages, prefixes, session.normal_form)
-            asked, prefixes = msgspec.structs.replace(asked, messages=edited.messages), edited.prefixes
+            messages, prefixes = apply_edits(edits, asked.messages, prefixes, session.normal_form)
+            asked = msgspec.structs.replace(asked, messages=messages)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
@@ -185,7 +182,7 @@ class Prompts:
             parts = CallParts(body, dialect.name, idempotency_key, prefixes[-1].exact)
             digest = request_digest(parts, sent)
             older = earlier_digests(kinds - {digest_kind(digest)}, parts)
-            return ReadCall(asked, prefixes, digest, older, chat, noise, edited.edits)
+            return ReadCall(asked, prefixes, digest, older, chat, noise)
 
         size_bytes = len(body)
         known_bytes = history.known_bytes(sent) if size_bytes <= _LARGEST_KNOWN else 0

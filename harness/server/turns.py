@@ -234,21 +234,21 @@ class TurnService:
 
     async def _admit(self, call: ModelCall) -> Admission | None:
         # Returns None if the call's meaning changed meanwhile: the same call was admitted from elsewhere.
-        session, read, asked = call.session, call.read, call.request
+        session, asked = call.session, call.request
         if session.config.strict:
             require_served(asked.ignored)
         await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
-        point = session.attach(read.prefixes, asked.messages)
+        point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot continue makes this a new root
         diverged = session.divergence(point, asked.messages, asked.tools)
-        point, context_ids = await self.prompts.encode(session, point, read)
+        point, context_ids = await self.prompts.encode(session, point, call.read)
         await call.client.know_process()  # here: a turn with tokens and no outcome would miss a sweep
         call.client.require_there()
         if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
         notes = structs.replace(
-            asked.notes if point.parent is not None else _root_notes(read),
+            asked.notes if point.parent is not None else _root_notes(call.read),
             dialect=asked.dialect,
             response_id=call.id_for(None),
             client=call.client.notes(),
@@ -256,7 +256,6 @@ class TurnService:
             held_before_s=call.client.held_s,
             diverged={} if diverged is None else diverged.to_json(),
             script_step=step,
-            edited=tuple(each.to_json() for each in read.edits if each.message >= point.matched),
         )
         if session.config.strays is Strays.REFUSE and (reason := find_stray(session.turns, notes, delta)):
             raise StrayRefused(f"a call of another program than the session's agent: {reason}")

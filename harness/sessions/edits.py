@@ -1,31 +1,20 @@
 """Edits of a fork: messages of the forked turn that the model reads with another text than its agent sends.
 
 The agent runs again and sends its conversation as it knows it. Every call that goes on from the fork's place is read
-with the edits, so tokens and record have what the model saw; the turn's notes keep what the agent sent.
+with the edits, so tokens and record have what the model saw.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from harness.errors import MalformedRequest
-from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.session import Session
 from harness.sessions.session_config import Edit, Inheritance
 from harness.tokens.history import Prefix
-from harness.tokens.matching import EXACT, NormalForm, next_key
+from harness.tokens.matching import NormalForm, next_key
 from harness.types import Message
 
 _EDITABLE = ("tool", "user")
-
-
-class EditedCall(NamedTuple):
-    """A call as the model reads it."""
-
-    messages: Sequence[Message]
-    prefixes: Sequence[Prefix]
-    edits: Sequence[Divergence] = ()
-    """Edited messages; `recorded` is what the model reads, `sent` what the agent sent."""
 
 
 def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
@@ -56,20 +45,20 @@ def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
 
 def apply_edits(
     edits: Sequence[Edit], messages: Sequence[Message], prefixes: Sequence[Prefix], form: NormalForm
-) -> EditedCall:
-    """Return a call with those `edits` from whose place it goes on."""
-    found: list[Divergence] = []
+) -> tuple[Sequence[Message], Sequence[Prefix]]:
+    """Return messages and prefixes of a call with those `edits` from whose place it goes on."""
     for edit in sorted(edits, key=lambda edit: edit.message):
-        known = prefixes[: edit.message + 1]
+        known = list(prefixes[: edit.message + 1])
         if edit.message >= len(messages) or all(prefix.key != edit.place for prefix in known):
             continue
-        sent, rest = messages[edit.message], messages[edit.message + 1 :]
-        read = {**sent, "content": edit.content} if sent["role"] in _EDITABLE else sent
-        found += filter(None, [find_divergence([read], [sent], edit.message, EXACT)])
-        messages, prefixes = [*messages[: edit.message], read, *rest], list(known)
-        for message in (read, *rest):
-            prefixes.append(prefixes[-1].extend(message, form, is_first=len(prefixes) == 1))
-    return EditedCall(messages, prefixes, found)
+        sent = messages[edit.message]
+        if sent["role"] in _EDITABLE:
+            sent = {**sent, "content": edit.content}
+        messages = [*messages[: edit.message], sent, *messages[edit.message + 1 :]]
+        for message in messages[edit.message :]:
+            known.append(known[-1].extend(message, form, is_first=len(known) == 1))
+        prefixes = known
+    return messages, prefixes
 
 
 def _refusal(expected: str) -> MalformedRequest:

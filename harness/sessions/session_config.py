@@ -1,7 +1,7 @@
 """Decisions of a session's owner, which survive a restart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -77,18 +77,11 @@ class Inheritance:
     strict: bool = False
     """Refuse a call that repeats none of the inherited ones, while any is left."""
     edits: tuple[Edit, ...] = ()
-    """Of messages that turn `before` adds."""
+    """Texts for messages that turn `before` adds."""
 
     def to_json(self) -> Json:
         """Return the field of `POST /sessions`."""
-        edits = [{"message": edit.message, "content": edit.content} for edit in self.edits]
-        return {
-            "session_id": self.session_id,
-            "before": self.before,
-            "trained": self.trained,
-            "strict": self.strict,
-            "edits": edits,
-        }
+        return {**asdict(self), "edits": [{"message": each.message, "content": each.content} for each in self.edits]}
 
 
 @dataclass(frozen=True, slots=True)

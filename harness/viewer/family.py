@@ -48,8 +48,8 @@ def end_words(inherits: Json) -> str:
         return ""
     why = _ENDS.get(because, str(because))
     if difference:
-        place = f"messages[{difference['message']}].{difference['field']}"
-        place = "tools" if difference["field"] == "tools" else place
+        field = difference["field"]
+        place = field if field in ("tools", "sampling") else f"messages[{difference['message']}].{field}"
         why = f"{place} is {difference['sent']!r}, recorded {difference['recorded']!r}"
     turn = inherits["ended_at"]
     return why if turn is None else f"turn {turn}: {why}"

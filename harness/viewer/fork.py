@@ -35,7 +35,7 @@ STORE = "forks.db"
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """What forks do otherwise than the recorded rollout."""
+    """Differences of the forks from the recorded rollout."""
 
     temperature: float | None = None
     edits: Mapping[int, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Fork:
     samples: Sequence[Sample]
     """Without inherited tokens to train, which the forked session's samples have."""
     difference: str | None = None
-    """How its agent left the record before the turn, so that its reward does not count."""
+    """Place where its agent left the record before the turn, so that its reward does not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`harness fork` and `harness values`: turns of a recorded session, sampled anew several times."""
+"""`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -45,6 +45,28 @@ _Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]", show_default=False),
 ]
+
+
+def resume(run: _Run, session: _Session, *, as_json: options.Json = False) -> None:
+    """Play one rollout of a run again with its record: repeated calls get its answers, others are sampled.
+
+    For a rollout that crashed or was cut short. The run keeps both records; the new attempt counts.
+
+    Example: `harness resume runs/DIR 3`
+    """
+    from harness.cli.runs.run import end_run, execute_run
+    from harness.errors import RunError
+    from harness.suite.record.config import Overrides
+    from harness.suite.run.open_run import resume_run
+    from harness.viewer.look import look_at
+
+    line = look_at(run).find(session)
+    if line.number is None or line.session_id is None:
+        raise RunError(f"expected the last session of a rollout of {run}, got {line.session_id or line.number}")
+    opened = resume_run(str(run), Overrides(), run)
+    if opened.selection.config.overrides.server is not None:
+        raise RunError(f"expected a run with its own session server, which keeps records; {run} is of another server")
+    end_run(execute_run(opened, only=frozenset({line.number}), goes_on=True), as_json=as_json)
 
 
 def fork(

@@ -238,7 +238,12 @@ def run(
         raise typer.Exit(int(result["exit_code"]))
     if numbers is not None:
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
-    report = execute_run(opened, concurrency, admin_token, numbers, otlp, is_resumed=resume and numbers is None)
+    is_resumed = resume and numbers is None
+    end_run(execute_run(opened, concurrency, admin_token, numbers, otlp, is_resumed=is_resumed), as_json=as_json)
+
+
+def end_run(report: "RunReport", *, as_json: bool) -> None:
+    """Print the report and exit with its code."""
     from harness.cli.runs.summary import print_report, report_json
 
     if as_json:

@@ -18,7 +18,6 @@ from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
-from harness.suite.training.valued_tasks import ValuedTasks
 from harness.suite.training.workdirs import Workdirs
 from harness.training.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
 from harness.training.collector.pipeline import Normalizer, StepPipeline
@@ -101,10 +100,10 @@ async def open_pipeline(
             scenario.seed,
             rules.budget.groups,
             workdirs,
+            manager,
+            train.value_forks,
         )
-        valued = ValuedTasks(tasks, manager, train.value_forks)
-        reward = valued.reward if train.value_forks else tasks.reward
-        source = SessionSource(manager, tasks.task_of, reward, training_seed=scenario.seed)
+        source = SessionSource(manager, tasks.task_of, tasks.valued_reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
             KeptRollouts(source, table, journal.directory.database, workdirs),
             rules,

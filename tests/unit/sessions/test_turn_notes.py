@@ -34,7 +34,6 @@ NOTED: Json = {
     "error": {"code": "engine_down", "cause": "engine", "message": "gone"},
     "inherited": "masked",
     "asked_again": True,
-    "edited": [{"message": 1, "field": "content", "recorded": "a", "sent": "b"}],
     "missing_rows": {"lost": 3},
 }
 FOREIGN: Json = {"of_a_later_version": [1, None], "others": {"a": 1}}

@@ -2,8 +2,9 @@
 
     python bench/turn_credit.py --seeds 1 2 3 --steps 80 --rollouts 8
 
-Plays `harness train` on copies of `train_tool_game` that differ in `train.advantage` and its discount alone, one after
-the other. A run has reached a threshold at the first step at which the mean reward of its last ten steps is as high.
+Plays `harness train` on copies of `train_tool_game` that differ in `train.advantage` and its discount or forks alone,
+one after the other. A run has reached a threshold at the first step at which the mean reward of its last ten steps is
+as high.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 import tomli_w
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "train_tool_game"
-ESTIMATORS = ("rollout", "turn", "return_to_go:1", "return_to_go:0.5", "return_to_go:0")
+ESTIMATORS = ("rollout", "turn", "return_to_go:1", "return_to_go:0.5", "return_to_go:0", "value:4")
 THRESHOLDS = (0.5, 0.7, 0.8)
 WINDOW = 10
 
@@ -50,8 +51,9 @@ def train(directory: Path, estimator: str, seed: int, steps: int, rollouts: int)
     folder, run = directory / "train_tool_game", directory / "run"
     shutil.copytree(SCENARIO, folder, ignore=shutil.ignore_patterns("__pycache__"))
     scenario = tomllib.loads((folder / "scenario.toml").read_text())
-    name, _, discount = estimator.partition(":")
-    scenario["train"] |= {"advantage": name, "discount": float(discount or 1), "rollouts_per_step": rollouts}
+    name, _, number = estimator.partition(":")
+    of_value = {"value_forks": int(number)} if name == "value" else {"discount": float(number or 1)}
+    scenario["train"] |= {"advantage": name, "rollouts_per_step": rollouts, **of_value}
     (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
     command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
     ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)

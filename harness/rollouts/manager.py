@@ -12,9 +12,9 @@ bounded time. The caller bounds concurrency.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Collection, Iterable, MutableSequence, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -41,7 +41,7 @@ from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.record import empty_record
 from harness.sessions.seeds import seed_of
-from harness.sessions.session_config import Inheritance
+from harness.sessions.session_config import Edit, Inheritance
 from harness.types import Json, Sample
 
 ROLLOUT_ENDED = "rollout_ended"
@@ -145,13 +145,19 @@ class SessionManager:
         """
         return await self.run(replace(_without_session(task), inherits=Inheritance(session_id, strict=strict)))
 
-    async def fork(self, session_id: str, task: AgentTask, *, turn: int, count: int) -> list[Rollout]:
+    async def fork(
+        self, session_id: str, task: AgentTask, *, turn: int, count: int, edits: Mapping[int, str] | None = None
+    ) -> list[Rollout]:
         """Run `task` `count` times at once with the record of an ended session up to `turn`, which is sampled anew.
 
-        Inherited tokens have mask 0: the forked session trains them. Each fork has its own directory `fork-N` in
-        `workdir`, and `forked_from` in its metadata.
+        Inherited tokens have mask 0: the forked session trains them. `edits` are other texts of messages that `turn`
+        adds, by their index in the conversation. Each fork has its own directory `fork-N` in `workdir`, and
+        `forked_from` in its metadata. Raises `ScenarioError` for no fork.
         """
-        inherits = Inheritance(session_id, before=turn, trained=False)
+        if count < 1:
+            raise ScenarioError(f"count: expected at least 1 fork, got {count}")
+        texts = tuple(Edit(message, content) for message, content in (edits or {}).items())
+        inherits = Inheritance(session_id, before=turn, trained=False, edits=texts)
         async with asyncio.TaskGroup() as group:
             forks = [
                 group.create_task(self.run(_fork_of(replace(_without_session(task), inherits=inherits), number)))
@@ -309,7 +315,7 @@ class SessionManager:
         give_up = (signal.announced, cancelled)
         resumes: Json = {} if task.resumes is None else {"resumes": task.resumes}
         if task.inherits is not None:
-            resumes["inherits"] = asdict(task.inherits)
+            resumes["inherits"] = task.inherits.to_json()
         usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
         body = {**usual, **task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))

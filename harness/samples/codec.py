@@ -27,7 +27,9 @@ _SAMPLES_IN_ROW_GROUP = 64
 _COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for column in COLUMNS}
 """Per-token columns with their binary dtypes."""
 
-_OPTIONAL = frozenset({"weight", "turn_rewards", "returns", "routed_experts", "sampling_mask", "teachers"})
+_OPTIONAL = frozenset(
+    {"weight", "turn_rewards", "returns", "turn_values", "routed_experts", "sampling_mask", "teachers"}
+)
 """Fields that older files lack."""
 
 

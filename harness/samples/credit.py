@@ -64,6 +64,16 @@ def return_to_go_advantages(group: Group, discount: float = 1.0) -> Advantages:
     return [each - baseline for each, baseline in zip(returns, baselines, strict=True)]
 
 
+def value_advantages(values: Group, rewards: Sequence[float]) -> Advantages:
+    """Give every turn the value of the state after it minus that before it; the last one ends at the reward.
+
+    `values` are of the states before each turn, by rollout.
+    """
+    # Unbiased for exact values, and for means of forks, which depend only on what came before their turn: the values
+    # of the states between cancel or serve as baselines (VinePPO, arXiv:2410.01679).
+    return [np.diff([*each, reward]) for each, reward in zip(values, rewards, strict=True)]
+
+
 def _checked(group: Group) -> Advantages:
     if len(group) < 2:
         raise ScenarioError(f"expected a group of at least 2 rollouts to compare, got {len(group)}")

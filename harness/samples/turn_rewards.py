@@ -4,7 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from harness.errors import ScenarioError
 from harness.samples.delivery import turn_spans
 from harness.types import Json, Sample
+
+if TYPE_CHECKING:
+    from harness.samples.turn_values import TurnValue
 
 TurnRewards = Mapping[int | str, object]
 """By turn index (number or digits) or tool call id. Several of one turn add up; None is ignored."""
@@ -24,6 +28,8 @@ class RolloutReward(NamedTuple):
 
     reward: float
     turns: TurnRewards
+    values: "Mapping[int, TurnValue]" = MappingProxyType({})
+    """Values of states before turns (`samples.turn_values`)."""
 
 
 def reward_turns(

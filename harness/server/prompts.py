@@ -23,6 +23,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import MalformedRequest, ServerBusy
 from harness.server.telemetry.metrics import ServerMetrics
+from harness.sessions.edits import apply_edits
 from harness.sessions.retries import CallParts, digest_kind, earlier_digests, request_digest
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete
@@ -164,6 +165,7 @@ class Prompts:
         """
         body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
         kinds = frozenset(session.digest_kinds)
+        edits = () if session.config.inherits is None else session.config.inherits.edits
 
         def work(**lookups: Any) -> ReadCall:
             call = msgspec.structs.replace(wire, sent=sent, **lookups)
@@ -171,6 +173,8 @@ class Prompts:
             chat = self._chat_for(session, asked)
             variables = dict(chat.describe().template_variables)
             prefixes = history.read(asked.messages, asked.tools, asked.recall, variables)
+            messages, prefixes = apply_edits(edits, asked.messages, prefixes, session.normal_form)
+            asked = msgspec.structs.replace(asked, messages=messages)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)

@@ -1,7 +1,7 @@
 """Decisions of a session's owner, which survive a restart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,8 @@ from harness.samples.roles import Role
 from harness.sessions.admission import Limits
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.sessions.script import Script
-from harness.types import SamplingWishes
+from harness.tokens.matching import ChainKey
+from harness.types import Json, SamplingWishes
 
 
 class AfterIncomplete(StrEnum):
@@ -55,6 +56,17 @@ class MissingRowsPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """Text of a message as the model reads it (`sessions.edits`)."""
+
+    message: int
+    """Index in the conversation."""
+    content: str
+    place: ChainKey = b""
+    """Conversation before the edited turn; set by the server."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inheritance:
     """Earlier session whose record the session begins with (`sessions.inheritance`)."""
 
@@ -65,6 +77,12 @@ class Inheritance:
     """False masks inherited tokens."""
     strict: bool = False
     """Refuse a call that repeats none of the inherited ones, while any is left."""
+    edits: tuple[Edit, ...] = ()
+    """Texts for messages that turn `before` adds."""
+
+    def to_json(self) -> Json:
+        """Return the field of `POST /sessions`."""
+        return {**asdict(self), "edits": [{"message": each.message, "content": each.content} for each in self.edits]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.samples.credit import return_to_go_advantages as return_to_go_advantages
     from harness.samples.credit import rollout_advantages as rollout_advantages
     from harness.samples.credit import turn_advantages as turn_advantages
+    from harness.samples.credit import value_advantages as value_advantages
     from harness.samples.delivery import deliver as deliver
     from harness.samples.encoders import EncodedSample as EncodedSample
     from harness.samples.encoders import SegmentEncoder as SegmentEncoder
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from harness.samples.segments import fit_segment as fit_segment
     from harness.samples.turn_rewards import RolloutReward as RolloutReward
     from harness.samples.turn_rewards import reward_turns as reward_turns
+    from harness.samples.turn_values import TurnValue as TurnValue
+    from harness.samples.turn_values import value_turns as value_turns
     from harness.training.collector.collector import Collector as Collector
     from harness.training.collector.groups import GroupIndex as GroupIndex
     from harness.training.collector.groups import RolloutIndex as RolloutIndex
@@ -101,8 +104,11 @@ _HOMES: Mapping[str, str] = {
     "rollout_advantages": "harness.samples.credit",
     "turn_advantages": "harness.samples.credit",
     "return_to_go_advantages": "harness.samples.credit",
+    "value_advantages": "harness.samples.credit",
     "RolloutReward": "harness.samples.turn_rewards",
     "reward_turns": "harness.samples.turn_rewards",
+    "TurnValue": "harness.samples.turn_values",
+    "value_turns": "harness.samples.turn_values",
     "StepTable": "harness.training.collector.record.step_table",
     "StepRecord": "harness.training.collector.record.step_record",
     "read_step": "harness.training.collector.record.step_table",

@@ -67,6 +67,9 @@ def session_diff_overview(pair: SessionPair, missing: Sequence[str]) -> Iterator
     table.add_row("reward", *("-" if line.reward is None else f"{line.reward:.3f}" for line in lines))
     table.add_row("turns", *("-" if line.turns is None else str(line.turns) for line in lines))
     table.add_row("tokens", *("-" if line.sampled is None else f"{line.sampled:,}" for line in lines))
+    if any(line.inherits for line in lines):
+        table.add_row("inherits from", *(Text(printable((line.inherits or "-")[:SHORT_ID])) for line in lines))
+        table.add_row("forked at turn", *("-" if line.forked_at is None else str(line.forked_at) for line in lines))
     yield Padding(table, (0, 0, 1, 0))
     if pair.divergence is not None:
         yield from _parting(pair)

@@ -1,6 +1,7 @@
 """The first difference of two sessions: a token of a prompt or output that only one has.
 
-Turns are compared in order of admission, by tokens and parent. Engine facts (logprob, version) do not count.
+Turns are compared in order of admission, by tokens and parent; of an heir, without those that its agent did not ask for
+again. Engine facts (logprob, version) do not count.
 """
 
 from dataclasses import dataclass
@@ -46,15 +47,19 @@ def find_divergence(
 
     Raises `RunError` if the record lacks the tokens of a turn.
     """
-    for one, other in zip(first.turns, second.turns, strict=False):
-        if one.parent != other.parent:
+    ours, theirs = ([turn for turn in each.turns if turn.asked_again or not turn.inherited] for each in (first, second))
+    places: list[dict[int | None, int]] = [
+        {turn.index: place for place, turn in enumerate(turns)} for turns in (ours, theirs)
+    ]
+    for one, other in zip(ours, theirs, strict=False):
+        if places[0].get(one.parent) != places[1].get(other.parent):
             return FirstDifference(one.index, Part.PARENT)
         for part in (Part.PROMPT, Part.OUTPUT):
             ids = _ids(one, part), _ids(other, part)
             if ids[0] != ids[1]:
                 return _token(one.index, part, ids, tokenizers)
-    if len(first.turns) != len(second.turns):
-        return FirstDifference(min(len(first.turns), len(second.turns)), Part.TURNS)
+    if len(ours) != len(theirs):
+        return FirstDifference(max(ours, theirs, key=len)[min(len(ours), len(theirs))].index, Part.TURNS)
     return None
 
 

@@ -22,6 +22,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.family import inheritance_facts, walk_families
 from harness.viewer.problems import find_problems
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
@@ -67,6 +68,8 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
     yield from missing_sentences(view.missing)
     for problem in find_problems(view.sessions):
         yield Text(printable(problem.words), style="red")
+    if family := [*walk_families([*view.sessions, *view.superseded])]:
+        yield Padding(by_itself("lives and forks", _family, family), (1, 0, 0, 0))
     if view.superseded:
         ids = ", ".join(str(line.session_id)[:SHORT_ID] for line in view.superseded)
         yield Text(printable(f"superseded: {len(view.superseded)} sessions of attempts that were played again: {ids}"))
@@ -91,15 +94,8 @@ def session_overview(
     said = list(missing)
     if session is not None:
         with say_missing("what became of it", said):
-            facts.add_row("phase", Text(printable(session.phase)))
-            if session.turns_in_flight:
-                facts.add_row("in flight", Text(f"{session.turns_in_flight} turns without an outcome"))
-            if session.refusals:
-                facts.add_row("refused", Text(printable(_counts(session.refusals))))
-            for remark in session.remarks:
-                facts.add_row("remark", Text(printable(remark), style="yellow"))
-            if session.ledger:
-                facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
+            for row in _standing(session):
+                facts.add_row(*row)
     yield facts
     yield from missing_sentences(said)
     if session is None:
@@ -108,6 +104,20 @@ def session_overview(
     for each in session.turns:
         if turn is None or each.index == turn:
             yield by_itself(f"the words of turn {each.index}", _dialogue, each, tokenizer)
+
+
+def _standing(session: SessionView) -> Iterator[tuple[str, Text]]:
+    yield "phase", Text(printable(session.phase))
+    if session.turns_in_flight:
+        yield "in flight", Text(f"{session.turns_in_flight} turns without an outcome")
+    if session.refusals:
+        yield "refused", Text(printable(_counts(session.refusals)))
+    for remark in session.remarks:
+        yield "remark", Text(printable(remark), style="yellow")
+    for name, words in inheritance_facts(session.inherits):
+        yield name, Text(printable(words))
+    if session.ledger:
+        yield "ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger)))
 
 
 def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **how: _P.kwargs) -> RenderableType:
@@ -144,6 +154,18 @@ def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
             Text(_spell(token, tokenizer), style=_FATES.get(token.fate, _DROPPED)),
         )
     return Padding(table, (0, 0, 1, 0))
+
+
+def _family(lines: Sequence[tuple[SessionLine, int]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for line, depth in lines:
+        kin = "" if line.inherits is None else "goes on" if line.forked_at is None else f"forks turn {line.forked_at}"
+        reward = "" if line.reward is None else f"reward {line.reward:.3f}"
+        name = f"{'  ' * (depth - 1)}+ " if depth else ""
+        name += (line.session_id or "none")[:SHORT_ID]
+        said = (name, kin, line.outcome or line.state or "no outcome", reward)
+        table.add_row(*(Text(printable(each)) for each in said))
+    return Group(Text("lives and forks:"), Padding(table, (0, 0, 0, 2)))
 
 
 def _moment(seconds: float) -> str:
@@ -267,9 +289,16 @@ def _branches(session: SessionView) -> RenderableType:
             f"{turn.prompt_length:,}",
             f"{turn.output_length:,}",
             f"{turn.seconds:.2f}",
-            Text(printable(_counts(turn.fates) + unknown + ("" if turn.role == "main" else f"; {turn.evidence}"))),
+            Text(printable(_counts(turn.fates) + unknown + "".join(f"; {each}" for each in _remarks(turn)))),
         )
     return table
+
+
+def _remarks(turn: TurnView) -> Iterator[str]:
+    if turn.inherited:
+        yield "inherited" if turn.asked_again else "inherited, not asked again"
+    if turn.role != "main":
+        yield turn.evidence
 
 
 def _dialogue(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:

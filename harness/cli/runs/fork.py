@@ -1,6 +1,8 @@
-"""`harness fork` and `harness values`: turns of a recorded session, sampled anew several times."""
+"""`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
 
 from collections.abc import Sequence
+from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,14 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.viewer.fork import Forks
+    from harness.types import Sample
+    from harness.viewer.fork import Forks, Variation
+
+
+class _Weights(StrEnum):
+    RECORDED = "recorded"
+    CURRENT = "current"
+
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 _Session = Annotated[
@@ -17,26 +26,80 @@ _Session = Annotated[
 ]
 _At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.", show_default=False)]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
+_Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.", show_default=False)
+]
+_SampledBy = Annotated[
+    _Weights, typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones.")
+]
+_Edits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--edit",
+        metavar="MESSAGE=TEXT",
+        help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
+        show_default=False,
+    ),
+]
 _Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]", show_default=False),
 ]
 
 
+def resume(run: _Run, session: _Session, *, as_json: options.Json = False) -> None:
+    """Play one rollout of a run again with its record: repeated calls get its answers, others are sampled.
+
+    For a rollout that crashed or was cut short. The run keeps both records; the new attempt counts.
+
+    Example: `harness resume runs/DIR 3`
+    """
+    from harness.cli.runs.run import end_run, execute_run
+    from harness.errors import RunError
+    from harness.suite.record.config import Overrides
+    from harness.suite.run.open_run import resume_run
+    from harness.viewer.look import look_at
+
+    line = look_at(run).find(session)
+    if line.number is None or line.session_id is None:
+        raise RunError(f"expected the last session of a rollout of {run}, got {line.session_id or line.number}")
+    opened = resume_run(str(run), Overrides(), run)
+    if opened.selection.config.overrides.server is not None:
+        raise RunError(f"expected a run with its own session server, which keeps records; {run} is of another server")
+    end_run(execute_run(opened, only=frozenset({line.number}), goes_on=True), as_json=as_json)
+
+
 def fork(
-    run: _Run, session: _Session, *, at: _At, count: _Count = 8, out: _Out = None, as_json: options.Json = False
+    run: _Run,
+    session: _Session,
+    *,
+    at: _At,
+    count: _Count = 8,
+    temperature: _Temperature = None,
+    weights: _SampledBy = _Weights.RECORDED,
+    edit: _Edits = None,
+    out: _Out = None,
+    as_json: options.Json = False,
 ) -> int:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
 
-    The mean is the value of the state before that turn. Nothing is written to the run.
+    The mean is the value of the state before that turn. Nothing is written to the run; `--out` also gets the forks'
+    samples.
 
-    Examples: `harness fork runs/DIR 3 --at 2`, `harness fork runs/DIR 3 --at 2 -n 16 --out forks`
+    Examples: `harness fork runs/DIR 3 --at 2`, `harness fork runs/DIR 3 --at 2 -n 16 --out forks`,
+    `harness fork runs/DIR 3 --at 2 --edit "5=No such file."`
     """
-    [found] = _fork(run, session, at, count, out)
+    from harness.viewer.fork import Variation
+
+    edits = dict(map(_edit, edit or ()))
+    [found] = _fork(run, session, at, count, out, Variation(temperature, edits, weights is _Weights.CURRENT))
+    if out is not None:
+        _write_samples(found.samples, out)
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
     for number, each in enumerate(found.forks):
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
-        lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained")
+        left = "" if each.difference is None else f"; does not count, it left the record at {each.difference}"
+        lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained{left}")
     return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
 
 
@@ -45,16 +108,31 @@ def values(
 ) -> int:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
-    A turn is worth the next value less its own.
+    A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
 
     Example: `harness values runs/DIR 3 -n 16`
     """
+    from harness.viewer.fork import valued_samples
+
     found = _fork(run, session, None, count, out)
+    if out is not None:
+        _write_samples(valued_samples(run, found), out)
     lines = [f"turn {each.turn}: {_value(each)}" for each in found]
     return _print(lines, {"turns": [_document(each) for each in found]}, as_json=as_json)
 
 
-def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | None) -> "Sequence[Forks]":
+def _edit(text: str) -> tuple[int, str]:
+    from harness.errors import RunError
+
+    number, equals, content = text.partition("=")
+    if not equals or not number.isdecimal():
+        raise RunError(f"--edit: expected MESSAGE=TEXT, such as 5=No., got {text!r:.80}")
+    return int(number), content
+
+
+def _fork(
+    run: Path, session: str, turn: int | None, count: int, out: Path | None, variation: "Variation | None" = None
+) -> "Sequence[Forks]":
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
@@ -62,6 +140,7 @@ def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | Non
 
     from harness.errors import RunError
     from harness.suite.run.interrupts import terminated_as_interrupted
+    from harness.viewer.fork import Variation
     from harness.viewer.fork import fork as fork_session
 
     with terminated_as_interrupted(), ExitStack() as stack:
@@ -69,19 +148,28 @@ def _fork(run: Path, session: str, turn: int | None, count: int, out: Path | Non
             raise RunError(f"{out} exists and is not empty; choose another --out")
         place = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-fork-")))
         place.mkdir(parents=True, exist_ok=True)
-        return uvloop.run(fork_session(run, session, place.absolute(), turn=turn, count=count, say=output.say))
+        forking = fork_session(
+            *(run, session, place.absolute(), variation or Variation()), turn=turn, count=count, say=output.say
+        )
+        return uvloop.run(forking)
+
+
+def _write_samples(samples: "Sequence[Sample]", place: Path) -> None:
+    from harness.suite.record.rundir import RunDirectory
+
+    RunDirectory(place).write_samples(samples)
 
 
 def _value(found: "Forks") -> str:
-    if found.value is None:
-        return "unknown: no fork has a reward"
-    return f"{found.value:.3g}" + ("" if found.half_width is None else f" ± {found.half_width:.3g}")
+    value = found.value
+    if value is None:
+        return "unknown: no fork has a reward that counts"
+    return f"{value.mean:.3g}" + ("" if value.low is None else f" ({value.low:.3g} to {value.high:.3g})")
 
 
 def _document(found: "Forks") -> dict[str, object]:
-    from msgspec import to_builtins
-
-    return {**to_builtins(found), "value": found.value, "half_width": found.half_width}
+    forks = [{each.name: getattr(fork, each.name) for each in fields(fork) if each.name != "samples"} for fork in found.forks]
+    return {"session_id": found.session_id, "turn": found.turn, "forks": forks, "value": found.value and found.value._asdict()}
 
 
 def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:

@@ -238,7 +238,12 @@ def run(
         raise typer.Exit(int(result["exit_code"]))
     if numbers is not None:
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
-    report = _execute(opened, concurrency, admin_token, numbers, otlp, is_resumed=resume and numbers is None)
+    is_resumed = resume and numbers is None
+    end_run(execute_run(opened, concurrency, admin_token, numbers, otlp, is_resumed=is_resumed), as_json=as_json)
+
+
+def end_run(report: "RunReport", *, as_json: bool) -> None:
+    """Print the report and exit with its code."""
     from harness.cli.runs.summary import print_report, report_json
 
     if as_json:
@@ -259,15 +264,17 @@ def _refuse_collector(otlp: str | None) -> None:
         )
 
 
-def _execute(
+def execute_run(
     opened: "OpenedRun",
-    concurrency: int | None,
-    admin_token: str | None,
-    only: frozenset[int] | None,
-    otlp: str | None,
+    concurrency: int | None = None,
+    admin_token: str | None = None,
+    only: frozenset[int] | None = None,
+    otlp: str | None = None,
     *,
-    is_resumed: bool,
+    is_resumed: bool = False,
+    goes_on: bool = False,
 ) -> "RunReport":
+    """Execute a run, as `SuiteRun` does, with progress and signals. Return its report."""
     from harness.cli.runs.progress import open_progress
     from harness.cli.runs.resumable import run_resumably
     from harness.suite.run.interrupts import Interrupts
@@ -284,6 +291,7 @@ def _execute(
                 concurrency,
                 admin_token=admin_token,
                 only=only,
+                goes_on=goes_on,
                 otlp_endpoint=otlp,
             )
             return await suite_run.execute()

@@ -59,11 +59,17 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
 
 
+class _Edit(msgspec.Struct, forbid_unknown_fields=True):
+    message: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    content: str
+
+
 class _Inherits(msgspec.Struct, forbid_unknown_fields=True):
     session_id: _SessionId
     before: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     trained: bool = True
     strict: bool = False
+    edits: tuple[_Edit, ...] = ()
 
 
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -211,7 +217,7 @@ def parse_session_config(
         matching=wire.matching,
         script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,
-        inherits=None if wire.inherits is None else Inheritance(**msgspec.structs.asdict(wire.inherits)),
+        inherits=msgspec.convert(wire.inherits, Inheritance | None, from_attributes=True),
         session_id=wire.session_id,
     )
 

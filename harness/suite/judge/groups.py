@@ -7,6 +7,7 @@ from itertools import takewhile
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
+from harness.samples.turn_values import TurnValue
 from harness.types import Json
 
 CONFIDENCE = 0.95
@@ -96,6 +97,24 @@ def pass_at(prompts: Sequence[PromptRewards]) -> dict[int, float]:
     fewest = min(len(each.rewards) for each in prompts)
     ks = takewhile(lambda k: k <= fewest, (2**power for power in range(fewest.bit_length())))
     return {k: fmean(_pass_at(len(each.rewards), each.passed, k) for each in prompts) for k in ks}
+
+
+def value_of(rewards: Sequence[float]) -> TurnValue | None:
+    """Return the mean of the rewards of a turn's forks with an interval that suits few of them; None without any."""
+    if not rewards:
+        return None
+    count, mean = len(rewards), fmean(rewards)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        # Wilson's score interval. No distribution on 0 to 1 has a larger variance than that of 0 and 1 with its mean.
+        share = 1 + z**2 / count
+        middle = (mean + z**2 / (2 * count)) / share
+        half = z * math.sqrt(mean * (1 - mean) / count + (z / (2 * count)) ** 2) / share
+        return TurnValue(mean, middle - half, middle + half, count)
+    if count == 1:
+        return TurnValue(mean, None, None, 1)
+    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * stdev(rewards) / math.sqrt(count)
+    return TurnValue(mean, mean - half, mean + half, count)
 
 
 def _pass_at(samples: int, passed: int, k: int) -> float:

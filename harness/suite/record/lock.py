@@ -61,9 +61,9 @@ def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | 
     return noted
 
 
-def check_same_engine(before: Json, now: Json) -> None:
+def check_same_engine(before: Json, now: Json, remedy: str = "start a new run") -> None:
     """Raise `RunError` with one line per difference."""
     lines = list(differences(before, now))
     if lines:
         changes = "\n".join(f"  {line}" for line in lines)
-        raise RunError(f"the engine is not the one the run began with; start a new run:\n{changes}")
+        raise RunError(f"the engine is not the one the run began with; {remedy}:\n{changes}")

@@ -40,7 +40,8 @@ _BEGUN_SCHEMA = "CREATE TABLE IF NOT EXISTS begun_sessions (session_id TEXT PRIM
 _BEGIN = "INSERT INTO begun_sessions VALUES (?, ?)"
 _BEGUN = """
 SELECT session_id FROM begun_sessions JOIN sessions USING (session_id) JOIN turns USING (session_id)
-WHERE number = ?1 AND NOT COALESCE((SELECT is_final FROM rollouts WHERE number = ?1 ORDER BY attempt DESC LIMIT 1), 0)
+WHERE number = ?1 AND (?2 OR NOT COALESCE(
+    (SELECT is_final FROM rollouts WHERE number = ?1 ORDER BY attempt DESC LIMIT 1), 0))
 ORDER BY begun_sessions.rowid DESC LIMIT 1
 """
 _EARLIER = """
@@ -251,12 +252,12 @@ class RolloutLog:
             self._connection.execute(_BEGUN_SCHEMA)
             self._connection.execute(_BEGIN, (session_id, number))
 
-    def find_record(self, number: int) -> str | None:
+    def find_record(self, number: int, *, even_final: bool = False) -> str | None:
         """Return the last session with a turn of a rollout that is not final; None if there is none."""
         with disk_failures(self._path):
             if not all(has_table(self._connection, name) for name in ("begun_sessions", "turns")):
                 return None
-            row = self._connection.execute(_BEGUN, (number,)).fetchone()
+            row = self._connection.execute(_BEGUN, (number, even_final)).fetchone()
         return None if row is None else str(row[0])
 
     def append(self, record: RolloutRecord) -> None:

@@ -67,6 +67,8 @@ class RolloutBatch:
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
     images: TaskImages = field(default_factory=TaskImages)
+    goes_on: bool = False
+    """True if final rollouts, too, begin with their records."""
 
     async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
@@ -124,7 +126,7 @@ class RolloutBatch:
         if not isinstance(self.services, OwnServices):  # a server of others may forget a record
             return task
         # A lost rollout goes on from its record.
-        earlier = self.log.find_record(number)
+        earlier = self.log.find_record(number, even_final=self.goes_on)
         session_id = uuid4().hex
         self.log.begin(number, session_id)
         inherits = None if earlier is None else Inheritance(earlier)

@@ -53,6 +53,8 @@ class SuiteRun:
     """Deadlines for the attached server."""
     only: Collection[int] | None = None
     """Rollouts to play, even if final; None plays those that are not."""
+    goes_on: bool = False
+    """True if the rollouts in `only` begin with their records."""
     otlp_endpoint: str | None = None
     """Collector for spans, if any."""
 
@@ -127,7 +129,8 @@ class SuiteRun:
             weights = folder.scenario.weights
             finished = None if weights is None else FinishedSamples(manager, log)
             batch = RolloutBatch(
-                manager, services, agent, self.directory, log, self.progress, self.interrupts, faults, finished
+                *(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults, finished),
+                goes_on=self.goes_on,
             )
             width = self.concurrency or folder.scenario.concurrency
             async with (

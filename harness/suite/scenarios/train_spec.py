@@ -78,10 +78,12 @@ class TrainSpec(_StrictTable):
     """`zero_variance` drops and replaces groups with equal rewards."""
     most_dropped: int = Field(default=0, ge=0)
     """Groups per step that the filter may drop; at least 1 with a filter."""
-    advantage: Literal["standardized", "reward", "rollout", "turn", "return_to_go"] = "standardized"
+    advantage: Literal["standardized", "reward", "rollout", "turn", "return_to_go", "value"] = "standardized"
     """`standardized` (reward minus group mean, in standard deviations), `reward`, or an estimator of `samples.credit`.
-    `turn` and `return_to_go` credit single turns.
+    `turn`, `return_to_go` and `value` credit single turns.
     """
+    value_forks: int = Field(default=0, ge=0)
+    """Forks of each turn but the first, whose mean reward is the turn's value; for `value` only."""
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount of rewards per turn, in `return_to_go` only."""
     teachers: dict[str, float] = Field(default_factory=dict)
@@ -123,6 +125,8 @@ class TrainSpec(_StrictTable):
     def _is_possible(self) -> Self:
         if bool(self.rollouts_per_step) is (self.batch is not None):
             raise ValueError("either rollouts_per_step or batch")
+        if (self.advantage == "value") is not bool(self.value_forks):
+            raise ValueError('value_forks of at least 1 beside advantage = "value", and of 0 beside others')
         if self.encoder is not None and not all(self.encoder.partition(":")[::2]):
             raise ValueError(f"encoder as FILE:NAME, and not {self.encoder!r}")
         if self.group_filter == "none" and self.most_dropped:

@@ -3,13 +3,16 @@
 Groups take the prompts in turn. The metadata `group_seed`, equal within a group, lets scenarios generate tasks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import Agent, AgentTask
+from harness.rollouts.manager import SessionManager
 from harness.rollouts.seeds import derive_seed
-from harness.samples.rollout import Rollout
+from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward
+from harness.samples.turn_values import values_of
+from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
@@ -32,6 +35,9 @@ class ScenarioTasks:
     groups: int
     """Groups per step, over all ranks."""
     workdirs: Workdirs
+    manager: SessionManager
+    value_forks: int = 0
+    """Forks of each trained turn but the first, whose state the whole group shares."""
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
         """Return the task at `index`."""
@@ -63,6 +69,22 @@ class ScenarioTasks:
         if score.error is not None:
             raise ScenarioError(score.error)
         return None if score.reward is None else RolloutReward(score.reward, score.turn_rewards)
+
+    async def valued_reward(self, index: RolloutIndex, rollout: Rollout) -> RolloutReward | None:
+        """Score and fork `rollout`, for values of its turns. Raises `ScenarioError` if no fork of one has a reward."""
+        scored = await self.reward(index, rollout)
+        if scored is None or not self.value_forks or rollout.session_id is None:
+            return scored
+        task, values = self.task_of(index), {}
+        for turn in list(values_of(rollout.samples))[1:]:
+            here = replace(task, workdir=task.workdir / f"turn-{turn}")
+            forks = await self.manager.fork(rollout.session_id, here, turn=turn, count=self.value_forks)
+            scores = [await self.reward(index, fork) for fork in forks if fork.outcome.kind in ENDED_WELL]
+            value = value_of([score.reward for score in scores if score is not None])
+            if value is None:
+                raise ScenarioError(f"turn {turn}: expected a fork with a reward, got none: {forks[0].outcome.detail}")
+            values[turn] = value
+        return scored._replace(values=values)
 
     def _prompt_of(self, group: GroupIndex) -> Prompt:
         return self.folder.prompts.read(group.step * self.groups + group.number)

@@ -100,8 +100,10 @@ async def open_pipeline(
             scenario.seed,
             rules.budget.groups,
             workdirs,
+            manager,
+            train.value_forks,
         )
-        source = SessionSource(manager, tasks.task_of, tasks.reward, training_seed=scenario.seed)
+        source = SessionSource(manager, tasks.task_of, tasks.valued_reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
             KeptRollouts(source, table, journal.directory.database, workdirs),
             rules,
@@ -118,6 +120,7 @@ async def open_pipeline(
             position_rows=train.position_rows,
             advantages=take_rewards if train.advantage == "reward" else standardize,
             credit=credit_of(train),
+            by_value=train.advantage == "value",
             normalizer=Normalizer(train.loss.normalizer),
             journal=journal,
             last_step=last_step,

@@ -9,9 +9,10 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from harness.rollouts.seeds import derive_seed
-from harness.samples.credit import Advantages, Group
+from harness.samples.credit import Advantages, Group, value_advantages
 from harness.samples.rollout import Rollout
 from harness.samples.turn_rewards import earned_rewards
+from harness.samples.turn_values import values_of
 
 GroupFilter = Callable[[Sequence[float]], str | None]
 """From rewards to a drop reason (one word for telemetry), or None."""
@@ -87,3 +88,17 @@ def credit_turns(rule: CreditRule, rollouts: Sequence[ScoredRollout]) -> list[Ad
     if len(earned) < 2:
         return [(0.0,) * len(rewards) for rewards in earned]
     return [tuple(advantages.tolist()) for advantages in rule(earned)]
+
+
+def credit_values(rollouts: Sequence[ScoredRollout]) -> list[Advantage]:
+    """Give each trained turn the value of the state after it less that before it (`turn_values`).
+
+    All rollouts of a group begin in one state, whose value for each is the mean reward of the others.
+    """
+    values = [[*values_of(each.rollout.samples).values()] for each in rollouts]
+    if len(values) < 2:
+        return [(0.0,) * len(turns) for turns in values]
+    rewards = [each.reward or 0.0 for each in rollouts]
+    others = [(sum(rewards) - own) / (len(rewards) - 1) for own in rewards]
+    begun = [[mean, *turns[1:]] for mean, turns in zip(others, values, strict=True)]
+    return [tuple(advantages.tolist()) for advantages in value_advantages(begun, rewards)]

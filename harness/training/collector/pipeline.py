@@ -30,6 +30,7 @@ from harness.training.collector.groups import (
     CreditRule,
     RolloutIndex,
     credit_turns,
+    credit_values,
     standardize,
 )
 from harness.training.collector.rollout_source import RolloutSource
@@ -69,6 +70,7 @@ class StepPipeline:
         position_rows: See `Pack.of`.
         advantages: From rewards of a group.
         credit: Replaces `advantages` by turn.
+        by_value: Credits turns by the samples' `turn_values` instead (`credit_values`).
         normalizer: Divisor of the loss.
         journal: Receives every step before it is trained.
         last_step: No rollout begins beyond it.
@@ -87,6 +89,7 @@ class StepPipeline:
         position_rows: int = 1,
         advantages: AdvantageRule = standardize,
         credit: CreditRule | None = None,
+        by_value: bool = False,
         normalizer: Normalizer = Normalizer.TOKENS,
         journal: StepJournal | None = None,
         last_step: int | None = None,
@@ -104,6 +107,7 @@ class StepPipeline:
         self._position_rows = position_rows
         self._advantages = advantages
         self._credit = credit
+        self._by_value = by_value
         self._normalizer = normalizer
         self._journal = journal
         self._last_step = last_step
@@ -185,7 +189,9 @@ class StepPipeline:
         async for group in collection.groups():
             flow.normalizers[Normalizer.ROLLOUTS] += len(group.rollouts) + group.counted
             advantages: Sequence[Advantage] = ()
-            if group.rollouts and self._credit is not None:
+            if group.rollouts and self._by_value:
+                advantages = credit_values(group.rollouts)
+            elif group.rollouts and self._credit is not None:
                 advantages = credit_turns(self._credit, group.rollouts)
             elif group.rollouts:
                 advantages = self._advantages(group.rewards)

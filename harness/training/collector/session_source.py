@@ -13,6 +13,7 @@ from harness.rollouts.control.abort_report import AbortBudget, Keep, was_cut_sho
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward, reward_turns
+from harness.samples.turn_values import value_turns
 from harness.training.collector.groups import RolloutIndex, ScoredRollout
 
 MakeTask = Callable[[RolloutIndex], AgentTask]
@@ -85,6 +86,7 @@ class SessionSource:
             if not isinstance(reward, RolloutReward):
                 return ScoredRollout(index, rollout, reward)
             samples = reward_turns(rollout.samples, rollout.session, reward.turns, reward.reward)
+            samples = value_turns(samples, reward.values)
             return ScoredRollout(index, replace(rollout, samples=samples), reward.reward)
 
         scoring = self._scoring[index] = asyncio.create_task(score())

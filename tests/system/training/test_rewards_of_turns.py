@@ -88,3 +88,28 @@ def test_a_training_run_has_its_teachers(tmp_path: Path):
     # The scripted teacher has version 0, as the policy of the first step: their logprobs are equal.
     assert figures[0]["rollout/teacher_gap/rule"] == 0.0
     assert figures[1]["rollout/teacher_gap/rule"] != 0.0
+
+
+def test_a_training_run_credits_turns_by_value(tmp_path: Path):
+    """Each turn but the first is forked; what the forks sampled is in no step, and in the run's ledger."""
+    check = CHECK.format(reward="len(session['turns']) / 4", rewards="{}")
+    run = tmp_path / "run"
+    folder = _scenario(tmp_path / "s", check, advantage="value", value_forks=2)
+    ended = harness("train", folder, "--steps", "1", "--out", run)
+    assert ended.code == ExitCode.PASSED, ended.stderr
+    record, rollouts = read_step(run / "run.db", 0)
+    for each in rollouts:
+        [sample] = each.rollout.samples
+        turns = len(sample.metadata["turns"])
+        values = sample.metadata["turn_values"]
+        assert {turn: value["mean"] for turn, value in values.items()} == {str(n): turns / 4 for n in range(1, turns)}
+    advantages = [segment.advantage for pack in record.packs for segment in pack.segments]
+    assert all(set(each) == {0.0} for each in advantages)
+    ledger = json.loads((run / "result.json").read_text())["ledger"]
+    assert (ledger["difference"], ledger["dropped"]["interrupted"] > 0) == (0, True)
+
+
+def test_forks_without_their_estimator_are_refused(tmp_path: Path):
+    ended = harness("train", _scenario(tmp_path / "s", BY_TURN, value_forks=2), "--steps", "1")
+    assert ended.code == ExitCode.USAGE
+    assert "value_forks of at least 1 beside advantage" in ended.stderr

@@ -14,6 +14,7 @@ from harness.samples.credit import (
     return_to_go_advantages,
     rollout_advantages,
     turn_advantages,
+    value_advantages,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -75,6 +76,15 @@ def play(odds: Floats, rng: np.random.Generator) -> tuple[Rollout, list[float]]:
     return rollout, rewards
 
 
+def play_on(odds: Floats, state: int | None, rng: np.random.Generator) -> float:
+    """What a rollout earns from a state on."""
+    total = 0.0
+    while state is not None:
+        earned, state = step(state, int(np.searchsorted(odds[state].cumsum(), rng.random())))
+        total += earned
+    return total
+
+
 @cache
 def all_games(seed: int) -> tuple[Floats, list[list[tuple[Rollout, list[float]]]]]:
     """The logits of a policy, and many groups that it played."""
@@ -109,6 +119,31 @@ def test_an_unbiased_estimator_has_the_gradient_of_finite_differences(estimate: 
     found = distances(estimate)
     assert np.sqrt((found**2).mean()) < 1.4
     assert np.abs(found).max() < 3.5
+
+
+def test_values_of_forks_give_the_gradient():
+    """Each turn's value is the reward of a single fork: noise without bias. The first one's is the same for all."""
+    logits, groups = all_games(1)
+    odds, rng = probabilities(logits), np.random.default_rng(7)
+    turns = {id(rewards): [state for state, _ in rollout] for games in groups for rollout, rewards in games}
+
+    def of_forks(group: Group) -> Advantages:
+        values = []
+        for rewards in group:
+            earned = np.cumsum([0.0, *rewards])
+            forked = [play_on(odds, state, rng) for state in turns[id(rewards)]]
+            values.append([*(earned[:-1] + forked)])
+        return value_advantages(values, [sum(rewards) for rewards in group])
+
+    found = distances(of_forks)
+    assert np.sqrt((found**2).mean()) < 1.4
+    assert np.abs(found).max() < 3.5
+
+
+def test_value_advantages_add_up_to_the_reward_less_the_first_value():
+    [first, second] = value_advantages([[0.5, 0.75, 0.25], [0.5]], [1.0, 0.0])
+    assert first.tolist() == [0.25, -0.5, 0.75]
+    assert second.tolist() == [-0.5]
 
 
 def natural_advantages(group: Group) -> Advantages:

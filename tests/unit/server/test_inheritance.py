@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders import user
+from harness.dialects.model_request import function_tool
+from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")
@@ -47,6 +48,19 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
         kept = await client.http.get(f"/sessions/{old.session_id}")
 
     assert again == before
+    assert record["inherits"] == {
+        "session_id": old.session_id,
+        "before": None,
+        "trained": True,
+        "strict": False,
+        "edits": [],
+        "turns": 2,
+        "asked_again": 2,
+        "ended_at": 2,
+        "because": "record",
+        "difference": None,
+    }
+    assert earlier["inherits"] is None
     assert repeated == 0
     assert last["content"] == "three"
     assert [turn["output_ids"] for turn in record["turns"]][:2] == [turn["output_ids"] for turn in earlier["turns"]]
@@ -80,6 +94,9 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     assert [turn["role"] for turn in record["turns"]] == ["main", "superseded", "superseded", "main"]
     assert record["turns"][3]["parent"] == 0
     assert record["turns"][3]["notes"]["diverged"]["field"] == "content"
+    left = record["inherits"]
+    assert (left["asked_again"], left["ended_at"], left["because"]) == (1, 3, "difference")
+    assert left["difference"] == {"message": 2, "field": "content", "recorded": "more 0", "sent": "something else"}
     assert sample["metadata"]["turns"] == [0, 3]
     assert set(record["ledger"]["dropped"]) == {"superseded"}
 
@@ -115,6 +132,7 @@ async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path:
     assert len(before) == 5
     for record, sample in zip(records, samples, strict=True):
         first, second = record["turns"]
+        assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
         assert first["notes"]["inherited"] == "masked"
         assert "inherited" not in second["notes"]
         own = len(second["output_ids"])
@@ -187,6 +205,34 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
         record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
+    assert record["inherits"]["because"] == "sampling"
+
+
+async def test_other_tools_end_the_inheritance(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, [user("go")], tools=[function_tool("look", None, {"type": "object"})])
+        record = await client.record(heir)
+
+    assert record["inherits"]["because"] == "tools"
+
+
+async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before[:1])
+        running = (await client.record(heir))["inherits"]
+        await client.http.post(f"/sessions/{heir.session_id}/end")
+        ended = (await client.record(heir))["inherits"]
+
+    assert (running["asked_again"], running["ended_at"], running["because"]) == (1, None, None)
+    assert (ended["ended_at"], ended["because"]) == (None, "agent")
 
 
 async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):
@@ -222,6 +268,52 @@ async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: b
     assert sorted(each["content"] for each in again) == sorted(each["content"] for each in first)
     assert played == 0
     assert [turn["notes"].get("inherited", "") for turn in record["turns"]] == ["trained", "trained", ""]
+
+
+async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
+    """The agent sends what it knows; tokens and record have the edit, also in a further life of the fork."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 3)
+        await close(client, old)
+        edits = [{"message": 2, "content": "other"}]
+        fork = await inherit(client, old, before=1, trained=False, edits=edits)
+        client.engine.play_from(fork.session_id, 1)
+        again = await converse(client, fork, 3)
+        client.engine.play_from(fork.session_id, 0)
+        await client.say(fork, [user("aside"), *before[1:3]])
+        [record, sample] = [await client.record(fork), (await client.samples(fork))[0]]
+        await close(client, fork)
+        heir = await inherit(client, fork)
+        await converse(client, heir, 3)
+        repeated = await client.record(heir)
+
+    assert again == before
+    assert [turn["messages_delta"] for turn in record["turns"][:3]] == [
+        [user("go")],
+        [user("other")],
+        [user("more 1")],
+    ]
+    assert record["inherits"]["edits"] == edits
+    assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1, None]
+    read = toy_tokenizer().decode(sample["tokens"])
+    assert "other" in read
+    assert "more 0" not in read
+    assert repeated["ledger"]["generated"] == 0
+    assert repeated["inherits"]["asked_again"] == 3
+
+
+async def test_the_first_prompt_can_be_edited(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await converse(client, old, 2)
+        await close(client, old)
+        fork = await inherit(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
+        await converse(client, fork, 2)
+        record = await client.record(fork)
+
+    assert [turn["messages_delta"] for turn in record["turns"]] == [[user("start")], [user("more 0")]]
 
 
 async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
@@ -265,6 +357,8 @@ async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
         ({"before": -1}, "inherits.before", ">= 0"),
         ({"session_id": "0" * 32}, "inherits.session_id", "no session 0000"),
         ({"session_id": "../etc"}, "inherits.session_id", "regex"),
+        ({"edits": [{"message": 0, "content": ""}]}, "inherits.edits", "none without `before`"),
+        ({"before": 0, "edits": [{"message": 1, "content": ""}]}, "inherits.edits", "0 (user); got message 1"),
     ],
 )
 async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str, Any], param: str, said: str):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import user
+from tests.builders import tool, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")
@@ -178,6 +178,7 @@ async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Pat
 
 
 async def test_other_sampling_is_another_call(tmp_path: Path):
+    """Its turn names the parameter."""
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")])
@@ -187,6 +188,27 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
         record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
+    diverged = record["turns"][1]["notes"]["diverged"]
+    assert diverged == {"message": 0, "field": "sampling", "recorded": "", "sent": '{"temperature":0.5}'}
+    assert record["remarks"] == []
+
+
+async def test_other_tools_are_another_call(tmp_path: Path):
+    """The record has no tools, only their number and digest, and the turn names both."""
+    async with serving(*says("one", "two", "three"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")], tools=[tool("look")])
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, [user("go")], tools=[tool("look"), tool("find")])
+        await client.say(heir, [user("go")], tools=[tool("look")])
+        record = await client.record(heir)
+
+    first, other = record["turns"]
+    diverged = other["notes"]["diverged"]
+    assert (diverged["field"], first["notes"]["asked_again"]) == ("tools", True)
+    assert diverged["recorded"] == f"1 tools, digest {first['notes']['toolset'][:16]}"
+    assert diverged["sent"] == f"2 tools, digest {other['notes']['toolset'][:16]}"
 
 
 async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):

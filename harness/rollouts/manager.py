@@ -122,7 +122,7 @@ class SessionManager:
     async def run(self, task: AgentTask) -> Rollout:
         """Run `task` to its end, in up to `1 + resume_attempts` lives. Return the last one."""
         started = time.monotonic()
-        life = await self._run_once(task)
+        life = await self._run_once(task, task)
         for number in range(task.resume_attempts):
             left_s = task.deadline_s - (time.monotonic() - started)
             if not life.was_lost or life.rollout.session_id is None or left_s <= 0:
@@ -131,7 +131,7 @@ class SessionManager:
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
             workdir = task.workdir / f"life-{number + 2}"
             heir = replace(_without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
-            again = await self._run_once(heir)
+            again = await self._run_once(heir, task)
             if again.rollout.session_id is None:  # the last life stands
                 _log.warning(ROLLOUT_NOT_RESUMED, detail=again.rollout.outcome.detail)
                 break
@@ -159,7 +159,7 @@ class SessionManager:
             ]
         return [fork.result() for fork in forks]
 
-    async def _run_once(self, task: AgentTask) -> "_Life":
+    async def _run_once(self, task: AgentTask, first: AgentTask) -> "_Life":
         assert self._signal is not None, "use `async with SessionManager(...)`"
         signal = self._signal.branch()
         started = time.monotonic()
@@ -172,7 +172,7 @@ class SessionManager:
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _Life(rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code))
-        self._live[session.session_id] = _LiveRollout(task, signal)
+        self._live[session.session_id] = _LiveRollout(first, signal)
         try:
             return await self._run_on(session, task, signal, started)
         finally:
@@ -199,11 +199,11 @@ class SessionManager:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self._give_back(session.session_id, None if rollout is None else _end_of(task, rollout))
         _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
-        return _Life(rollout, was_lost(run.end, rollout.outcome))
+        return _Life(rollout, not signal.announced.done() and was_lost(run.end, rollout.outcome))
 
     @property
     def live(self) -> dict[str, AgentTask]:
-        """Tasks of the rollouts that have a session, by its id."""
+        """Tasks of the rollouts that have a session, by its id; in a later life, that of the first."""
         return {session_id: live.task for session_id, live in self._live.items()}
 
     async def abort(

@@ -5,8 +5,9 @@ A restarted agent repeats its calls. Each repeated call gets its recorded answer
 earlier record never changes. Their tokens keep ids, logprobs and versions, and `generated` does not count them again.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from enum import StrEnum
 
 from msgspec import structs
 
@@ -17,7 +18,24 @@ from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance, SessionConfig
 from harness.turn_ends import TurnStatus
-from harness.types import INHERITED_MASKED, INHERITED_TRAINED, Turn
+from harness.types import INHERITED_MASKED, INHERITED_TRAINED, Json, Turn
+
+
+class InheritanceEnd(StrEnum):
+    """Reason why a session left its inherited record."""
+
+    RECORD = "record"
+    """The record has no further answer there."""
+    FORK = "fork"
+    """The fork samples this turn anew."""
+    DIFFERENCE = "difference"
+    """A message differs."""
+    TOOLS = "tools"
+    """Tools or template variables differ."""
+    SAMPLING = "sampling"
+    """The client's sampling fields differ."""
+    AGENT = "agent"
+    """The agent ended without asking for the rest."""
 
 
 def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance) -> SessionConfig:
@@ -61,6 +79,38 @@ def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, l
         notes = structs.replace(turn.notes, inherited=kind, asked_again=False)
         kept[turn.index] = replace(turn, delivered=False, notes=notes)
     return list(kept.values())
+
+
+def inheritance_record(session: Session) -> Json | None:
+    """Return where a session's turns come from, and where and why it left that record; None if it has no record."""
+    inherits = session.config.inherits
+    if inherits is None:
+        return None
+    taken = [turn for turn in session.turns if turn.notes.inherited]
+    first = next((turn for turn in session.turns if not turn.notes.inherited), None)
+    left = [turn for turn in taken if not turn.notes.asked_again]
+    end = None if first is None else _end_at(first, taken, inherits)
+    if first is None and left and not session.is_open:
+        end = InheritanceEnd.AGENT
+    return {
+        **asdict(inherits),
+        "turns": len(taken),
+        "asked_again": len(taken) - len(left),
+        "ended_at": None if first is None else first.index,
+        "because": end,
+        "difference": (first and first.notes.diverged) or None,
+    }
+
+
+def _end_at(first: Turn, taken: Sequence[Turn], inherits: Inheritance) -> InheritanceEnd:
+    if first.notes.diverged:
+        return InheritanceEnd.DIFFERENCE
+    if any(turn.key == first.key and not turn.notes.asked_again for turn in taken):
+        return InheritanceEnd.SAMPLING
+    toolsets = {turn.notes.toolset for turn in taken if turn.parent is None}
+    if first.parent is None and toolsets and first.notes.toolset not in toolsets:
+        return InheritanceEnd.TOOLS
+    return InheritanceEnd.FORK if inherits.before is not None else InheritanceEnd.RECORD
 
 
 def require_one_heir(held: Iterable[Session], stored: str | None, inherits: Inheritance) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from harness.samples.delivery import DeliveryPlan
 from harness.samples.roles import Role
 from harness.sessions.divergence import explain_roots
+from harness.sessions.inheritance import inheritance_record
 from harness.sessions.ledger import DropReason, Ledger, find_dispositions
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
@@ -39,6 +40,7 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS, since: i
         "session_id": session.session_id,
         "phase": str(session.phase),
         "metadata": dict(session.config.metadata),
+        "inherits": inheritance_record(session),
         "turns": [
             _standing_record(turn, plan, dispositions[turn.index])
             | (_turn_record(session, turn, ids) if turn.index >= since else {})
@@ -156,6 +158,7 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
         "session_id": session_id,
         "phase": phase,
         "metadata": metadata or {},
+        "inherits": None,
         "turns": [],
         "turns_in_flight": 0,
         "refusals": {},

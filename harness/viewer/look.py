@@ -153,7 +153,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     tokenizer = find_tokenizer(recorded, named, missing)
     steps: list[Mapping[str, float]] = []
     steps += read("its training steps", lambda: [each.figures for each in training_points(directory.path)], [])
-    lines = [_line(directory, rollout) for rollout in rollouts.values()]
+    lines = [_line(directory, rollout, stored.get(str(rollout.session_id))) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
     lines += [line for line in others if line.session_id not in earlier]
@@ -197,7 +197,8 @@ class _Lock(Struct):
     tokenizers: dict[str, str] = {}
 
 
-def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
+def _line(directory: RunDirectory, rollout: RolloutRecord, stored: StoredLine | None) -> SessionLine:
     log = directory.workdir(rollout.number) / LOG_FILE
     said = read_last_lines(log, _LOG_LINES)
-    return SessionLine.of(rollout, None if said is None else log, said or ())
+    line = SessionLine.of(rollout, None if said is None else log, said or ())
+    return line if stored is None else line.with_origin(stored)

@@ -1,7 +1,7 @@
 """A run or store as a reader sees it: its end, and a line for each session."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Self
@@ -65,6 +65,10 @@ class SessionLine:
     log_end: Sequence[str] = ()
     """Last lines of the agent's log."""
     agent_result: Json | None = None
+    inherits: str | None = None
+    """Earlier session with whose record it began."""
+    forked_at: int | None = None
+    """Turn of that session that this one sampled anew; None for a further life."""
 
     @classmethod
     def of(cls, rollout: RolloutRecord, agent_log: Path | None, log_end: Sequence[str]) -> Self:
@@ -93,11 +97,18 @@ class SessionLine:
     @classmethod
     def of_stored(cls, stored: StoredLine) -> Self:
         """Return the line of a session without a rollout."""
-        end = stored.end
-        if end is None:
-            why = _WHY.get(stored.state, "it is not closed")
-            return cls(stored.session_id, state=stored.state, detail=why, sampled=stored.sampled)
-        return cls(stored.session_id, outcome=end.outcome, detail=end.reason, reward=end.reward, sampled=stored.sampled)
+        end, why = stored.end, _WHY.get(stored.state, "it is not closed")
+        known = (
+            cls(stored.session_id, state=stored.state, detail=why)
+            if end is None
+            else cls(stored.session_id, outcome=end.outcome, detail=end.reason, reward=end.reward)
+        )
+        return replace(known, sampled=stored.sampled).with_origin(stored)
+
+    def with_origin(self, stored: StoredLine) -> Self:
+        """Return the line with the session that it inherits from."""
+        inherits = stored.inherits
+        return self if inherits is None else replace(self, inherits=inherits.session_id, forked_at=inherits.before)
 
 
 def _score(rollout: RolloutRecord) -> Json:

@@ -75,6 +75,10 @@ class TurnView:
     role: str = "main"
     """The call's role in its session, with its evidence (`samples.roles`)."""
     evidence: str = ""
+    inherited: str = ""
+    """`trained` or `masked` for a turn of an earlier session, else empty."""
+    asked_again: bool = False
+    """The agent repeated the call of an inherited turn."""
 
     @classmethod
     def of(cls, turn: Json) -> Self:
@@ -118,6 +122,8 @@ class TurnView:
             masked_from=masked_from,
             role=turn.get("role", "main"),
             evidence=turn.get("evidence", ""),
+            inherited=notes.inherited,
+            asked_again=notes.asked_again,
         )
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:
@@ -164,6 +170,8 @@ class SessionView:
     metadata: Json = field(default_factory=dict)
     remarks: Sequence[str] = ()
     """Notes for the session's owner about its samples."""
+    inherits: Json | None = None
+    """Earlier session, and where and why this one left its record (`sessions.inheritance`)."""
 
     @classmethod
     def of(cls, record: Json) -> Self:
@@ -177,6 +185,7 @@ class SessionView:
             remarks=record.get("remarks") or (),
             ledger=record.get("ledger") or {},
             metadata=record.get("metadata") or {},
+            inherits=record.get("inherits"),
         )
 
     def walk(self) -> Iterator[tuple[TurnView, int]]:

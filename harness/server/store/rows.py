@@ -15,7 +15,7 @@ from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
-from harness.sessions.session_config import SessionConfig
+from harness.sessions.session_config import Inheritance, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnNotes, TurnSegment, UnknownOutput, VersionSpan
 
@@ -127,6 +127,11 @@ class StoredLine(NamedTuple):
     """Sampled tokens, discarded ones included."""
     end: RolloutEnd | None
     tokenizer: TokenizerName
+    inherits: Inheritance | None = None
+
+
+class _OnlyInherits(msgspec.Struct):
+    inherits: Inheritance | None = None
 
 
 Row = tuple[Any, ...]
@@ -161,7 +166,8 @@ def line_from_row(row: sqlite3.Row) -> StoredLine:
     state = row["closed_because"] or row["phase"]
     end = None if row["outcome"] is None else RolloutEnd(row["outcome"], row["reason"] or "", row["reward"])
     tokenizer = TokenizerName(row["tokenizer"], row["tokenizer_digest"])
-    return StoredLine(row["session_id"], state, row["tokens"], end, tokenizer)
+    inherits = msgspec.json.decode(row["config"], type=_OnlyInherits).inherits
+    return StoredLine(row["session_id"], state, row["tokens"], end, tokenizer, inherits)
 
 
 def phase_row(session: Session | SessionStub, now: float) -> Row:

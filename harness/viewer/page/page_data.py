@@ -65,6 +65,8 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
         "number": line.number,
         "scenario": line.scenario,
         "group": line.group,
+        "inherits": line.inherits,
+        "forked_at": line.forked_at,
         "outcome": line.outcome or line.state,
         "cause": line.cause,
         "why": line.last_words or line.detail,
@@ -107,6 +109,7 @@ def session_facts(session: SessionView) -> Json:
         "refusals": session.refusals,
         "remarks": session.remarks,
         "metadata": session.metadata,
+        "inherits": session.inherits,
         "ledger": session.ledger and ledger_text(session.ledger),
     }
 
@@ -123,6 +126,8 @@ def turn_data(turn: TurnView) -> Json:
         "parent": turn.parent,
         "role": turn.role,
         "evidence": turn.evidence,
+        "inherited": turn.inherited,
+        "asked_again": turn.asked_again,
         "status": turn.status,
         "end": turn.end,
         "prompt": turn.prompt_length,

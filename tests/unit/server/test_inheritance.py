@@ -47,6 +47,18 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
         kept = await client.http.get(f"/sessions/{old.session_id}")
 
     assert again == before
+    assert record["inherits"] == {
+        "session_id": old.session_id,
+        "before": None,
+        "trained": True,
+        "strict": False,
+        "turns": 2,
+        "asked_again": 2,
+        "ended_at": 2,
+        "because": "record",
+        "difference": None,
+    }
+    assert earlier["inherits"] is None
     assert repeated == 0
     assert last["content"] == "three"
     assert [turn["output_ids"] for turn in record["turns"]][:2] == [turn["output_ids"] for turn in earlier["turns"]]
@@ -80,6 +92,9 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     assert [turn["role"] for turn in record["turns"]] == ["main", "superseded", "superseded", "main"]
     assert record["turns"][3]["parent"] == 0
     assert record["turns"][3]["notes"]["diverged"]["field"] == "content"
+    left = record["inherits"]
+    assert (left["asked_again"], left["ended_at"], left["because"]) == (1, 3, "difference")
+    assert left["difference"] == {"message": 2, "field": "content", "recorded": "more 0", "sent": "something else"}
     assert sample["metadata"]["turns"] == [0, 3]
     assert set(record["ledger"]["dropped"]) == {"superseded"}
 
@@ -115,6 +130,7 @@ async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path:
     assert len(before) == 5
     for record, sample in zip(records, samples, strict=True):
         first, second = record["turns"]
+        assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
         assert first["notes"]["inherited"] == "masked"
         assert "inherited" not in second["notes"]
         own = len(second["output_ids"])
@@ -191,6 +207,7 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
     diverged = record["turns"][1]["notes"]["diverged"]
     assert diverged == {"message": 0, "field": "sampling", "recorded": "", "sent": '{"temperature":0.5}'}
     assert record["remarks"] == []
+    assert record["inherits"]["because"] == "sampling"
 
 
 async def test_other_tools_are_another_call(tmp_path: Path):
@@ -209,6 +226,22 @@ async def test_other_tools_are_another_call(tmp_path: Path):
     assert (diverged["field"], first["notes"]["asked_again"]) == ("tools", True)
     assert diverged["recorded"] == f"1 tools, digest {first['notes']['toolset'][:16]}"
     assert diverged["sent"] == f"2 tools, digest {other['notes']['toolset'][:16]}"
+    assert record["inherits"]["because"] == "tools"
+
+
+async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 2)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, before[:1])
+        running = (await client.record(heir))["inherits"]
+        await client.http.post(f"/sessions/{heir.session_id}/end")
+        ended = (await client.record(heir))["inherits"]
+
+    assert (running["asked_again"], running["ended_at"], running["because"]) == (1, None, None)
+    assert (ended["ended_at"], ended["because"]) == (None, "agent")
 
 
 async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):

@@ -5,7 +5,7 @@ A restarted agent repeats its calls. Each repeated call gets its recorded answer
 earlier record never changes. Their tokens keep ids, logprobs and versions, and `generated` does not count them again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from enum import StrEnum
 
@@ -89,7 +89,7 @@ def inheritance_record(session: Session) -> Json | None:
     taken = [turn for turn in session.turns if turn.notes.inherited]
     first = next((turn for turn in session.turns if not turn.notes.inherited), None)
     left = [turn for turn in taken if not turn.notes.asked_again]
-    end = None if first is None else _end_at(first, taken, inherits)
+    end = None if first is None else _end_at(first, inherits)
     if first is None and left and not session.is_open:
         end = InheritanceEnd.AGENT
     return {
@@ -102,15 +102,14 @@ def inheritance_record(session: Session) -> Json | None:
     }
 
 
-def _end_at(first: Turn, taken: Sequence[Turn], inherits: Inheritance) -> InheritanceEnd:
-    if first.notes.diverged:
-        return InheritanceEnd.DIFFERENCE
-    if any(turn.key == first.key and not turn.notes.asked_again for turn in taken):
-        return InheritanceEnd.SAMPLING
-    toolsets = {turn.notes.toolset for turn in taken if turn.parent is None}
-    if first.parent is None and toolsets and first.notes.toolset not in toolsets:
-        return InheritanceEnd.TOOLS
-    return InheritanceEnd.FORK if inherits.before is not None else InheritanceEnd.RECORD
+def _end_at(first: Turn, inherits: Inheritance) -> InheritanceEnd:
+    if not first.notes.diverged:
+        return InheritanceEnd.RECORD if inherits.before is None else InheritanceEnd.FORK
+    match first.notes.diverged["field"]:
+        case InheritanceEnd.TOOLS | InheritanceEnd.SAMPLING as field:
+            return InheritanceEnd(field)
+        case _:
+            return InheritanceEnd.DIFFERENCE
 
 
 def require_one_heir(held: Iterable[Session], stored: str | None, inherits: Inheritance) -> None:

@@ -3,13 +3,11 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +17,7 @@ from harness.engines.scripted import ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.store.sqlite import list_sessions
 from harness.types import Json, Message
 from tests.builders import tool, user
-from tests.session_servers.served import Client, Served, bearer, serving, url_of
+from tests.session_servers.served import Client, Served, bearer, eventually, serving, url_of
 
 EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "12"))
 LOOK = '\n<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
@@ -27,9 +25,9 @@ TOOLS = [tool("look", n={"type": "integer"})]
 
 
 def step(number: int) -> ScriptStep:
-    """Say something new; each third reply has a tool call, and each fifth is cut by the engine."""
-    cut: Any = {"fault": ScriptedFault.ABORT, "fault_after": 2} if number % 5 == 4 else {}
-    return ScriptStep(text=f"answer {number} of many{LOOK if number % 3 == 0 else ''}", delay_s=0.004, **cut)
+    """Say something new; each third reply has a tool call, each fifth is cut by the engine, and some take time."""
+    how: Any = {1: {"token_delay_s": 0.001}, 4: {"fault": ScriptedFault.ABORT, "fault_after": 2}}.get(number % 5, {})
+    return ScriptStep(text=f"answer {number} of many{LOOK if number % 3 == 0 else ''}", delay_s=0.004, **how)
 
 
 STEPS = tuple(map(step, range(16)))
@@ -81,13 +79,14 @@ class Life(NamedTuple):
         talks: dict[int, list[Message]] = {}
         for number, (talk, move) in enumerate(self.plan.moves):
             said = talks.setdefault(talk, [{"role": "system", "content": f"system {talk}"}, user("go")])
-            body = {"messages": _asked(said, move, number), "tools": [] if talk == 2 else TOOLS}
+            body: Json = {"messages": _asked(said, move, number), "tools": [] if talk == 2 else TOOLS}
             await self._prepare()
             if number == calls:
-                await self._die(death, body)
+                if death is not Death.BETWEEN_CALLS:
+                    await self._leave(body, number, is_drained=death is Death.DRAINED)
                 return
             if move is Move.GIVE_UP:
-                await self._ask_in_vain(body)
+                await self._leave(body, number)
                 await self._prepare()
             reply = await self._ask(body, is_retry=move is Move.GIVE_UP)
             talks[talk] = (
@@ -97,9 +96,13 @@ class Life(NamedTuple):
             )
 
     async def _prepare(self) -> None:
-        turns = (await self.client.record(self.session))["turns"]
-        sampled = sum(turn["status"] == "completed" for turn in turns)
-        self.client.engine.play_from(self.session.session_id, sampled)
+        record = await self.client.record(self.session)
+        while record["turns_in_flight"]:
+            await asyncio.sleep(0.002)
+            record = await self.client.record(self.session)
+        sampled = sum(turn["status"] == "completed" for turn in record["turns"])
+        partial = any(turn["status"] == "aborted" and turn["output_length"] for turn in record["turns"])
+        self.client.engine.play_from(self.session.session_id, sampled + partial)  # a continuation plays the last step
         self.client.engine.relabel(str(sum(sampled >= update for update in self.plan.updates)))
 
     async def _ask(self, body: Json, *, is_retry: bool) -> Message:
@@ -110,20 +113,16 @@ class Life(NamedTuple):
         message: Message = answer.json()["choices"][0]["message"]
         return message
 
-    async def _ask_in_vain(self, body: Json) -> None:
-        with suppress(TimeoutError, httpx.HTTPError):
-            async with asyncio.timeout(0.006):
-                await self._ask(body, is_retry=False)
-
-    async def _die(self, death: Death, body: Json) -> None:
-        if death is Death.BETWEEN_CALLS:
-            return
-        call = asyncio.create_task(self._ask_in_vain(body))
-        if death is Death.DRAINED:
-            await asyncio.sleep(0.004)
+    async def _leave(self, body: Json, number: int, *, is_drained: bool = False) -> None:
+        # At the start of the generation, or after its first tokens; an inherited answer comes at once.
+        call = asyncio.create_task(self._ask(body, is_retry=False))
+        least, engine = 2 * (number % 2), self.client.engine
+        await eventually(lambda: call.done() or any(each.sampled >= least for each in engine.live))
+        if is_drained:
             await self.client.http.post(f"/sessions/{self.session.session_id}/drain")
-        with suppress(AssertionError):  # the drained call was refused
-            await call
+        else:
+            call.cancel()
+        await asyncio.gather(call, return_exceptions=True)  # a drained call is refused
 
 
 def _asked(said: list[Message], move: Move, number: int) -> list[Message]:

@@ -130,7 +130,7 @@ class SessionManager:
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
             workdir = task.workdir / f"life-{number + 2}"
-            heir = replace(_without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
+            heir = replace(without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
             again = await self._run_once(heir, task)
             if again.rollout.session_id is None:  # the last life stands
                 _log.warning(ROLLOUT_NOT_RESUMED, detail=again.rollout.outcome.detail)
@@ -143,7 +143,7 @@ class SessionManager:
 
         `strict` refuses the first call that differs. The server's store must hold the record.
         """
-        return await self.run(replace(_without_session(task), inherits=Inheritance(session_id, strict=strict)))
+        return await self.run(replace(without_session(task), inherits=Inheritance(session_id, strict=strict)))
 
     async def fork(self, session_id: str, task: AgentTask, *, turn: int, count: int) -> list[Rollout]:
         """Run `task` `count` times at once with the record of an ended session up to `turn`, which is sampled anew.
@@ -154,7 +154,7 @@ class SessionManager:
         inherits = Inheritance(session_id, before=turn, trained=False)
         async with asyncio.TaskGroup() as group:
             forks = [
-                group.create_task(self.run(_fork_of(replace(_without_session(task), inherits=inherits), number)))
+                group.create_task(self.run(_fork_of(replace(without_session(task), inherits=inherits), number)))
                 for number in range(count)
             ]
         return [fork.result() for fork in forks]
@@ -352,12 +352,6 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
 
 
-def _without_session(task: AgentTask) -> AgentTask:
-    # An id and a takeover are of one session; an heir is another one.
-    session = {name: value for name, value in task.session.items() if name not in ("session_id", "resumes")}
-    return replace(task, session=session, resumes=None)
-
-
 def _fork_of(task: AgentTask, number: int) -> AgentTask:
     inherits = task.inherits
     assert inherits is not None, "a fork inherits"
@@ -372,6 +366,12 @@ def _fork_of(task: AgentTask, number: int) -> AgentTask:
         session=session,
         metadata={**task.metadata, "forked_from": {"session_id": inherits.session_id, "turn": inherits.before}},
     )
+
+
+def without_session(task: AgentTask) -> AgentTask:
+    """Return `task` for another session: an id and a takeover are of one."""
+    session = {name: value for name, value in task.session.items() if name not in ("session_id", "resumes")}
+    return replace(task, session=session, resumes=None)
 
 
 def rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:

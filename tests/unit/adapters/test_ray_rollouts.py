@@ -73,10 +73,10 @@ async def test_a_result_that_is_lost_costs_its_rollout_and_not_the_node(setup: N
     async def lose() -> None:
         raise OwnerDiedError("00" * 28, None, "")
 
-    call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _task: (lose(), None)))
+    call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: (lose(), None)))
     described = {"NodeID": "node7", "NodeManagerAddress": "127.0.0.1"}
     rollouts = RayRollouts(setup)
-    rollouts._nodes = [_Node(described, SimpleNamespace(run=call), is_ours=True)]
+    rollouts._nodes = [_Node(described, SimpleNamespace(run=call), setup, is_ours=True)]
 
     async def agent(**_given: Any) -> None:
         pass

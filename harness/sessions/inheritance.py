@@ -63,7 +63,10 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
 
 
 def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, live: int | None) -> list[Turn]:
-    """Return copies of the turns that a session with `limits` can repeat under weight version `live`."""
+    """Return copies of the turns that a session with `limits` can repeat under weight version `live`.
+
+    Turns too old for `limits` are left out with their descendants. Raise `MalformedRequest` if the heir is strict.
+    """
     note = INHERITED_TRAINED if inherits.trained else INHERITED_MASKED
     kept: dict[int, Turn] = {}
     for turn in previous.turns:
@@ -72,7 +75,11 @@ def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, l
         is_answer = turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)
         if not goes_on or not is_answer or (inherits.before is not None and turn.index >= inherits.before):
             continue
-        if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
+        oldest = oldest_version(turn.version_spans)
+        if live is not None and is_too_old(limits, oldest, live):
+            if inherits.strict:
+                expected = f"tokens within limits.staleness {limits.staleness} of weight version {live}"
+                raise _refusal(f"{expected}, turn {turn.index} has version {oldest}")
             continue  # its descendants are left out, too
         # What a fork must not train, its own heirs must not train either.
         kind = turn.notes.inherited if turn.notes.inherited == INHERITED_MASKED else note

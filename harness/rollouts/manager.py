@@ -10,12 +10,14 @@ bounded time. The caller bounds concurrency.
 """
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -129,8 +131,8 @@ class SessionManager:
                 break
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
-            workdir = task.workdir / f"life-{number + 2}"
-            heir = replace(without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
+            await asyncio.to_thread(set_aside, task.workdir)
+            heir = replace(without_session(task), inherits=inherits, deadline_s=left_s)
             again = await self._run_once(heir, task)
             if again.rollout.session_id is None:  # the last life stands
                 _log.warning(ROLLOUT_NOT_RESUMED, detail=again.rollout.outcome.detail)
@@ -350,6 +352,14 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     reward = result.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
+
+
+def set_aside(workdir: Path) -> None:
+    """Rename the directory of an earlier life to `WORKDIR-life-N`."""
+    # Agents tell the model their working directory, so each life has it at the same path.
+    free = (workdir.with_name(f"{workdir.name}-life-{number}") for number in itertools.count(1))
+    if workdir.exists():
+        workdir.rename(next(path for path in free if not path.exists()))
 
 
 def _fork_of(task: AgentTask, number: int) -> AgentTask:

@@ -16,7 +16,7 @@ from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort_report import AgentHooks, Keep
-from harness.rollouts.manager import SessionManager
+from harness.rollouts.manager import SessionManager, set_aside
 from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
@@ -82,9 +82,12 @@ class RolloutNode:
         return (await asyncio.shield(self._starting)).address
 
     async def run(self, task: AgentTask, lost: Path | None = None) -> tuple[Rollout, tuple[Sample, ...]]:
-        """Run `task`, whose record the store of a `lost` node may have. Return the rollout, and its samples apart."""
+        """Run `task`, whose record the store of a lost node may have. Return the rollout, and its samples apart."""
         serving = self._require_serving()
-        rollout = await serving.manager.run(task if lost is None else await _adopt(task, lost, serving.store))
+        if lost is not None:
+            await asyncio.to_thread(set_aside, task.workdir)  # on a disk that the nodes share
+            task = await _adopt(task, lost, serving.store)
+        rollout = await serving.manager.run(task)
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:

@@ -58,11 +58,6 @@ class _Node:
         self.running = 0
         self.is_lost = False
 
-    @property
-    def store(self) -> Path | None:
-        """File with the node's records."""
-        return None if self.setup.store == "memory" else Path(self.setup.store)
-
 
 class RayRollouts:
     """Async context manager, entered after `ray.init`; its exit stops the nodes.
@@ -152,10 +147,9 @@ class RayRollouts:
             if not left or left_s <= 0 or not (node.is_lost and made.samples is None and self._alive()):
                 break
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(session["session_id"]), node=node.node_id)
-            lost = node.store
-            inherits = None if lost is None else Inheritance(session["session_id"])
-            workdir = task.workdir / f"elsewhere-{left}"
-            life = replace(without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
+            lost = Path(node.setup.store)
+            inherits = Inheritance(session["session_id"])
+            life = replace(without_session(task), inherits=inherits, deadline_s=left_s)
         return made._replace(rollout=replace(made.rollout, seconds=time.monotonic() - started))
 
     async def _run_on(self, node: "_Node", task: AgentTask, lost: Path | None) -> NodeRollout:

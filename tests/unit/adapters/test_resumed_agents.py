@@ -34,7 +34,7 @@ def say(messages):
 messages = [{"role": "user", "content": "go"}]
 for number in range(3):
     messages += [say(messages), {"role": "user", "content": f"more {number}"}]
-    if number == 1 and not os.path.basename(os.getcwd()).startswith("life-"):
+    if number == 1 and not os.path.exists(os.getcwd() + "-life-1"):
         os.kill(os.getpid(), signal.SIGKILL)
 with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
     json.dump({"reward": 1.0}, file)

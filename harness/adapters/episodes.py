@@ -37,6 +37,8 @@ class EpisodeSettings:
     """Folder that keeps rollout directories; None deletes them."""
     trust_agent_result: bool = False
     """True if a program's result may state the reward."""
+    resume_attempts: int = 0
+    """See `AgentTask.resume_attempts`."""
 
     @classmethod
     def read(
@@ -49,13 +51,14 @@ class EpisodeSettings:
         matching: Sequence[str] | None = None,
         workdir: str | None = None,
         trust_agent_result: bool = False,
+        resume_attempts: int = 0,
     ) -> Self:
         """Build settings. Raises `AdapterError` for a missing agent."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
         names = None if matching is None else tuple(matching)
-        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result)
+        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result, resume_attempts)
         if settings.runs_program or not env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
@@ -131,6 +134,7 @@ class Episodes:
                     deadline_s=self._settings.deadline_s,
                     session=session,
                     metadata=known,
+                    resume_attempts=self._settings.resume_attempts,
                 )
             )
 

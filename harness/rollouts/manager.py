@@ -10,12 +10,14 @@ bounded time. The caller bounds concurrency.
 """
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -122,16 +124,16 @@ class SessionManager:
     async def run(self, task: AgentTask) -> Rollout:
         """Run `task` to its end, in up to `1 + resume_attempts` lives. Return the last one."""
         started = time.monotonic()
-        life = await self._run_once(task)
+        life = await self._run_once(task, task)
         for number in range(task.resume_attempts):
             left_s = task.deadline_s - (time.monotonic() - started)
             if not life.was_lost or life.rollout.session_id is None or left_s <= 0:
                 break
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
-            workdir = task.workdir / f"life-{number + 2}"
-            heir = replace(_without_session(task), inherits=inherits, deadline_s=left_s, workdir=workdir)
-            again = await self._run_once(heir)
+            await asyncio.to_thread(set_aside, task.workdir)
+            heir = replace(without_session(task), inherits=inherits, deadline_s=left_s)
+            again = await self._run_once(heir, task)
             if again.rollout.session_id is None:  # the last life stands
                 _log.warning(ROLLOUT_NOT_RESUMED, detail=again.rollout.outcome.detail)
                 break
@@ -143,7 +145,7 @@ class SessionManager:
 
         `strict` refuses the first call that differs. The server's store must hold the record.
         """
-        return await self.run(replace(_without_session(task), inherits=Inheritance(session_id, strict=strict)))
+        return await self.run(replace(without_session(task), inherits=Inheritance(session_id, strict=strict)))
 
     async def fork(
         self, session_id: str, task: AgentTask, *, turn: int, count: int, edits: Mapping[int, str] | None = None
@@ -160,12 +162,12 @@ class SessionManager:
         inherits = Inheritance(session_id, before=turn, trained=False, edits=texts)
         async with asyncio.TaskGroup() as group:
             forks = [
-                group.create_task(self.run(_fork_of(replace(_without_session(task), inherits=inherits), number)))
+                group.create_task(self.run(_fork_of(replace(without_session(task), inherits=inherits), number)))
                 for number in range(count)
             ]
         return [fork.result() for fork in forks]
 
-    async def _run_once(self, task: AgentTask) -> "_Life":
+    async def _run_once(self, task: AgentTask, first: AgentTask) -> "_Life":
         assert self._signal is not None, "use `async with SessionManager(...)`"
         signal = self._signal.branch()
         started = time.monotonic()
@@ -178,7 +180,7 @@ class SessionManager:
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _Life(rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code))
-        self._live[session.session_id] = _LiveRollout(task, signal)
+        self._live[session.session_id] = _LiveRollout(first, signal)
         try:
             return await self._run_on(session, task, signal, started)
         finally:
@@ -205,11 +207,11 @@ class SessionManager:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self._give_back(session.session_id, None if rollout is None else _end_of(task, rollout))
         _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
-        return _Life(rollout, was_lost(run.end, rollout.outcome))
+        return _Life(rollout, not signal.announced.done() and was_lost(run.end, rollout.outcome))
 
     @property
     def live(self) -> dict[str, AgentTask]:
-        """Tasks of the rollouts that have a session, by its id."""
+        """Tasks of the rollouts that have a session, by its id; in a later life, that of the first."""
         return {session_id: live.task for session_id, live in self._live.items()}
 
     async def abort(
@@ -358,10 +360,12 @@ def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
 
 
-def _without_session(task: AgentTask) -> AgentTask:
-    # An id and a takeover are of one session; an heir is another one.
-    session = {name: value for name, value in task.session.items() if name not in ("session_id", "resumes")}
-    return replace(task, session=session, resumes=None)
+def set_aside(workdir: Path) -> None:
+    """Rename the directory of an earlier life to `WORKDIR-life-N`."""
+    # Agents tell the model their working directory, so each life has it at the same path.
+    free = (workdir.with_name(f"{workdir.name}-life-{number}") for number in itertools.count(1))
+    if workdir.exists():
+        workdir.rename(next(path for path in free if not path.exists()))
 
 
 def _fork_of(task: AgentTask, number: int) -> AgentTask:
@@ -378,6 +382,12 @@ def _fork_of(task: AgentTask, number: int) -> AgentTask:
         session=session,
         metadata={**task.metadata, "forked_from": {"session_id": inherits.session_id, "turn": inherits.before}},
     )
+
+
+def without_session(task: AgentTask) -> AgentTask:
+    """Return `task` for another session: an id and a takeover are of one."""
+    session = {name: value for name, value in task.session.items() if name not in ("session_id", "resumes")}
+    return replace(task, session=session, resumes=None)
 
 
 def rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:

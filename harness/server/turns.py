@@ -50,6 +50,7 @@ from harness.server.telemetry.printable import shorten_secrets
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.sessions.admission import require_pinned, require_served
 from harness.sessions.continuation import Endings
+from harness.sessions.divergence import Toolset
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
@@ -242,7 +243,8 @@ class TurnService:
         await self.live.wait_for_weights(call.client, session.session_id, lambda: session.is_open)
         point = session.attach(call.read.prefixes, asked.messages)
         step = session.script_step(point)  # before a template that cannot continue makes this a new root
-        diverged = session.divergence(point, asked.messages, asked.tools)
+        tools = Toolset(asked.tools, call.read.prefixes[0].key.hex())
+        diverged = session.divergence(point, asked.messages, asked.sampling, tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         await call.client.know_process()  # here: a turn with tokens and no outcome would miss a sweep
         call.client.require_there()

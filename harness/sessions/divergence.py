@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import msgspec
 
 from harness.tokens.matching import EXACT, Matching, NormalForm, normal_form
-from harness.types import Json, Message, Turn
+from harness.types import Json, Message, SamplingWishes, Turn
 
 _SHOWN = 80  # characters of a value
 _MOST_OVERLOOKED = 16
@@ -22,9 +23,9 @@ class Divergence:
     """First difference between a recorded conversation and a request."""
 
     message: int
-    """Index in the request; 0 for tools."""
+    """Index in the request; 0 for tools and sampling."""
     field: str
-    """`message` if one side ends here, `tools` for tools."""
+    """`message` if one side ends here; `tools` or `sampling` if those differ."""
     recorded: str
     """Cut around the difference."""
     sent: str
@@ -32,6 +33,14 @@ class Divergence:
     def to_json(self) -> Json:
         """Return the form in notes."""
         return {"message": self.message, "field": self.field, "recorded": self.recorded, "sent": self.sent}
+
+
+class Toolset(NamedTuple):
+    """Tools of a request."""
+
+    tools: Sequence[Json] = ()
+    digest: str = ""
+    """See `TurnNotes.toolset`."""
 
 
 def find_divergence(
@@ -77,13 +86,32 @@ def find_other_tools(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergen
     return None
 
 
+def find_other_toolset(roots: Sequence[Turn], sent: Toolset) -> Divergence | None:
+    """Return the difference to the newest of `roots`, whose tools only a digest tells; None if a root has these."""
+    known = [(root.notes.tools or 0, root.notes.toolset) for root in roots if root.notes.toolset]
+    if not known or any(digest == sent.digest for _, digest in known):
+        return None
+    told = (f"{count} tools, digest {digest[:16]}" for count, digest in (known[0], (len(sent.tools), sent.digest)))
+    return Divergence(0, "tools", *told)
+
+
+def find_other_sampling(recorded: Json, sent: SamplingWishes) -> Divergence | None:
+    """Return the first sampling parameter that the client set otherwise."""
+    ours, theirs = msgspec.convert(recorded, SamplingWishes).to_dict(), sent.to_dict()
+    for name in sorted(ours | theirs):
+        if (was := ours.get(name)) != (said := theirs.get(name)):
+            return _divergence(0, "sampling", *(None if v is None else {name: v} for v in (was, said)))
+    return None
+
+
 def explain_roots(turns: Sequence[Turn], among: Collection[int] | None = None) -> str:
     """Explain why a conversation has several roots, and what to set; empty if it has one."""
     # Usable turns only, those `among` if given. A root without a divergence, such as a repeated prompt, is no split.
     splits = [
         (turn, turn.notes.diverged)
         for turn in turns
-        if turn.parent is None and turn.is_usable and turn.notes.diverged and (among is None or turn.index in among)
+        if turn.parent is None and turn.is_usable and (among is None or turn.index in among)
+        if turn.notes.diverged.get("field") not in (None, "sampling")  # another answer to the same prompt is no split
     ]
     if not splits:
         return ""

@@ -5,7 +5,7 @@ A restarted agent repeats its calls. Each repeated call gets its recorded answer
 earlier record never changes. Their tokens keep ids, logprobs and versions, and `generated` does not count them again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
@@ -65,7 +65,10 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
 
 
 def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, live: int | None) -> list[Turn]:
-    """Return copies of the turns that a session with `limits` can repeat under weight version `live`."""
+    """Return copies of the turns that a session with `limits` can repeat under weight version `live`.
+
+    Turns too old for `limits` are left out with their descendants. Raise `MalformedRequest` if the heir is strict.
+    """
     note = INHERITED_TRAINED if inherits.trained else INHERITED_MASKED
     kept: dict[int, Turn] = {}
     for turn in previous.turns:
@@ -74,7 +77,11 @@ def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, l
         is_answer = turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)
         if not goes_on or not is_answer or (inherits.before is not None and turn.index >= inherits.before):
             continue
-        if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
+        oldest = oldest_version(turn.version_spans)
+        if live is not None and is_too_old(limits, oldest, live):
+            if inherits.strict:
+                expected = f"tokens within limits.staleness {limits.staleness} of weight version {live}"
+                raise _refusal(f"{expected}, turn {turn.index} has version {oldest}")
             continue  # its descendants are left out, too
         # What a fork must not train, its own heirs must not train either.
         kind = turn.notes.inherited if turn.notes.inherited == INHERITED_MASKED else note
@@ -91,7 +98,7 @@ def inheritance_record(session: Session) -> Json | None:
     taken = [turn for turn in session.turns if turn.notes.inherited]
     first = next((turn for turn in session.turns if not turn.notes.inherited), None)
     left = [turn for turn in taken if not turn.notes.asked_again]
-    end = None if first is None else _end_at(first, taken, inherits)
+    end = None if first is None else _end_at(first, inherits)
     if first is None and left and not session.is_open:
         end = InheritanceEnd.AGENT
     return {
@@ -104,15 +111,14 @@ def inheritance_record(session: Session) -> Json | None:
     }
 
 
-def _end_at(first: Turn, taken: Sequence[Turn], inherits: Inheritance) -> InheritanceEnd:
-    if first.notes.diverged:
-        return InheritanceEnd.DIFFERENCE
-    if any(turn.key == first.key and not turn.notes.asked_again for turn in taken):
-        return InheritanceEnd.SAMPLING
-    toolsets = {turn.notes.toolset for turn in taken if turn.parent is None}
-    if first.parent is None and toolsets and first.notes.toolset not in toolsets:
-        return InheritanceEnd.TOOLS
-    return InheritanceEnd.FORK if inherits.before is not None else InheritanceEnd.RECORD
+def _end_at(first: Turn, inherits: Inheritance) -> InheritanceEnd:
+    if not first.notes.diverged:
+        return InheritanceEnd.RECORD if inherits.before is None else InheritanceEnd.FORK
+    match first.notes.diverged["field"]:
+        case InheritanceEnd.TOOLS | InheritanceEnd.SAMPLING as field:
+            return InheritanceEnd(field)
+        case _:
+            return InheritanceEnd.DIFFERENCE
 
 
 def require_one_heir(held: Iterable[Session], stored: str | None, inherits: Inheritance) -> None:

@@ -21,7 +21,15 @@ from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
 from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
-from harness.sessions.divergence import Divergence, find_divergence, find_other_tools, find_overlooked
+from harness.sessions.divergence import (
+    Divergence,
+    Toolset,
+    find_divergence,
+    find_other_sampling,
+    find_other_tools,
+    find_other_toolset,
+    find_overlooked,
+)
 from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, RetryStanding, Treatment, digest_kind, standing
@@ -240,11 +248,13 @@ class Session:
         return next_step(self.config.script, None if point.parent is None else self._tree.turn(point.parent))
 
     def divergence(
-        self, point: AttachPoint, messages: Sequence[Message], tools: Sequence[Json] = ()
+        self, point: AttachPoint, messages: Sequence[Message], asked: SamplingWishes, tools: Toolset
     ) -> Divergence | None:
         """Return where a request leaves the earlier one that it follows longest; None if it leaves none."""
+        if unasked := self._unasked.get(point.key):
+            return find_other_sampling(self._tree.turn(unasked[0]).sampling["asked"], asked)
         # A request with changed tools cannot continue any earlier one.
-        if point.parent is None and self._tools is not None and (found := find_other_tools(self._tools, tools)):
+        if point.parent is None and (found := self._other_tools(tools)):
             return found
         children = self._tree.latest_children(point.parent)
         sent = messages[point.matched :] if children else ()
@@ -258,6 +268,11 @@ class Session:
                 return None
             longest = each if longest is None or each.message > longest.message else longest
         return longest
+
+    def _other_tools(self, sent: Toolset) -> Divergence | None:
+        if self._tools is None:  # after a restart, and in an heir
+            return find_other_toolset(self._tree.latest_children(None), sent)
+        return find_other_tools(self._tools, sent.tools)
 
     def loose_matches(self, point: AttachPoint, messages: Sequence[Message], known: int) -> list[Divergence]:
         """Return recorded messages that a request spells differently."""

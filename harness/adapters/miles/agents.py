@@ -46,6 +46,7 @@ def make_task(
         deadline_s=settings.deadline_s,
         session=session,
         metadata={**known, **place},
+        resume_attempts=settings.resume_attempts,
     )
 
 

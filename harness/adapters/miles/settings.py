@@ -47,6 +47,8 @@ class MilesSettings:
     """Folder that keeps rollout directories; None deletes them."""
     trusts_agent: bool
     """True if the agent's result sets reward and metadata."""
+    resume_attempts: int
+    """See `AgentTask.resume_attempts`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness-agent", type=str, default=None, help="An agent, script or command line, in place of a function.")
     add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
     add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
+    add("--harness-resume-attempts", type=int, default=0, help="Times that an agent goes on after a lost sandbox.")
     add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories that do not count.")
     add("--harness-selection", type=str, default=None, help="Which branches become samples: `all`, `one`, or a path.")
     add("--harness-trust-agent-result", action="store_true", help="A program's result sets the reward and metadata.")
@@ -89,6 +92,7 @@ def read_settings(args: Any) -> MilesSettings:
         selection=_find_selection(args),
         workdir=None if workdir is None else Path(workdir),
         trusts_agent=not agent or bool(getattr(args, "harness_trust_agent_result", False)),
+        resume_attempts=getattr(args, "harness_resume_attempts", 0),
     )
 
 

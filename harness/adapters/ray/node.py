@@ -10,21 +10,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.engines.connect import open_engine
-from harness.errors import AdapterError
+from harness.errors import AdapterError, StoreError
 from harness.machine.deadlines import read_end
+from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort_report import AgentHooks, Keep
-from harness.rollouts.manager import SessionManager
+from harness.rollouts.manager import SessionManager, set_aside
 from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
+from harness.server.store.base import SessionStore
 from harness.server.store.connect import open_store
+from harness.server.store.sqlite import SQLiteStore, read_rows
+from harness.sessions.session import Session
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 
+RAY_RECORD_LOST = "ray_record_lost"
 ABORT_S = 600.0
 """Seconds until a node ends a lost controller's abort."""
+
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +46,16 @@ class NodeSetup:
     admin_token: str = field(repr=False)
     """Admin token of every node, also for later controllers."""
     store: str = "memory"
-    """`memory`, or a file on the node's disk."""
+    """`memory`, or a file. `{node}` in its path stands for the node's id; if all nodes reach that path, the rollouts of
+    a lost node go on from their records.
+    """
     script: str | None = None
     """Script of the scripted engine."""
 
 
 class _Serving(NamedTuple):
     stack: AsyncExitStack
+    store: SessionStore
     address: SessionServerAddress
     manager: SessionManager
 
@@ -70,9 +81,13 @@ class RolloutNode:
             self._starting.add_done_callback(read_end)  # its caller may be gone
         return (await asyncio.shield(self._starting)).address
 
-    async def run(self, task: AgentTask) -> tuple[Rollout, tuple[Sample, ...]]:
-        """Run `task`. Return the rollout, and its samples apart."""
-        rollout = await self._require_manager().run(task)
+    async def run(self, task: AgentTask, lost: Path | None = None) -> tuple[Rollout, tuple[Sample, ...]]:
+        """Run `task`, whose record the store of a lost node may have. Return the rollout, and its samples apart."""
+        serving = self._require_serving()
+        if lost is not None:
+            await asyncio.to_thread(set_aside, task.workdir)  # on a disk that the nodes share
+            task = await _adopt(task, lost, serving.store)
+        rollout = await serving.manager.run(task)
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:
@@ -80,19 +95,19 @@ class RolloutNode:
 
         The abort ends after `ABORT_S` at the latest.
         """
-        self._aborts[abort] = hooks = self._require_manager().abort_hooks()
+        self._aborts[abort] = hooks = self._require_serving().manager.abort_hooks()
         asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
         hooks.mark(keep)
 
     async def ask_agents(self) -> None:
         """Ask the agents to stop."""
-        ask = self._require_manager().abort_hooks().abort
+        ask = self._require_serving().manager.abort_hooks().abort
         assert ask is not None
         await ask()
 
     async def stop_agents(self, seconds: float) -> list[str]:
         """Kill agents. Return the sessions of survivors."""
-        return await self._require_manager().stop_agents(seconds)
+        return await self._require_serving().manager.stop_agents(seconds)
 
     async def clear(self, abort: str) -> None:
         """End the abort with that id. Idempotent."""
@@ -119,10 +134,11 @@ class RolloutNode:
         engine = open_engine(setup.engine, tokenizer=tokenizer.tokenizer, script=script)
         settings = ServerSettings(host=host, port=0, admin_token=setup.admin_token)
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(serve(engine, tokenizer, open_store(setup.store), settings))
+            store = open_store(setup.store)
+            server = await stack.enter_async_context(serve(engine, tokenizer, store, settings))
             manager = SessionManager(server.url, admin_token=setup.admin_token)
             await stack.enter_async_context(manager)
-            return _Serving(stack.pop_all(), SessionServerAddress(server.url, setup.admin_token), manager)
+            return _Serving(stack.pop_all(), store, SessionServerAddress(server.url, setup.admin_token), manager)
 
     @property
     def _serving(self) -> _Serving | None:
@@ -131,7 +147,31 @@ class RolloutNode:
             return None
         return starting.result()
 
-    def _require_manager(self) -> SessionManager:
+    def _require_serving(self) -> _Serving:
         if self._serving is None:
             raise AdapterError("the node has not been started")
-        return self._serving.manager
+        return self._serving
+
+
+async def _adopt(task: AgentTask, lost: Path, store: SessionStore) -> AgentTask:
+    # Without the record, which only the disk of the lost node may have, the rollout begins anew.
+    assert task.inherits is not None, "a rollout of a lost node has an earlier session"
+    try:
+        record = await _read_last_life(lost, task.inherits.session_id)
+        record.close()
+        await store.create(record)
+        await store.set_phase(record)
+    except StoreError as error:
+        _log.warning(RAY_RECORD_LOST, error=error.message)
+        return replace(task, inherits=None)
+    return replace(task, inherits=replace(task.inherits, session_id=record.session_id))
+
+
+async def _read_last_life(path: Path, session_id: str) -> Session:
+    store = SQLiteStore(path)
+    while (heir := await store.find_heir(session_id)) is not None:  # its manager resumed it before the node was lost
+        session_id = heir
+    session = (await store.read_record(session_id)).session
+    if session.records_rows:
+        session.put_rows(await asyncio.to_thread(read_rows, path, session_id))
+    return session

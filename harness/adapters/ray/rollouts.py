@@ -8,9 +8,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 from harness.adapters.ray.node import NodeSetup, RolloutNode
 from harness.errors import AdapterError, Cause
@@ -18,8 +21,12 @@ from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort_report import AgentHooks
+from harness.rollouts.manager import ROLLOUT_RESUMED, without_session
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.record import empty_record
+from harness.sessions.session_config import Inheritance
+from harness.types import Json
 
 RAY_NODE_LOST = "ray_node_lost"
 RAY_RESULT_LOST = "ray_result_lost"
@@ -41,8 +48,9 @@ class NodeRollout(NamedTuple):
 
 
 class _Node:
-    def __init__(self, described: Any, actor: Any, *, is_ours: bool) -> None:
+    def __init__(self, described: Any, actor: Any, setup: NodeSetup, *, is_ours: bool) -> None:
         self.node_id: str = described["NodeID"]
+        self.setup = setup
         self.host: str = described["NodeManagerAddress"]
         self.actor = actor
         self.is_ours = is_ours  # else an earlier controller has left it
@@ -124,18 +132,34 @@ class RayRollouts:
         ]
 
     async def run(self, task: AgentTask) -> NodeRollout:
-        """Run `task` on the least loaded node, where its agent must exist. Raises `AdapterError` without nodes."""
+        """Run `task` on the least loaded node, where its agent must exist. Raises `AdapterError` without nodes.
+
+        If the node is lost, the rollout goes on elsewhere, up to `resume_attempts` times: from its record if that node
+        can read it (`NodeSetup.store`), else anew.
+        """
+        started, life, lost = time.monotonic(), task, None
+        for left in range(task.resume_attempts, -1, -1):
+            session: Json = {"session_id": uuid4().hex, **life.session}
+            life = replace(life, session=session, resume_attempts=left)
+            node = self._least_loaded()
+            made = await self._run_on(node, life, lost)
+            left_s = task.deadline_s - (time.monotonic() - started)
+            if not left or left_s <= 0 or not (node.is_lost and made.samples is None and self._alive()):
+                break
+            _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(session["session_id"]), node=node.node_id)
+            lost = Path(node.setup.store)
+            inherits = Inheritance(session["session_id"])
+            life = replace(without_session(task), inherits=inherits, deadline_s=left_s)
+        return made._replace(rollout=replace(made.rollout, seconds=time.monotonic() - started))
+
+    async def _run_on(self, node: "_Node", task: AgentTask, lost: Path | None) -> NodeRollout:
         import ray
         from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 
-        alive = self._alive()
-        if not alive:
-            raise AdapterError("every node of the cluster is lost")
-        node = min(alive, key=lambda each: each.running)
         started = time.monotonic()
         node.running += 1
         try:
-            ended, samples = node.actor.run.options(num_returns=2).remote(task)
+            ended, samples = node.actor.run.options(num_returns=2).remote(task, lost)
             return NodeRollout(await _await(ended), samples)
         except ObjectLostError as error:  # the node may still be alive; if not, the next rollout notices
             _log.warning(RAY_RESULT_LOST, node=node.node_id, error=_reason(error))
@@ -150,6 +174,12 @@ class RayRollouts:
         finally:
             node.running -= 1
 
+    def _least_loaded(self) -> "_Node":
+        alive = self._alive()
+        if not alive:
+            raise AdapterError("every node of the cluster is lost")
+        return min(alive, key=lambda each: each.running)
+
     def _alive(self) -> list[_Node]:
         return [node for node in self._nodes if not node.is_lost]
 
@@ -159,8 +189,9 @@ class RayRollouts:
 
         node_id = described["NodeID"]
         name = f"{self._name}-{node_id}"
+        setup = replace(self._setup, store=self._setup.store.replace("{node}", node_id))
         try:
-            return _Node(described, ray.get_actor(name, self._name), is_ours=False)
+            return _Node(described, ray.get_actor(name, self._name), setup, is_ours=False)
         except ValueError:  # there is none
             pass
         remote = ray.remote(RolloutNode).options(
@@ -171,12 +202,12 @@ class RayRollouts:
             max_concurrency=ROLLOUTS_AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        return _Node(described, remote.remote(self._setup), is_ours=True)
+        return _Node(described, remote.remote(setup), setup, is_ours=True)
 
     async def _start(self, node: _Node) -> None:
         try:
             async with asyncio.timeout(self._start_s):
-                node.address = await _call(node.actor.start, self._setup, node.host)
+                node.address = await _call(node.actor.start, node.setup, node.host)
         except TimeoutError as error:
             reason = f"nothing within {self._start_s:g} s; Ray reserves {self._cpus:g} CPUs for it"
             raise AdapterError(f"node {node.node_id} does not serve sessions: {reason}") from error

@@ -39,6 +39,7 @@ class SessionAgentLoop:
         matching: History differences to ignore; None: from the profile.
         workdir: Folder that keeps rollout directories.
         trust_agent_result: True if a program may state the reward.
+        resume_attempts: Times that an agent goes on after a failure of its infrastructure.
 
     Raises `AdapterError` for a missing agent and unsupported settings.
     """
@@ -63,6 +64,7 @@ class SessionAgentLoop:
         matching: Sequence[str] | None = None,
         workdir: str | None = None,
         trust_agent_result: bool = False,
+        resume_attempts: int = 0,
     ) -> None:
         rollout = trainer_config.config.actor_rollout_ref.rollout
         if getattr(rollout, "enable_rollout_routing_replay", False):
@@ -83,6 +85,7 @@ class SessionAgentLoop:
             matching=matching,
             workdir=workdir,
             trust_agent_result=trust_agent_result,
+            resume_attempts=resume_attempts,
         )
         if is_scored_by_agent:
             self._settings.require_trusted("set is_scored_by_agent=False")

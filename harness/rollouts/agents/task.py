@@ -95,7 +95,7 @@ class AgentTask:
     """Earlier session to resume or fork; see `SessionManager.resume` and `fork`."""
     resume_attempts: int = 0
     """Times that the agent starts again after a failure of its infrastructure, each with the record of the last life.
-    `deadline_s` covers all lives. A later life has its own directory `life-N` in `workdir`.
+    `deadline_s` covers all lives. Each has `workdir`; that of an earlier one is renamed to `WORKDIR-life-N`.
     """
     cwd: Path | None = None
     """Working directory of a program, if not one in `workdir`. The harness never writes there."""

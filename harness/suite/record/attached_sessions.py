@@ -96,6 +96,5 @@ def read_attached_record(path: Path, session_id: str) -> Json | None:
 
 
 def _count_sampled(session: Json) -> int:
-    return sum(
-        int(turn["output_length"]) + sum(int(each["tokens"]) for each in turn["discarded"]) for turn in session["turns"]
-    )
+    own = [turn for turn in session["turns"] if not turn["notes"].get("inherited")]
+    return sum(int(turn["output_length"]) + sum(int(each["tokens"]) for each in turn["discarded"]) for turn in own)

@@ -44,9 +44,16 @@ WHERE number = ?1 AND (?2 OR NOT COALESCE(
     (SELECT is_final FROM rollouts WHERE number = ?1 ORDER BY attempt DESC LIMIT 1), 0))
 ORDER BY begun_sessions.rowid DESC LIMIT 1
 """
+_BEGUN_ATTACHED = """
+SELECT session_id FROM attached_sessions
+WHERE json_extract(record, '$.metadata.rollout') = ?1 AND json_array_length(record, '$.turns') > 0
+AND (?2 OR NOT COALESCE(
+    (SELECT is_final FROM rollouts WHERE number = ?1 ORDER BY attempt DESC LIMIT 1), 0))
+ORDER BY rowid DESC LIMIT 1
+"""
 _EARLIER = """
-SELECT session_id, json_extract(config, '$.inherits.session_id') FROM sessions
-WHERE json_extract(config, '$.inherits.trained')
+SELECT session_id, json_extract({column}, '$.inherits.session_id') FROM {table}
+WHERE json_extract({column}, '$.inherits.trained')
 """
 _INSERT = """
 INSERT INTO rollouts
@@ -255,9 +262,14 @@ class RolloutLog:
     def find_record(self, number: int, *, even_final: bool = False) -> str | None:
         """Return the last session with a turn of a rollout that is not final; None if there is none."""
         with disk_failures(self._path):
-            if not all(has_table(self._connection, name) for name in ("begun_sessions", "turns")):
+            if has_table(self._connection, "attached_sessions"):
+                self._connection.execute(_SCHEMA)
+                query = _BEGUN_ATTACHED
+            elif all(has_table(self._connection, name) for name in ("begun_sessions", "turns")):
+                query = _BEGUN
+            else:
                 return None
-            row = self._connection.execute(_BEGUN, (number, even_final)).fetchone()
+            row = self._connection.execute(query, (number, even_final)).fetchone()
         return None if row is None else str(row[0])
 
     def append(self, record: RolloutRecord) -> None:
@@ -292,7 +304,10 @@ def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
 
 def find_inherited(connection: sqlite3.Connection, heirs: Iterable[str | None]) -> set[str]:
     """Return the sessions whose records `heirs`, or heirs between, took over."""
-    earlier = dict(connection.execute(_EARLIER)) if has_table(connection, "sessions") else {}
+    earlier: dict[str | None, str] = {}
+    for table, column in (("sessions", "config"), ("attached_sessions", "record")):
+        if has_table(connection, table):
+            earlier |= dict(connection.execute(_EARLIER.format(table=table, column=column)))
     found: set[str] = set()
     for heir in heirs:
         while (heir := earlier.get(heir)) is not None and heir not in found:

@@ -70,8 +70,9 @@ class AttachedClient(SessionServerClient):
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """See `SessionServerClient`. Raises `StoreError`."""
+        shard = body["inherits"]["session_id"][:2] if "inherits" in body else secrets.token_hex(1)
         while True:
-            session_id = secrets.token_hex(16)
+            session_id = shard + secrets.token_hex(15)
             self._sessions.note(session_id)
             try:
                 session = await super().create({**body, "session_id": session_id}, give_up=give_up)

@@ -123,14 +123,14 @@ class RolloutBatch:
             raise problem
 
     def _with_record(self, task: AgentTask, number: int) -> AgentTask:
-        if not isinstance(self.services, OwnServices):  # a server of others may forget a record
-            return task
         # A lost rollout goes on from its record.
         earlier = self.log.find_record(number, even_final=self.goes_on)
+        task = replace(task, inherits=None if earlier is None else Inheritance(earlier))
+        if not isinstance(self.services, OwnServices):  # the client of a server of others notes its sessions itself
+            return task
         session_id = uuid4().hex
         self.log.begin(number, session_id)
-        inherits = None if earlier is None else Inheritance(earlier)
-        return replace(task, session={**task.session, "session_id": session_id}, inherits=inherits)
+        return replace(task, session={**task.session, "session_id": session_id})
 
     async def _score(self, planned: PlannedRollout, prompt: Prompt, rollout: Rollout, trial: Trial | None) -> Score:
         check = planned.folder.check

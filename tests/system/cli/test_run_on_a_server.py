@@ -318,7 +318,7 @@ async def test_two_interrupts_count_what_they_cut(tmp_path: Path):
 
 
 async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_successor(tmp_path: Path):
-    """The rollouts that it failed are nobody's fault, and run again; tokens of before are counted by the store."""
+    """The rollouts that it failed are nobody's fault, and go on from the records in its store."""
     scenario = write_scenario(tmp_path / "s", prompts=ENDLESS)
     store = tmp_path / "server.db"
     async with server(store) as client:
@@ -332,13 +332,16 @@ async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_success
     make_quick(scenario, tmp_path / "run")
     async with server(store, port=port) as client:
         report = await run(resume_run(str(tmp_path / "run"), Overrides(), None))
-        left = len(client.server.sessions)
+        left, sampled = len(client.server.sessions), client.engine.played
+    after = read_rollouts(tmp_path / "run" / "run.db")
 
     assert {before[number].is_final for number in (0, 1)} == {True}
     assert not any(record.is_final for number, record in before.items() if number > 1)
     assert (report.status, left) == (RunStatus.PASSED, 0)
     assert report.ledger.difference == 0
-    assert report.ledger.dropped["interrupted"] > 0
+    assert "interrupted" not in report.ledger.dropped
+    assert all(after[number].ledger.inherited > 0 for number in (2, 3))
+    assert sum(sampled.values()) <= 2  # a third turn, of one that had two
 
 
 async def test_another_model_at_the_same_address_is_refused(tmp_path: Path):

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def connect(address: str) -> None:
 
 def setup(folder: Path, tokenizer: str = "model") -> NodeSetup:
     """Of every node."""
-    return NodeSetup("scripted", str(folder / tokenizer), "sekret", script=str(folder / "script.toml"))
+    store = str(folder / "{node}.db")
+    return NodeSetup("scripted", str(folder / tokenizer), "sekret", store, script=str(folder / "script.toml"))
 
 
 def agent_of(turns: int) -> FunctionAgent:
@@ -89,7 +91,12 @@ def told(made: NodeRollout) -> dict[str, Any]:
         "samples": len(samples),
         "tokens": sum(int(sample.loss_mask.sum()) for sample in samples),
         "trained": ledger["trained"],
-        "unaccounted": ledger["generated"] - ledger["trained"] - ledger["masked"] - sum(ledger["dropped"].values()),
+        "inherited": ledger.get("inherited", 0),
+        "unaccounted": ledger["generated"]
+        + ledger.get("inherited", 0)
+        - ledger["trained"]
+        - ledger["masked"]
+        - sum(ledger["dropped"].values()),
     }
 
 
@@ -178,7 +185,8 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
         except AdapterError as error:
             story["second_controller"] = error.message
 
-        running = [asyncio.create_task(rollouts.run(task)) for task in tasks(folder, 6)]
+        each_node_has_both = [replace(task, resume_attempts=int(n < 3)) for n, task in enumerate(tasks(folder, 6))]
+        running = [asyncio.create_task(rollouts.run(task)) for task in each_node_has_both]
         await wait_for(rollouts, 6)
         async with paused_rollout(rollouts.session_servers, budget=AbortBudget(drain_s=5, resume_s=5)):
             shut = time.time()

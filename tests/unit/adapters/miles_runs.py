@@ -4,6 +4,7 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.adapters.miles import Generate, close
@@ -11,7 +12,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.connect import open_store
 from tests.builders import toy_template
 
 AGENTS = "tests.unit.adapters.miles_agents"
@@ -76,7 +77,11 @@ class MilesRun(NamedTuple):
 
 @asynccontextmanager
 async def miles_run(
-    *steps: ScriptStep, options: tuple[str, ...] = (), admin_token: str | None = None, **changes: Any
+    *steps: ScriptStep,
+    options: tuple[str, ...] = (),
+    admin_token: str | None = None,
+    store: str | Path = "memory",
+    **changes: Any,
 ) -> AsyncIterator[MilesRun]:
     """A run whose model says `steps` in every session; nothing of it is left afterwards."""
     chat_tokenizer = toy_template()
@@ -85,7 +90,7 @@ async def miles_run(
     async def abort_engines() -> None:
         await engine.abort(None)
 
-    async with serve(engine, chat_tokenizer, MemoryStore(), ServerSettings(admin_token=admin_token)) as server:
+    async with serve(engine, chat_tokenizer, open_store(store), ServerSettings(admin_token=admin_token)) as server:
         given = ("--harness-session-server", server.url, *options)
         if "--harness-agent" not in options:
             given = ("--custom-agent-function-path", f"{AGENTS}.run", *given)

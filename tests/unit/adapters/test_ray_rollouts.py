@@ -14,6 +14,7 @@ from harness.errors import TokenizerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.rollout import OutcomeKind
+from harness.sessions.session_config import Inheritance
 from tests.toy_model import write_toy_model
 
 
@@ -73,10 +74,10 @@ async def test_a_result_that_is_lost_costs_its_rollout_and_not_the_node(setup: N
     async def lose() -> None:
         raise OwnerDiedError("00" * 28, None, "")
 
-    call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _task: (lose(), None)))
+    call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: (lose(), None)))
     described = {"NodeID": "node7", "NodeManagerAddress": "127.0.0.1"}
     rollouts = RayRollouts(setup)
-    rollouts._nodes = [_Node(described, SimpleNamespace(run=call), is_ours=True)]
+    rollouts._nodes = [_Node(described, SimpleNamespace(run=call), setup, is_ours=True)]
 
     async def agent(**_given: Any) -> None:
         pass
@@ -86,3 +87,22 @@ async def test_a_result_that_is_lost_costs_its_rollout_and_not_the_node(setup: N
     assert (made.rollout.outcome.kind, made.samples) == (OutcomeKind.HARNESS_FAILED, None)
     assert made.rollout.outcome.detail == "its result was lost on node node7"
     assert not rollouts._nodes[0].is_lost
+
+
+async def test_a_rollout_begins_anew_if_only_the_lost_node_had_its_record(setup: NodeSetup, tmp_path: Path) -> None:
+    """What its first life left on a shared disk does not stand in its way."""
+
+    async def agent(base_url: str, api_key: str, **_given: Any) -> dict[str, Any]:
+        headers, body = {"authorization": f"Bearer {api_key}"}, {"messages": [{"role": "user", "content": "Do it."}]}
+        async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{base_url}/chat/completions", json=body):
+            return {}
+
+    work, node = tmp_path / "work", RolloutNode(setup)
+    (work / "left").mkdir(parents=True)
+    await node.start(setup, "127.0.0.1")
+    task = AgentTask(FunctionAgent("a", agent), "Do it.", work, "policy", inherits=Inheritance("0" * 32))
+    rollout, samples = await node.run(task, tmp_path / "memory")
+    await node.stop()
+
+    assert (rollout.outcome.kind, rollout.session["ledger"]["generated"] > 0) == (OutcomeKind.FINISHED, True)
+    assert (len(samples), (tmp_path / "work-life-1" / "left").is_dir()) == (1, True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.dialects.model_request import function_tool
-from tests.builders import toy_tokenizer, user
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.server.settings import ServerSettings
+from tests.builders import tool, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")
@@ -196,6 +197,7 @@ async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Pat
 
 
 async def test_other_sampling_is_another_call(tmp_path: Path):
+    """Its turn names the parameter."""
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")])
@@ -205,18 +207,28 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
         record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
+    diverged = record["turns"][1]["notes"]["diverged"]
+    assert diverged == {"message": 0, "field": "sampling", "recorded": "", "sent": '{"temperature":0.5}'}
+    assert record["remarks"] == []
     assert record["inherits"]["because"] == "sampling"
 
 
-async def test_other_tools_end_the_inheritance(tmp_path: Path):
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+async def test_other_tools_are_another_call(tmp_path: Path):
+    """The record has no tools, only their number and digest, and the turn names both."""
+    async with serving(*says("one", "two", "three"), store=tmp_path / "s.db") as client:
         old = await client.create()
-        await client.say(old, [user("go")])
+        await client.say(old, [user("go")], tools=[tool("look")])
         await close(client, old)
         heir = await inherit(client, old)
-        await client.say(heir, [user("go")], tools=[function_tool("look", None, {"type": "object"})])
+        await client.say(heir, [user("go")], tools=[tool("look"), tool("find")])
+        await client.say(heir, [user("go")], tools=[tool("look")])
         record = await client.record(heir)
 
+    first, other = record["turns"]
+    diverged = other["notes"]["diverged"]
+    assert (diverged["field"], first["notes"]["asked_again"]) == ("tools", True)
+    assert diverged["recorded"] == f"1 tools, digest {first['notes']['toolset'][:16]}"
+    assert diverged["sent"] == f"2 tools, digest {other['notes']['toolset'][:16]}"
     assert record["inherits"]["because"] == "tools"
 
 
@@ -348,6 +360,97 @@ async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
         record = await client.record(heir)
 
     assert [turn["status"] for turn in record["turns"]] == ["completed", "truncated"]
+
+
+async def test_turns_that_are_too_old_are_left_out_or_refused(tmp_path: Path):
+    """By the heir's own limit; what follows them goes, too, and a strict heir takes all or nothing."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        client.engine.relabel("1")
+        before = await converse(client, old, 2)
+        client.engine.relabel("3")
+        await client.say(old, before)
+        await client.say(old, [user("something else")])
+        await close(client, old)
+        body = {"inherits": {"session_id": old.session_id}, "limits": {"staleness": 1}}
+        strict = {**body, "inherits": {**body["inherits"], "strict": True}}
+        refused = await client.http.post("/sessions", json=strict)
+        heir = await client.create(**body)
+        played = client.engine.played[heir.session_id]
+        await client.say(heir, before[:1])
+        record = await client.record(heir)
+
+    assert refused.status_code == 400
+    said = "expected tokens within limits.staleness 1 of weight version 3, turn 0 has version 1"
+    assert said in refused.json()["error"]["message"]
+    assert played == 0
+    turns = [(turn["role"], turn["notes"].get("inherited")) for turn in record["turns"]]
+    assert turns == [("superseded", "trained"), ("main", None)]
+    assert record["ledger"]["generated"] == record["ledger"]["trained"]
+
+
+async def test_an_inherited_branch_that_ages_is_refused_as_a_live_one_is(tmp_path: Path):
+    """Its answers are repeated; the next call would make a sample that is too old."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        client.engine.relabel("1")
+        before = await converse(client, old, 1)
+        await close(client, old)
+        heir = await client.create(inherits={"session_id": old.session_id}, limits={"staleness": 1})
+        client.engine.relabel("3")
+        await client.http.get(f"/sessions/{heir.session_id}/samples")  # reads the version
+        again = await client.say(heir, before[:1])
+        refused = await client.chat(heir, before)
+
+    assert again == before[1]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "limit_reached")
+
+
+async def test_of_two_heirs_at_once_one_is_refused(tmp_path: Path):
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [user("go")])
+        await close(client, old)
+        body = {"inherits": {"session_id": old.session_id}}
+        answers = await asyncio.gather(*(client.http.post("/sessions", json=body) for _ in range(8)))
+
+    refused = [answer for answer in answers if answer.status_code == 400]
+    assert len(refused) == len(answers) - 1
+    assert all("went on with this one" in answer.json()["error"]["message"] for answer in refused)
+
+
+async def test_the_last_turn_of_a_drained_session_is_not_inherited(tmp_path: Path):
+    """It was aborted after some tokens, which the earlier session's own sample has."""
+    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
+    async with serving(*says("one"), hangs, store=tmp_path / "s.db") as client:
+        old = await client.create()
+        messages = await converse(client, old, 1)
+        call = asyncio.create_task(client.chat(old, messages))
+        await client.sampling()
+        lives = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
+        await client.http.post(f"/sessions/{old.session_id}/drain")
+        refused = await call
+        heir = await inherit(client, old)
+        earlier, record = await client.record(old), await client.record(heir)
+
+    assert "still lives" in lives.json()["error"]["message"]
+    assert (refused.status_code, [turn["status"] for turn in earlier["turns"]]) == (404, ["completed", "aborted"])
+    assert [turn["status"] for turn in record["turns"]] == ["completed"]
+
+
+async def test_an_engine_that_is_gone_costs_new_calls_only(tmp_path: Path):
+    """Recorded answers need none."""
+    gone = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        before = await converse(client, old, 1)
+        await close(client, old)
+    async with serving(gone, store=tmp_path / "s.db", settings=ServerSettings(engine_attempts=1)) as client:
+        heir = await inherit(client, old)
+        again = await client.say(heir, before[:1])
+        failed = await client.chat(heir, before)
+
+    assert (again, failed.status_code >= 500) == (before[1], True)
 
 
 @pytest.mark.parametrize(

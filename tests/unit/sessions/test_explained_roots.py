@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from harness.errors import EngineUnavailable
-from harness.sessions.divergence import explain_roots
+from harness.sessions.divergence import Toolset, explain_roots
 from harness.sessions.session import Session, TurnRequest
 from harness.sessions.turn_outcome import Reply, end_turn, lose_turn
 from harness.tokens.matching import Matching
@@ -22,7 +22,7 @@ def ask(
 ) -> Turn:
     """A turn as the server takes it, with what it notes of a divergence."""
     point = session.attach(session.history.read(messages, tuple(tools)), messages)
-    diverged = session.divergence(point, messages, tools)
+    diverged = session.divergence(point, messages, SamplingWishes(), Toolset(tools))
     delta = tuple(messages[point.matched :])
     notes = TurnNotes(diverged={} if diverged is None else diverged.to_json())
     request = TurnRequest(delta, as_ids([7]), SamplingWishes(), "digest", tuple(tools), notes)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.dialects.model_request import PartlyRead
+from harness.sessions.divergence import Toolset
 from harness.sessions.session import Session, TurnRequest
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.turn_ends import TurnEnd
@@ -231,7 +232,7 @@ def test_an_edit_is_a_branch(edit: str, at: int):
     point = session.attach(session.history.read(sent, ()), sent)
 
     assert (point.parent, point.matched) == ((None, 0) if at == 1 else ((at - 5) // 4, at - 3))
-    diverged = session.divergence(point, sent)
+    diverged = session.divergence(point, sent, SamplingWishes(), Toolset())
     assert diverged is not None
     assert diverged.message == at
 

@@ -20,10 +20,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RolloutReward(NamedTuple):
-    """Reward of a rollout, and of its turns."""
+    """Reward of a rollout, of its turns, and why."""
 
     reward: float
     turns: TurnRewards
+    figures: Mapping[str, float] = {}
+    """Parts of the judgement, by name."""
+    reason: str = ""
 
 
 def reward_turns(

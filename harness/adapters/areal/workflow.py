@@ -64,7 +64,9 @@ class SessionWorkflow:
         if reward is None:
             _log.warning(EPISODE_REJECTED, outcome=str(rollout.outcome.kind), detail=rollout.outcome.detail)
             return None
-        stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward)
+        figures = rollout.samples[0].metadata.get("score", {}).get("figures", {})
+        named = {f"score/{name}": figure for name, figure in figures.items()}
+        stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward, **named)
         columns = trajectory_columns(rollout.samples[0], reward, version)
         return {name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()}
 

@@ -77,12 +77,14 @@ def output_fields(
     versions = [each for each in columns.pop("behavior_versions") if each != NOT_SAMPLED] or [version]
     turns = rollout.session["turns"]
     generating = float(sum(turn["seconds"] for turn in turns))
+    metadata = {} if sample is None else sample.metadata
     stamps: Json = {
         "outcome": str(rollout.outcome.kind),
         "outcome_detail": rollout.outcome.detail,
         "ledger": rollout.session["ledger"],
         "weight": 1.0 if sample is None else sample.weight,
         "repeat_terminated": 0 if sample is None else sample.repeat_terminated,
+        "score": metadata.get("score", {}),
     }
     extra: Json = {
         "turn_scores": [],

@@ -62,7 +62,9 @@ class ScenarioTasks:
         score = await self.check.score(rollout.session, rollout.agent_result, metadata)
         if score.error is not None:
             raise ScenarioError(score.error)
-        return None if score.reward is None else RolloutReward(score.reward, score.turn_rewards)
+        if score.reward is None:
+            return None
+        return RolloutReward(score.reward, score.turn_rewards, score.figures, score.reason)
 
     def _prompt_of(self, group: GroupIndex) -> Prompt:
         return self.folder.prompts.read(group.step * self.groups + group.number)

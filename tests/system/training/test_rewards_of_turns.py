@@ -1,4 +1,4 @@
-"""What a check says beside the reward, of turns and in words, through the commands: into the samples of a run, into the packs of a training run."""
+"""What a check says of turns and in words, through the commands: into samples and packs."""
 
 import json
 from pathlib import Path

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import AdapterError, ScenarioError
 from harness.rollouts.agents.programs import bundled_agent, find_command, split_command
+from harness.samples.judgement import describe_judgement, stamp_judgement
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
@@ -76,6 +78,16 @@ def stated_reward(rollout: Rollout) -> float | None:
     if reward is None and rollout.outcome.kind is OutcomeKind.FINISHED:
         raise AdapterError(f"expected a number in `reward` of the agent's result, got {stated!r}")
     return reward
+
+
+def stamp_stated(rollout: Rollout) -> Rollout:
+    """Return `rollout` with the `score` and the `reason` of the agent's result on its samples."""
+    result = rollout.agent_result or {}
+    score, reason = result.get("score"), result.get("reason")
+    named = score if isinstance(score, dict) else {"score": score}
+    figures = {name: figure for name, given in named.items() if (figure := stated_number(given)) is not None}
+    judgement = describe_judgement(figures, reason if isinstance(reason, str) else "")
+    return replace(rollout, samples=stamp_judgement(rollout.samples, judgement))
 
 
 def program_metadata(metadata: Mapping[str, Any], place: str) -> Json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from harness.adapters.agents import Program, find_function, find_program, is_program, program_metadata
+from harness.adapters.agents import Program, find_function, find_program, is_program, program_metadata, stamp_stated
 from harness.adapters.sampling import session_sampling
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, rollout_directory
 from harness.errors import AdapterError
@@ -125,7 +125,7 @@ class Episodes:
         if most_tokens is not None:
             session["limits"] = {"tokens_per_session": most_tokens}
         async with rollout_directory(self._settings.workdir, uuid4().hex) as workdir:
-            return await manager.run(
+            rollout = await manager.run(
                 AgentTask(
                     agent=agent if isinstance(agent, ProgramAgent) else _with_metadata(agent, metadata),
                     prompt=prompt,
@@ -137,6 +137,7 @@ class Episodes:
                     resume_attempts=self._settings.resume_attempts,
                 )
             )
+        return rollout if is_program and not self._settings.trust_agent_result else stamp_stated(rollout)
 
     async def close(self) -> None:
         """Close manager and connection. Idempotent."""

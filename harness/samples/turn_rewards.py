@@ -24,10 +24,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RolloutReward(NamedTuple):
-    """Reward of a rollout, and of its turns."""
+    """Reward of a rollout, of its turns, and why."""
 
     reward: float
     turns: TurnRewards
+    figures: Mapping[str, float] = MappingProxyType({})
+    """Parts of the judgement, by name."""
+    reason: str = ""
     values: "Mapping[int, TurnValue]" = MappingProxyType({})
     """Values of states before turns (`samples.turn_values`)."""
 

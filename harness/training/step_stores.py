@@ -5,8 +5,9 @@ Writing blocks.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
@@ -17,11 +18,16 @@ ReportStep = Callable[[int, Mapping[str, float]], None]
 """Reports the figures of a step, given the number of steps so far."""
 
 
+_LATEST_S = 1
+"""Seconds after which a figure is in its file."""
+
+
 class StepStore(StrEnum):
     """Store of metrics."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
+    TRACKIO = "trackio"
 
 
 @contextmanager
@@ -46,12 +52,12 @@ def _open_tensorboard(run: Path) -> Iterator[ReportStep]:
     require_package("tensorboardX", "tensorboard", "reports to TensorBoard")
     from tensorboardX import SummaryWriter
 
-    with SummaryWriter(str(run / "tensorboard"), write_to_disk=True) as writer:
+    # It writes in a thread, for which `flush` does not wait.
+    with SummaryWriter(str(run / "tensorboard"), flush_secs=_LATEST_S) as writer:
 
         def write(steps: int, figures: Mapping[str, float]) -> None:
             for key, value in figures.items():
                 writer.add_scalar(key, value, steps)
-            writer.flush()
 
         yield write
 
@@ -62,12 +68,10 @@ def _open_wandb(run: Path) -> Iterator[ReportStep]:
     import wandb
 
     settings = wandb.Settings(console="off", quiet=True, disable_git=True, save_code=False)
-    # Mode, project, entity and key are those of wandb's own variables. A resumed run goes on in its curves by its id.
-    kept = run / "wandb.id"
-    if not kept.exists():
-        kept.write_text(uuid4().hex[:16])
-    number = kept.read_text()
-    reported = wandb.init(name=run.name, dir=str(run), id=number, resume="allow", settings=settings)
+    # Mode, project, entity and key are those of wandb's own variables. A trainer may have a run of its own here.
+    reported = wandb.init(
+        name=run.name, dir=str(run), id=_read_id(run), resume="allow", reinit="create_new", settings=settings
+    )
     try:
         reported.define_metric("*", step_metric="global_step")
         yield lambda steps, figures: reported.log(dict(figures), step=steps)
@@ -75,7 +79,38 @@ def _open_wandb(run: Path) -> Iterator[ReportStep]:
         reported.finish()
 
 
+@contextmanager
+def _open_trackio(run: Path) -> Iterator[ReportStep]:
+    require_package("trackio", "trackio", "reports to trackio")
+    import trackio
+
+    # Folder, Space and server are those of trackio's own variables. It says on standard output what it does.
+    with redirect_stdout(sys.stderr):
+        reported = trackio.init(
+            project="session-harness",
+            name=f"{run.name}-{_read_id(run)}",
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+    try:
+        yield lambda steps, figures: reported.log(dict(figures), step=steps)
+    finally:
+        with redirect_stdout(sys.stderr):
+            reported.finish()
+
+
+def _read_id(run: Path) -> str:
+    """Return the id by which a resumed run goes on in its curves."""
+    kept = run / "wandb.id"
+    if not kept.exists():
+        kept.write_text(uuid4().hex[:16])
+    return kept.read_text()
+
+
 _OPEN: Mapping[StepStore, Callable[[Path], AbstractContextManager[ReportStep]]] = {
     StepStore.TENSORBOARD: _open_tensorboard,
     StepStore.WANDB: _open_wandb,
+    StepStore.TRACKIO: _open_trackio,
 }

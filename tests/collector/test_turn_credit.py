@@ -138,7 +138,7 @@ def source_of(field: Field, rewards: Mapping[int, Mapping[int | str, float | Non
 
     async def reward_of(index: RolloutIndex, rollout: Rollout) -> RolloutReward:
         assert len(rollout.session["turns"]) == MEMBERS
-        return RolloutReward(1.0, rewards[index.member])
+        return RolloutReward(1.0, rewards[index.member], {"tests": 3.0}, "3 of 7 pass")
 
     return SessionSource(field.manager, task_of, reward_of)
 
@@ -167,6 +167,7 @@ async def test_a_step_trains_by_turns_and_is_packed_again(tmp_path: Path):
     assert by_member == {0: (0.0, 0.0, -1.0), 1: (0.0, 0.0, 0.5), 2: (0.0, 0.0, 0.5)}
     first = next(each.rollout.samples[0] for each in kept if each.index.member == 0)
     assert first.turn_rewards == (None, 1.0, None)
+    assert first.metadata["score"] == {"figures": {"tests": 3.0}, "reason": "3 of 7 pass"}
     starts = [start for start, _ in first.metadata["spans"]]
     assert first.returns[starts].tolist() == [1.0, 1.0, 0.0]
     record = StepRecord.read(StepRecord.of(step.packed, 0, Ledger()).to_line())

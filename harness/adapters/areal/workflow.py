@@ -7,6 +7,7 @@ from typing import Any
 from harness.adapters.agents import stated_reward
 from harness.adapters.areal.trajectory import sglang_params, trajectory_columns
 from harness.adapters.episodes import EpisodeSettings, episodes_of
+from harness.adapters.step_reports import ReportedSample, step_figures
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentFunction
@@ -64,7 +65,10 @@ class SessionWorkflow:
         if reward is None:
             _log.warning(EPISODE_REJECTED, outcome=str(rollout.outcome.kind), detail=rollout.outcome.detail)
             return None
-        stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward)
+        stamps = {**rollout.samples[0].metadata, "ledger": rollout.session["ledger"]}
+        figures = step_figures([ReportedSample(None, stamps)])
+        means = {key: value for key, value in figures.items() if key.startswith(("score/", "ledger/"))}
+        stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward, **means)
         columns = trajectory_columns(rollout.samples[0], reward, version)
         return {name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from harness.adapters.agents import AGENT_RESULT, stated_number
+from harness.adapters.agents import AGENT_RESULT, stamp_stated, stated_number
 from harness.adapters.miles.settings import COMMIT
 from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
@@ -55,6 +55,7 @@ def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: b
         sample = aborted_sample(origin, rollout.outcome.detail)
         sample.metadata[STAMPS] = _stamps(rollout)
         return [sample]
+    rollout = stamp_stated(rollout) if trusts_agent else rollout
     samples = [_sample_of(origin, ours, rollout, decode, trusts_agent=trusts_agent) for ours in rollout.samples]
     if len(samples) > 1:
         for sample in samples:

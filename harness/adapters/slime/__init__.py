@@ -14,9 +14,10 @@ from typing import Any
 from harness.adapters.miles.generate import abort, close, open_rollouts, run_sample
 from harness.adapters.miles.samples import require_fields
 from harness.adapters.slime.convert import convert
+from harness.adapters.step_reports import log_rollout
 from harness.types import Json
 
-__all__ = ["abort", "check_no_aborted", "close", "convert", "generate"]
+__all__ = ["abort", "check_no_aborted", "close", "convert", "generate", "log_rollout"]
 
 
 async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:

@@ -10,5 +10,6 @@ Programs that outlive verl call `close`. See docs/embedding.md.
 
 from harness.adapters.episodes import close_episodes as close
 from harness.adapters.verl.agent_loop import SessionAgentLoop
+from harness.adapters.verl.output import report_batch
 
-__all__ = ["SessionAgentLoop", "close"]
+__all__ = ["SessionAgentLoop", "close", "report_batch"]

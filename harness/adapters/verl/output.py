@@ -1,4 +1,4 @@
-"""Conversion of a rollout to verl's `AgentLoopOutput`. Pure.
+"""Conversion of a rollout to verl's `AgentLoopOutput`, and figures of a batch of them.
 
 verl needs tokens for every rollout; those cut short are masked.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.adapters.sampling import require_no_masks
+from harness.adapters.step_reports import ReportedSample, report_samples
 from harness.samples.columns import TRAINER_COLUMNS, empty_trainer_columns, trainer_columns
 from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
 from harness.samples.rollout import Rollout
@@ -78,12 +79,14 @@ def output_fields(
     versions = [each for each in columns.pop("behavior_versions") if each != NOT_SAMPLED] or [version]
     turns = rollout.session["turns"]
     generating = float(sum(turn["seconds"] for turn in turns))
+    metadata = {} if sample is None else sample.metadata
     stamps: Json = {
         "outcome": str(rollout.outcome.kind),
         "outcome_detail": rollout.outcome.detail,
         "ledger": rollout.session["ledger"],
         "weight": 1.0 if sample is None else sample.weight,
         "repeat_terminated": 0 if sample is None else sample.repeat_terminated,
+        "score": metadata.get("score", {}),
     }
     extra: Json = {
         "turn_scores": [],
@@ -96,6 +99,13 @@ def output_fields(
     }
     metrics = {"generate_sequences": generating, "tool_calls": max(0.0, rollout.seconds - generating)}
     return {**columns, "num_turns": 2 * len(turns), "metrics": metrics, "extra_fields": extra}
+
+
+def report_batch(steps: int, batch: Any) -> None:
+    """Report the step of a `DataProto` of `AgentLoopManager`. Raises `AdapterError` naming a variable."""
+    stamps = batch.non_tensor_batch[STAMPS]
+    scores = batch.batch["rm_scores"].sum(-1).tolist() if "rm_scores" in batch.batch else [None] * len(stamps)
+    report_samples(steps, map(ReportedSample, scores, stamps))
 
 
 def _prompt_length(sample: Sample) -> int:

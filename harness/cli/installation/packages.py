@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, str] = {
     "plots": "charts of `harness report --plots`",
     "tensorboard": "`--format tensorboard` of `harness report`, `--report tensorboard` of `harness train`",
     "wandb": "`--format wandb` of `harness report`, `--report wandb` of `harness train`",
+    "trackio": "`--report trackio` of `harness train`",
 }
 """Purpose of each extra; `dev` and `docs` are for contributors."""
 

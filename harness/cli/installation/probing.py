@@ -80,5 +80,8 @@ def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
             thread.join(max(0.0, until - time.monotonic()))
     finally:
         scratch.remove()
-    late, step = f"no answer within {deadline_s:g} s", "a file server or a device hangs; mend it, and ask again"
+    late, step = (
+        f"no answer within {deadline_s:g} s",
+        "a busy machine, or a file server or device that hangs: ask again",
+    )
     return [each for name in probes for each in found.get(name, [Finding(name, Level.WARN, late, step)])]

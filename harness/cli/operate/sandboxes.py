@@ -8,7 +8,7 @@ import typer
 from harness.cli import options, output
 from harness.suite.exits import ExitCode
 
-app = typer.Typer(no_args_is_help=True, help="The sandboxes of agents on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Remove sandboxes of agents from this machine.")
 
 
 @app.callback()

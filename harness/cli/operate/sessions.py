@@ -18,7 +18,7 @@ from harness.suite.exits import ExitCode
 if TYPE_CHECKING:
     from harness.rollouts.client.session_server import SessionServerClient
 
-app = typer.Typer(no_args_is_help=True, help="The sessions of a server that runs.")
+app = typer.Typer(no_args_is_help=True, help="List, show and delete sessions of a running server.")
 
 
 @app.command("list")

@@ -74,7 +74,8 @@ class RunProgress:
         self.standing.end_rollout(record)
         if not self.standing.running:
             self.standing.doing, self.standing.since = "putting the results together", self._clock()
-        facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
+        turns = record.session.turns
+        facts = [f"{turns} turn{'s' * (turns != 1)}", f"{record.session.ledger.generated} tokens"]
         if record.reward is not None:
             facts.append(f"reward {record.reward:.2f}")
         facts.append(f"{record.seconds:.1f} s")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _Suite = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SUITE_OR_DIR]",
+        metavar="SUITE_OR_DIR",
         help="A bundled scenario, a folder with a scenario.toml or of such folders; with --resume, a run directory.",
         show_default=False,
     ),

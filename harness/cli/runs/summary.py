@@ -51,7 +51,7 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
             yield Padding(_faults(scenario), (1, 0, 0, 0))
     for scenario in report.scenarios:
         if any(len(each.rewards) > 1 for each in scenario.prompts):
-            yield Padding(_prompts(scenario), (1, 0))
+            yield Padding(_prompts(scenario), (1, 0, 0, 0))
     for scenario in report.scenarios:
         for remark, count in scenario.remarks.most_common(_MOST_REMARKS):
             yield Text(f"{scenario.name}, {count} of {scenario.planned} sessions: {printable(remark)}", style="yellow")
@@ -174,7 +174,7 @@ def _facts(report: RunReport) -> Table:
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"
         facts.add_row("guard", f"repeat guard {state}; it ended {ended} turns")
-    formats = "samples.jsonl, samples.parquet" if report.has_parquet else "samples.jsonl (no pyarrow, no Parquet)"
+    formats = "samples.jsonl, samples.parquet" if report.has_parquet else "samples.jsonl (Parquet: pip install 'session-harness[parquet]')"
     facts.add_row("samples", f"{report.samples} in {formats}")
     facts.add_row("run", escape(str(report.directory)))
     return facts

@@ -154,7 +154,10 @@ class SuiteSelection:
             _require_no_engine(overrides.settings or (), folders)
         if trains and (len(folders) != 1 or folders[0].scenario.train is None):
             names = ", ".join(folder.name for folder in folders)
-            raise ScenarioError(f"{suite}: expected one scenario that has a table [train], got {names}")
+            raise ScenarioError(
+                f"{suite}: expected one scenario that has a table [train], got {names}; add [train] to scenario.toml,"
+                " or train the bundled train_tool_game"
+            )
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
         if overrides.server is not None:
             _require_shareable(resolved)

@@ -18,6 +18,7 @@ import msgspec
 from harness.errors import Cause, StoreError
 from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
+from harness.samples.judgement import describe_judgement, stamp_judgement
 from harness.samples.rollout import OutcomeKind
 from harness.server.store.only_reading import only_reading
 from harness.sessions.ledger import Ledger
@@ -152,22 +153,12 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def judged(self) -> Json:
         """The check's `figures` and `reason`, without those that it left out."""
-        given = {"figures": self.figures, "reason": self.reason}
-        return {name: value for name, value in given.items() if value}
+        return describe_judgement(self.figures, self.reason)
 
     def export_samples(self) -> list[Sample]:
         """Return the samples with reward, index, group, and the check's figures and reason as `metadata["score"]`."""
-        score = {"score": self.judged} if self.judged else {}
-        return [
-            replace(
-                sample,
-                reward=self.reward,
-                index=self.number,
-                group_index=self.group,
-                metadata={**sample.metadata, **score},
-            )
-            for sample in map(sample_from_json, self.samples)
-        ]
+        samples = stamp_judgement(map(sample_from_json, self.samples), self.judged)
+        return [replace(each, reward=self.reward, index=self.number, group_index=self.group) for each in samples]
 
 
 @dataclass(frozen=True, slots=True)

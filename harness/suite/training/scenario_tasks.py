@@ -68,7 +68,9 @@ class ScenarioTasks:
         score = await self.check.score(rollout.session, rollout.agent_result, metadata)
         if score.error is not None:
             raise ScenarioError(score.error)
-        return None if score.reward is None else RolloutReward(score.reward, score.turn_rewards)
+        if score.reward is None:
+            return None
+        return RolloutReward(score.reward, score.turn_rewards, score.figures, score.reason)
 
     async def valued_reward(self, index: RolloutIndex, rollout: Rollout) -> RolloutReward | None:
         """Score and fork `rollout`, for values of its turns. Raises `ScenarioError` if no fork of one has a reward."""

@@ -11,6 +11,7 @@ from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.control.abort_report import AbortBudget, Keep, was_cut_short
 from harness.rollouts.manager import SessionManager
+from harness.samples.judgement import describe_judgement, stamp_judgement
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward, reward_turns
 from harness.samples.turn_values import value_turns
@@ -87,6 +88,7 @@ class SessionSource:
                 return ScoredRollout(index, rollout, reward)
             samples = reward_turns(rollout.samples, rollout.session, reward.turns, reward.reward)
             samples = value_turns(samples, reward.values)
+            samples = stamp_judgement(samples, describe_judgement(reward.figures, reward.reason))
             return ScoredRollout(index, replace(rollout, samples=samples), reward.reward)
 
         scoring = self._scoring[index] = asyncio.create_task(score())

@@ -1,6 +1,8 @@
 """Figures of a training run, in stores of metrics while it goes on: read back with the stores' own libraries."""
 
+import json
 import re
+import sqlite3
 import struct
 import sys
 from pathlib import Path
@@ -26,6 +28,7 @@ async def test_each_step_is_in_every_store_also_after_a_resume(tmp_path: Path, m
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which the package reads when it is loaded
     scenario, run = str(write_trained_scenario(tmp_path / "s")), tmp_path / "run"
     opened = begin_run(scenario, Overrides(), run, trains=True)
     await TrainRun(opened, 2, lambda _: None, Interrupts(), stores=STORES).execute()
@@ -41,6 +44,11 @@ async def test_each_step_is_in_every_store_also_after_a_resume(tmp_path: Path, m
         single = [struct.unpack("f", struct.pack("f", value))[0] for value in expected]
         assert [(event.step, event.value) for event in read.Scalars(key)] == [*enumerate(single, 1)], key
         assert [line[key] for line in lines][: len(expected)] == expected, key
+    with sqlite3.connect(tmp_path / "trackio" / "session-harness.db") as table:
+        rows = table.execute("SELECT step, metrics FROM metrics ORDER BY step").fetchall()
+    assert [step for step, _ in rows] == [1, 2, 3]
+    for line, (_, figures) in zip(report.telemetry, rows, strict=True):
+        assert line.items() <= json.loads(figures).items()
     page = (ROOT / "docs/training.md").read_text("utf-8")
     listed = re.findall(
         r"^- (`[^:]+`): ", page.partition("### Figures of a step")[2].partition("\n### ")[0], re.MULTILINE

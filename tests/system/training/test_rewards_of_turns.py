@@ -1,4 +1,4 @@
-"""What a check says of turns, through the commands: into the samples of a run, into the packs of a training run."""
+"""What a check says of turns and in words, through the commands: into samples and packs."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,9 @@ from tests.trained_scenario import write_trained_scenario
 
 CHECK = """
 def score(session, result, metadata):
-    return {{"reward": {reward}, "turn_rewards": {rewards}}}
+    return {{"reward": {reward}, "turn_rewards": {rewards}, "score": {{"steps": 2}}, "reason": "2 of 3 steps"}}
 """
+SCORE = {"figures": {"steps": 2.0}, "reason": "2 of 3 steps"}
 BY_TURN = CHECK.format(reward="0.75 + len(session['turns']) / 100", rewards="{0: 0.25, 1: 0.5}")
 
 
@@ -36,6 +37,7 @@ def test_samples_of_a_run_have_them(tmp_path: Path):
     assert ended.code == ExitCode.PASSED, ended.stderr
     samples = read_samples(run / "samples.jsonl")
     assert {each.turn_rewards for each in samples} == {(0.25, 0.5), (0.25, 0.5, None)}
+    assert [each.metadata["score"] for each in samples] == [SCORE] * len(samples)
     for each in samples:
         firsts = [each.returns[start] for start, _ in each.metadata["spans"]]
         total = 0.75 + len(firsts) / 100
@@ -62,6 +64,7 @@ def test_a_training_run_uses_each_estimator(tmp_path: Path, estimator: str):
     packs = pack_again(record, rollouts, SegmentMaker(128))
     assert [pack.digest() for pack in packs] == [each.digest for each in record.packs]
     assert {len(each.rollout.samples[0].turn_rewards) for each in rollouts} <= {2, 3}
+    assert all(each.metadata["score"] == SCORE for rollout in rollouts for each in rollout.rollout.samples)
     advantages = [segment.advantage for pack in record.packs for segment in pack.segments]
     assert all(isinstance(each, tuple) for each in advantages)
     ledger = json.loads((run / "result.json").read_text())["ledger"]

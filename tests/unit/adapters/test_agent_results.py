@@ -1,5 +1,6 @@
 """A program's result file can be written by the model that it runs: untrusted, it sets no reward and no metadata."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,23 @@ from tests.unit.adapters.test_verl import PROGRAM, output
 
 pytestmark = pytest.mark.usefixtures("trainers")
 
-RESULT = {"reward": 99.0, "answer": "forged", "harness": {}, "agent_metrics": {"total_tool_time": 5000.0}}
+RESULT = {
+    "reward": 99.0,
+    "answer": "forged",
+    "harness": {},
+    "agent_metrics": {"total_tool_time": 5000.0},
+    "score": {"tests": 3, "style": "good"},
+    "reason": "all pass",
+}
+STATED = {"figures": {"tests": 3.0}, "reason": "all pass"}
+"""What of it a sample may carry: numbers only."""
 
 
 @pytest.fixture(name="forger")
 def _forger(tmp_path: Path) -> str:
     """A program that leaves `RESULT`."""
     script = tmp_path / "agent.py"
-    text = '{"reward": 99.0, "answer": "forged", "harness": {}, "agent_metrics": {"total_tool_time": 5000.0}}'
-    script.write_text(PROGRAM.format(result=text))
+    script.write_text(PROGRAM.format(result=json.dumps(RESULT)))
     return str(script)
 
 
@@ -43,6 +52,7 @@ async def test_a_sample_of_miles_takes_nothing_from_a_program(forger: str, is_tr
     assert found == ((99.0, "forged", True) if is_trusted else (None, "42", False))
     assert sample.metadata.get("agent_result") == (None if is_trusted else RESULT)
     assert sample.metadata["harness"]["outcome"] == "finished"
+    assert sample.metadata["harness"].get("score") == (STATED if is_trusted else None)
 
 
 async def test_an_entry_of_the_data_set_stands_over_the_result(forger: str) -> None:
@@ -93,3 +103,4 @@ async def test_verl_scores_a_program_itself_or_trusts_it(forger: str) -> None:
         trusted: Any = await output(run, forger, trust_agent_result=True)
     await verl.close()
     assert (left.reward_score, trusted.reward_score) == (None, 99.0)
+    assert [each.extra_fields["harness"]["score"] for each in (left, trusted)] == [{}, STATED]

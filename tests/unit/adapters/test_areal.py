@@ -30,7 +30,7 @@ async def two_turns(base_url: str, prompt: Any, api_key: str, **_more: Any) -> J
             if answer.status_code == 404:
                 break
             messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-    return {"reward": 0.5, "messages": len(messages)}
+    return {"reward": 0.5, "score": {"tests": 3}, "reason": "3 of 7 pass", "messages": len(messages)}
 
 
 async def crash(**_given: Any) -> None:
@@ -82,7 +82,10 @@ async def test_a_trajectory_has_areals_columns_and_the_proximal_ones() -> None:
     assert (made["loss_mask"][0] == sampled).all()
     assert (made["logprobs"][0][~sampled] == 0).all()
     assert (made["proximal_logprobs"] == made["logprobs"]).all()
-    assert (made["rewards"].tolist(), stats_tracker.scalars) == ([0.5], [{"reward": 0.5}])
+    sampled_tokens = float(sampled.sum())
+    tokens = {"ledger/generated": sampled_tokens, "ledger/trained": sampled_tokens, "ledger/masked": 0.0}
+    scalars = {"reward": 0.5, "score/tests": 3.0, **tokens}
+    assert (made["rewards"].tolist(), stats_tracker.scalars) == ([0.5], [scalars])
 
 
 @pytest.mark.parametrize(("label", "version"), [("default", 7), ("3", 3)])

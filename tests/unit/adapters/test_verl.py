@@ -83,6 +83,7 @@ async def test_an_output_has_tokens_reward_versions_and_proximal_values() -> Non
     assert made.extra_fields["proximal_log_probs"] == made.response_logprobs
     assert len(made.extra_fields["proximal_versions"]) == len(made.response_ids)
     assert made.extra_fields["harness"]["outcome"] == "finished"
+    assert made.extra_fields["harness"]["score"] == {"figures": {"tests": 3.0}, "reason": "3 of 7 pass"}
     assert made.metrics.generate_sequences > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from tests.builders import tool, user
+from tests.builders import tool, toy_tokenizer, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")

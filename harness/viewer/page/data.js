@@ -60,12 +60,12 @@ function makeFacts(pairs) {
 }
 const WORDS_CHARACTERS = 20000;
 
-// A column of 4-byte little-endian numbers, the byte order of every machine with a browser.
-function column(encoded, Numbers) {
+// The bytes of a column, whose byte order is that of every machine with a browser.
+function bytesOf(encoded) {
   const characters = atob(encoded);
   const bytes = new Uint8Array(characters.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
-  return new Numbers(bytes.buffer);
+  return bytes.buffer;
 }
 
 const whole = new Intl.NumberFormat("en-US");

@@ -13,8 +13,9 @@ const strip = new Windowed(byId("strip"), ROW_HEIGHT, makeTokens);
 // The tokens of a turn, whose columns are read when they are first asked for.
 function tokensOf(turn) {
   if (typeof turn.tokens === "string") {
-    turn.tokens = column(turn.tokens, Uint32Array);
-    turn.logprobs = column(turn.logprobs, Float32Array);
+    turn.logprobs = new Float32Array(bytesOf(turn.logprobs));
+    const bytes = bytesOf(turn.tokens);
+    turn.tokens = bytes.byteLength > 2 * (turn.context + turn.logprobs.length) ? new Uint32Array(bytes) : new Uint16Array(bytes);
   }
   return turn.tokens;
 }

@@ -282,8 +282,8 @@ async def test_messages_of_no_known_form_are_shown(browser: Browser, tmp_path: P
 
 
 async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser, tmp_path: Path):
-    """Beside the tokens, and in the text of one: the page still answers, and what is in sight is elements."""
-    length, words = 30_000, "x" * 10_000_000
+    """Beside more tokens than 2 bytes count, and in the text of one: the page still answers, by elements in sight."""
+    length, words = 70_000, "x" * 10_000_000
     turn = TurnView.of(
         {
             "turn": 0,
@@ -312,8 +312,8 @@ async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser,
         await sight.press("ArrowRight", "ArrowRight")
         assert (await sight.text("token")).split("\n")[:5] == ["token 1 of turn 0", "text", "no text", "id", "1"]
         await sight.press("f", "n")
-        assert (await sight.text("token")).startswith("token 29990 of turn 0")
-        assert (await sight.texts(".token.masked"))[0] == "#29990"
+        assert (await sight.text("token")).startswith("token 69990 of turn 0")
+        assert (await sight.texts(".token.masked"))[0] == "#69990"
 
 
 async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browser, run_page: Path):

@@ -84,7 +84,7 @@ def test_every_token_can_be_read_back_from_the_page(store: tuple[Path, Json], tm
     assert len(record["turns"]) == 3
     for recorded in record["turns"]:
         turn = next(each for each in turns if each["index"] == recorded["turn"])
-        numbers = [number for (number,) in struct.iter_unpack("<I", base64.b64decode(turn["tokens"]))]
+        numbers = [number for (number,) in struct.iter_unpack("<H", base64.b64decode(turn["tokens"]))]
         logprobs = [value for (value,) in struct.iter_unpack("<f", base64.b64decode(turn["logprobs"]))]
         assert [table[number][0] for number in numbers] == recorded["context_ids"] + recorded["output_ids"]
         assert turn["context"] == len(recorded["context_ids"])
@@ -129,11 +129,11 @@ def _long_session(length: int) -> SessionView:
 
 
 def test_a_long_session_takes_bytes_by_its_tokens(tmp_path: Path):
-    """11 for each, whatever was sampled, and the table of texts once."""
+    """8 for each, whatever was sampled, and the table of texts once."""
     lines = [SessionLine("a" * 32), SessionLine("b" * 32)]
     size = write_page(tmp_path / "run.html", Side(RunView("run", lines), lambda _: _long_session(30_000), None))
 
-    assert size < 2 * 30_000 * 11 + 30_000 * 20 + 100_000
+    assert size < 2 * 30_000 * 8 + 30_000 * 20 + 100_000
 
 
 def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):

@@ -75,6 +75,12 @@ class TurnView:
     role: str = "main"
     """The call's role in its session, with its evidence (`samples.roles`)."""
     evidence: str = ""
+    asked: Json = field(default_factory=dict)
+    """Sampling parameters of the client's request."""
+    toolset: str = ""
+    """Digest of a root's tools."""
+    tools: Sequence[Json] = ()
+    """A root's tools, unless an earlier root has the same."""
 
     @classmethod
     def of(cls, turn: Json) -> Self:
@@ -118,6 +124,9 @@ class TurnView:
             masked_from=masked_from,
             role=turn.get("role", "main"),
             evidence=turn.get("evidence", ""),
+            asked=turn.get("sampling", {}).get("asked") or {},
+            toolset=notes.toolset,
+            tools=notes.tool_definitions,
         )
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:

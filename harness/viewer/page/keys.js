@@ -65,8 +65,14 @@ function askTime() {
 }
 
 function nextTheme() {
-  const root = document.documentElement;
-  root.dataset.theme = THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length];
+  const { dataset } = document.documentElement;
+  dataset.theme = THEMES[(THEMES.indexOf(dataset.theme || "") + 1) % THEMES.length];
+  remember(() => localStorage.setItem("theme", dataset.theme));
+}
+
+// A browser may keep nothing for a page.
+function remember(act) {
+  try { return act(); } catch { return ""; }
 }
 
 for (const id of ["outcome", "rewarded", "role", "weights", "order"]) byId(id).addEventListener("change", () => filter(true));
@@ -81,6 +87,7 @@ byId("about").addEventListener("click", () => { close(); document.body.dataset.s
 byId("theme").addEventListener("click", nextTheme);
 byId("ask-help").addEventListener("click", () => byId("help").showModal());
 document.addEventListener("keydown", press);
+document.documentElement.dataset.theme = remember(() => localStorage.getItem("theme")) || "";
 window.addEventListener("hashchange", follow);
 makeTabs();
 byId("help").append(make("h2", "", "Keys"), makeFacts(KEYS), makeButton("close", () => byId("help").close()));

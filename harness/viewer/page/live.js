@@ -154,7 +154,7 @@ function takeSession(news) {
   const placeOf = (turn) => turn ? session.turns.findIndex((each) => each.index === turn.index) : -1;
 
   turnChosen = Math.max(0, placeOf(chosenTurn));
-  layOutRows();
+  if (rows.length || tab === "tokens") layOutRows();
   const toldPlace = placeOf(toldTurn);
   told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
     ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };

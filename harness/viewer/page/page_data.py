@@ -1,7 +1,7 @@
 """Recorded data as the page's script reads it: JSON, with token columns in base64.
 
-The columns are little-endian, decoded when a session is opened. Token texts are stored once in a table, and columns hold
-their numbers, in 2 bytes each where these suffice: a browser's time to open a page is that of its bytes.
+The columns are little-endian, decoded when tokens are looked at. Token texts are stored once in a table, and columns
+hold their numbers, in 2 bytes each where these suffice: a browser's time to open a page is that of its bytes.
 """
 
 import base64
@@ -136,6 +136,9 @@ def turn_data(turn: TurnView) -> Json:
         "attempts": turn.attempts,
         "messages": turn.messages,
         "reply": turn.reply,
+        "asked": turn.asked,
+        "toolset": turn.toolset,
+        "tools": turn.tools,
         "error": None if turn.error is None else f"{turn.error.get('code')}: {turn.error.get('message')}",
     }
 

@@ -71,7 +71,7 @@ function bytesOf(encoded) {
 const whole = new Intl.NumberFormat("en-US");
 const counts = (fates) => Object.entries(fates || {}).map(([name, count]) => whole.format(count) + " " + name).join(", ");
 const plural = (count, noun) => whole.format(count) + " " + noun + (count === 1 ? "" : "s");
-const digits = (number) => typeof number === "number" ? Number(Math.abs(number) < 1 ? number.toPrecision(3) : number.toFixed(3)).toString() : String(number);
+const digits = (number) => typeof number === "number" ? Math.abs(number) < 1000 ? String(Number(number.toPrecision(3))) : whole.format(number) : String(number);
 const isTrained = (fate) => fate === "trained" || fate === "masked";
 const mean = (numbers) => numbers.reduce((sum, each) => sum + each, 0) / numbers.length;
 

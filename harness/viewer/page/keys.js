@@ -4,7 +4,7 @@ const KEYS = [
   ["J K", "open the next, previous session", { J: () => moveSession(1), K: () => moveSession(-1) }],
   ["Enter", "open the chosen session", { Enter: () => open() }],
   ["Escape", "leave a field; close the session; clear the filters", {}],
-  ["1 to 8", "conversation, tokens, tree, timeline, log, score, raw, compare", Object.fromEntries(Object.keys(TABS).map((name, at) => [at + 1, () => session && showTab(name)]))],
+  ["1 to " + Object.keys(TABS).length, Object.keys(TABS).join(", "), Object.fromEntries(Object.keys(TABS).map((name, at) => [at + 1, () => session && showTab(name)]))],
   ["n N", "next, previous stretch of the tokens asked for", { n: () => inTokens(() => goToFound(1)), N: () => inTokens(() => goToFound(-1)) }],
   ["\u2190 \u2192", "one token back, on", { ArrowLeft: () => inTokens(() => step(-1)), ArrowRight: () => inTokens(() => step(1)) }],
   ["f v p", "ask for the next fate, version, probability of tokens", { f: () => inTokens(() => cycle("fate")), v: () => inTokens(() => cycle("version")), p: () => inTokens(() => cycle("level")) }],

@@ -10,7 +10,11 @@ let version = 0;
 let kept = null; // of the session that was opened last: its id, the version that was told of it, and its turns
 let isInAHurry = false;
 let wake = () => {};
-if (run.live) bring = bringLive;
+if (run.live) {
+  bring = bringLive;
+  // A server has no logs and scores, and its page holds one session at a time.
+  for (const each of ["log", "score", "compare"]) delete TABS[each];
+}
 
 function bringLive(line) {
   if (!kept || kept.id !== line.id) {

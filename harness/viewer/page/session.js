@@ -96,7 +96,9 @@ function makeTabs() {
 function tellSession() {
   const line = opened;
   byId("name").replaceChildren(make("i", "standing " + standingOf(line)), printable("session " + nameOf(line) + " \u00b7 " + outcomeOf(line)));
-  const why = [line.cause && "by the " + line.cause, line.why, line.reason, run.live && whole.format(line.sampled) + " tokens so far", session.missing];
+  byId("sums").textContent = printable([line.reward !== null && "reward " + digits(line.reward), line.turns !== null && plural(line.turns, "turn"),
+    line.sampled !== null && plural(line.sampled, "token")].filter(Boolean).join(" \u00b7 "));
+  const why = [line.cause && "by the " + line.cause, line.why, line.reason, session.missing];
   byId("why").textContent = printable(why.filter(Boolean).join("; ").slice(0, WORDS_CHARACTERS));
   byId("ending").replaceChildren(make("h2", "", "session " + nameOf(line)), makeFacts([
     ["id", line.id || "no session"], ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],

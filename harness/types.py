@@ -320,6 +320,8 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """Number of tools of a root, in old stores of every turn."""
     toolset: str = ""
     """Digest of a root's tools; hex."""
+    tool_definitions: tuple[Json, ...] = ()
+    """A root's tools, unless an earlier root has the same."""
     template_variables: Json = {}
     """Variables with which the chat template rendered a root."""
     model_family_faults: tuple[str, ...] = ()

@@ -252,7 +252,7 @@ class TurnService:
             return None
         delta = tuple(asked.messages[point.matched :])
         notes = structs.replace(
-            asked.notes if point.parent is not None else _root_notes(call.read),
+            asked.notes if point.parent is not None else _root_notes(call.read, session.turns),
             dialect=asked.dialect,
             response_id=call.id_for(None),
             client=call.client.notes(),
@@ -380,12 +380,13 @@ def _inherited_answer(session: Session, read: ReadCall) -> KnownAnswer | None:
     return None
 
 
-def _root_notes(read: ReadCall) -> TurnNotes:
-    family, tools = read.chat.describe(), read.request.tools
+def _root_notes(read: ReadCall, turns: Sequence[Turn]) -> TurnNotes:
+    family, tools, toolset = read.chat.describe(), read.request.tools, read.prefixes[0].key.hex()
     return structs.replace(
         read.request.notes,
         tools=len(tools),
-        toolset=read.prefixes[0].key.hex(),
+        toolset=toolset,
+        tool_definitions=() if any(turn.notes.toolset == toolset for turn in turns) else tuple(tools),
         template_variables=dict(family.template_variables),
         model_family_faults=tuple(family.faults) if tools else (),
         noise=read.noise,

@@ -79,6 +79,12 @@ class TurnView:
     """`trained` or `masked` for a turn of an earlier session, else empty."""
     asked_again: bool = False
     """The agent repeated the call of an inherited turn."""
+    asked: Json = field(default_factory=dict)
+    """Sampling parameters of the client's request."""
+    toolset: str = ""
+    """Digest of a root's tools."""
+    tools: Sequence[Json] = ()
+    """A root's tools, unless an earlier root has the same."""
 
     @classmethod
     def of(cls, turn: Json) -> Self:
@@ -124,6 +130,9 @@ class TurnView:
             evidence=turn.get("evidence", ""),
             inherited=notes.inherited,
             asked_again=notes.asked_again,
+            asked=turn.get("sampling", {}).get("asked") or {},
+            toolset=notes.toolset,
+            tools=notes.tool_definitions,
         )
 
     def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:

@@ -36,9 +36,10 @@ function showComparison() {
   if (place === "") { byId("compare").replaceChildren(make("p", "empty", "Choose a session in \u201ccompare with\u201d.")); return; }
   const lines = [opened, run.sessions[place]];
   const sessions = [session, bring(lines[1])];
-  sessions[1].turns.forEach(tokensOf);
+  for (const each of sessions) each.turns.forEach(tokensOf);
   const found = firstDifference(...sessions);
-  const words = !found ? "The same tokens in the same turns."
+  const words = lines.some((line) => line.element === null) ? "The turns of one of them are not in this page."
+    : !found ? "The same tokens in the same turns."
     : "First difference: turn " + (found.turns[0] || found.turns[1]).index + ", " + found.part + (found.position === undefined ? "" : ", token " + found.position);
   const columns = make("div", "sides");
   lines.forEach((line, side) => {

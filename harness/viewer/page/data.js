@@ -60,18 +60,18 @@ function makeFacts(pairs) {
 }
 const WORDS_CHARACTERS = 20000;
 
-// A column of 4-byte little-endian numbers, the byte order of every machine with a browser.
-function column(encoded, Numbers) {
+// The bytes of a column, whose byte order is that of every machine with a browser.
+function bytesOf(encoded) {
   const characters = atob(encoded);
   const bytes = new Uint8Array(characters.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
-  return new Numbers(bytes.buffer);
+  return bytes.buffer;
 }
 
 const whole = new Intl.NumberFormat("en-US");
 const counts = (fates) => Object.entries(fates || {}).map(([name, count]) => whole.format(count) + " " + name).join(", ");
 const plural = (count, noun) => whole.format(count) + " " + noun + (count === 1 ? "" : "s");
-const digits = (number) => typeof number === "number" ? Number(Math.abs(number) < 1 ? number.toPrecision(3) : number.toFixed(3)).toString() : String(number);
+const digits = (number) => typeof number === "number" ? Math.abs(number) < 1000 ? String(Number(number.toPrecision(3))) : whole.format(number) : String(number);
 const isTrained = (fate) => fate === "trained" || fate === "masked";
 const mean = (numbers) => numbers.reduce((sum, each) => sum + each, 0) / numbers.length;
 

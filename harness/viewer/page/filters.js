@@ -1,6 +1,6 @@
 // Search and filters of the list of sessions, and its order.
 const REWARDS = {
-  "": ["any reward", () => true],
+  "": ["reward", () => true],
   none: ["no reward", (reward) => reward === null],
   zero: ["reward 0 or less", (reward) => reward !== null && reward <= 0],
   positive: ["reward above 0", (reward) => reward > 0],
@@ -27,9 +27,9 @@ function offer(select, values, wordsOf) {
 function offerFilters() {
   offer("order", Object.keys(ORDERS), (order) => ORDERS[order]);
   offer("rewarded", Object.keys(REWARDS), (name) => REWARDS[name][0]);
-  offer("outcome", ["", ...run.sessions.map(outcomeOf)], (outcome) => outcome || "any outcome");
-  offer("role", ["", ...run.sessions.flatMap((line) => line.roles || [])], (role) => role ? "has " + role + " calls" : "any role");
-  offer("weights", ["", ...run.sessions.flatMap((line) => line.versions || [])], (version) => version ? "version " + version : "any weights");
+  offer("outcome", ["", ...run.sessions.map(outcomeOf)], (outcome) => outcome || "outcome");
+  offer("role", ["", ...run.sessions.flatMap((line) => line.roles || [])], (role) => role ? "has " + role + " calls" : "role");
+  offer("weights", ["", ...run.sessions.flatMap((line) => line.versions || [])], (version) => version ? "version " + version : "weights");
 }
 
 // The words of a session: of the list at once, of its turns when a search needs them.

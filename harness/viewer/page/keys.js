@@ -4,7 +4,7 @@ const KEYS = [
   ["J K", "open the next, previous session", { J: () => moveSession(1), K: () => moveSession(-1) }],
   ["Enter", "open the chosen session", { Enter: () => open() }],
   ["Escape", "leave a field; close the session; clear the filters", {}],
-  ["1 to 8", "conversation, tokens, tree, timeline, log, score, raw, compare", Object.fromEntries(Object.keys(TABS).map((name, at) => [at + 1, () => session && showTab(name)]))],
+  ["1 to " + Object.keys(TABS).length, Object.keys(TABS).join(", "), Object.fromEntries(Object.keys(TABS).map((name, at) => [at + 1, () => session && showTab(name)]))],
   ["n N", "next, previous stretch of the tokens asked for", { n: () => inTokens(() => goToFound(1)), N: () => inTokens(() => goToFound(-1)) }],
   ["\u2190 \u2192", "one token back, on", { ArrowLeft: () => inTokens(() => step(-1)), ArrowRight: () => inTokens(() => step(1)) }],
   ["f v p", "ask for the next fate, version, probability of tokens", { f: () => inTokens(() => cycle("fate")), v: () => inTokens(() => cycle("version")), p: () => inTokens(() => cycle("level")) }],
@@ -65,8 +65,14 @@ function askTime() {
 }
 
 function nextTheme() {
-  const root = document.documentElement;
-  root.dataset.theme = THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length];
+  const { dataset } = document.documentElement;
+  dataset.theme = THEMES[(THEMES.indexOf(dataset.theme || "") + 1) % THEMES.length];
+  remember(() => localStorage.setItem("theme", dataset.theme));
+}
+
+// A browser may keep nothing for a page.
+function remember(act) {
+  try { return act(); } catch { return ""; }
 }
 
 for (const id of ["outcome", "rewarded", "role", "weights", "order"]) byId(id).addEventListener("change", () => filter(true));
@@ -81,6 +87,7 @@ byId("about").addEventListener("click", () => { close(); document.body.dataset.s
 byId("theme").addEventListener("click", nextTheme);
 byId("ask-help").addEventListener("click", () => byId("help").showModal());
 document.addEventListener("keydown", press);
+document.documentElement.dataset.theme = remember(() => localStorage.getItem("theme")) || "";
 window.addEventListener("hashchange", follow);
 makeTabs();
 byId("help").append(make("h2", "", "Keys"), makeFacts(KEYS), makeButton("close", () => byId("help").close()));

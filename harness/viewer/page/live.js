@@ -10,7 +10,11 @@ let version = 0;
 let kept = null; // of the session that was opened last: its id, the version that was told of it, and its turns
 let isInAHurry = false;
 let wake = () => {};
-if (run.live) bring = bringLive;
+if (run.live) {
+  bring = bringLive;
+  // A server has no logs and scores, and its page holds one session at a time.
+  for (const each of ["log", "score", "compare"]) delete TABS[each];
+}
 
 function bringLive(line) {
   if (!kept || kept.id !== line.id) {
@@ -154,7 +158,7 @@ function takeSession(news) {
   const placeOf = (turn) => turn ? session.turns.findIndex((each) => each.index === turn.index) : -1;
 
   turnChosen = Math.max(0, placeOf(chosenTurn));
-  layOutRows();
+  if (rows.length || tab === "tokens") layOutRows();
   const toldPlace = placeOf(toldTurn);
   told = toldPlace < 0 || told.i >= session.turns[toldPlace].tokens.length
     ? null : { place: toldPlace, i: told.i, row: rowOf(toldPlace, told.i) };

@@ -87,7 +87,10 @@ function makeCurve(name, columns) {
     ].map((each) => each.toFixed(1)).join(",")).filter(Boolean);
     svg.append(draw("polyline", { points: points.length > 1 ? points.join(" ") : points + " " + CURVE.width + "," + CURVE.height / 2, class: "side" + side }));
   });
-  figure.append(make("figcaption", "", name), svg, make("small", "dim", "step 1 to " + Math.max(...columns.map((each) => each.length)) + " \u00b7 " + digits(least) + " to " + digits(most) + " \u00b7 last " + last.map(digits).join(" and ")));
+  figure.title = printable(name);
+  const caption = make("figcaption");
+  caption.append(make("span", "", name), make("b", "", last.map(digits).join(" and ")));
+  figure.append(caption, svg, make("small", "dim", digits(least) + " to " + digits(most) + ", " + plural(Math.max(...columns.map((each) => each.length)), "step")));
   return figure;
 }
 

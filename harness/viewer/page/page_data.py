@@ -1,7 +1,7 @@
 """Recorded data as the page's script reads it: JSON, with token columns in base64.
 
-The columns are 4-byte little-endian numbers, decoded when a session is opened. Token texts are stored once in a table,
-and columns hold their numbers.
+The columns are little-endian, decoded when tokens are looked at. Token texts are stored once in a table, and columns
+hold their numbers, in 2 bytes each where these suffice: a browser's time to open a page is that of its bytes.
 """
 
 import base64
@@ -141,6 +141,9 @@ def turn_data(turn: TurnView) -> Json:
         "attempts": turn.attempts,
         "messages": turn.messages,
         "reply": turn.reply,
+        "asked": turn.asked,
+        "toolset": turn.toolset,
+        "tools": turn.tools,
         "error": None if turn.error is None else f"{turn.error.get('code')}: {turn.error.get('message')}",
     }
 
@@ -161,8 +164,9 @@ def token_columns(turn: TurnView, tokenizer: Tokenizer | None, table: TokenTable
             yield token.token_id, token.text
 
     numbers = [table.number(token_id, text) for token_id, text in chain(context, outputs())]
+    dtype = "<u2" if max(numbers, default=0) < 1 << 16 else "<u4"
     return {
         "context": len(turn.context_ids),
-        "tokens": base64.b64encode(np.asarray(numbers, "<u4").tobytes()).decode(),
+        "tokens": base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode(),
         "logprobs": base64.b64encode(np.asarray(logprobs, "<f4").tobytes()).decode(),
     }

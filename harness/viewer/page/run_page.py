@@ -39,10 +39,12 @@ _PARTS = Path(__file__).parent
 # Joined in this order: each part uses those before it.
 _SCRIPTS = (
     *("data", "windowed", "filters", "sessions", "overview", "timeline", "session", "conversation"),
-    *("tokens", "compare", "live", "keys"),
+    *("tokens", "raw", "compare", "live", "keys"),
 )
 _BEGINNING = "<!doctype html>"
 _MOST_BYTES = 500_000_000  # browsers hold no longer text
+_ROOM_BYTES = 400_000_000
+"""Turns and logs of a page. A run beyond is not read."""
 
 
 class Side(NamedTuple):
@@ -78,8 +80,10 @@ def write_page(path: Path, *sides: Side, pairs: Sequence[tuple[SessionLine, Sess
         raise RunError(f"expected a place for the page, cannot write {path}: {error.strerror}") from error
 
 
-def page_pieces(sides: Sequence[Side], pairs: Sequence[tuple[SessionLine, SessionLine]]) -> Iterator[str]:
-    """Yield the page in pieces of one session."""
+def page_pieces(
+    sides: Sequence[Side], pairs: Sequence[tuple[SessionLine, SessionLine]], room_bytes: int = _ROOM_BYTES
+) -> Iterator[str]:
+    """Yield the page in pieces of one session. Those without room are listed only, and the page says so."""
     script = _script()
     yield _head(script, "")
     table, missing = TokenTable(), list[str]()
@@ -87,9 +91,14 @@ def page_pieces(sides: Sequence[Side], pairs: Sequence[tuple[SessionLine, Sessio
     places: dict[int, int] = {}
     for number, side in enumerate(sides):
         missing += side.view.missing
+        room, listed_only = room_bytes // len(sides), 0
         for line in side.view.sessions:
             place = places[id(line)] = len(lines)
             data = {**line_data(line, None, []), "side": number}
+            lines.append(data)
+            if room <= 0:
+                listed_only += 1
+                continue
             if line.session_id is not None:
                 with say_missing(f"session {line.session_id}", missing):
                     session = side.look_inside(line.session_id)
@@ -97,11 +106,18 @@ def page_pieces(sides: Sequence[Side], pairs: Sequence[tuple[SessionLine, Sessio
                     times = [[turn.created_at, turn.seconds, turn.status, turn.index] for turn in session.turns]
                     json.dumps(times, allow_nan=False)
                     data |= {**line_data(line, f"s{place}", times), **session_marks(session)}
+                    room -= len(piece)
                     yield piece
             if line.agent_log is not None:
                 with say_missing(f"the log {line.agent_log}", missing):
-                    yield _data(f"log{place}", read_log_tail(line.agent_log))
-            lines.append(data)
+                    piece = _data(f"log{place}", read_log_tail(line.agent_log))
+                    room -= len(piece)
+                    yield piece
+        if listed_only:
+            missing.append(
+                f"turns and logs of the last {listed_only} sessions: the page is full, look at one with"
+                f" `{side.view.command} SESSION`"
+            )
     for one, other in pairs:
         first, second = places[id(one)], places[id(other)]
         lines[first]["partner"], lines[second]["partner"] = second, first

@@ -2,7 +2,7 @@
 const TURN_HEIGHT = 24;
 const TABS = {
   conversation: ["Conversation", () => showConversation()],
-  tokens: ["Tokens", () => { find(); showTokensOf(turnChosen); }],
+  tokens: ["Tokens", () => showTokens()],
   tree: ["Tree", () => turnRows.reveal(turnChosen)],
   timeline: ["Timeline", () => lanes.reveal(chosen)],
   log: ["Log", () => showLog()],
@@ -40,7 +40,7 @@ function open() {
   offerPartners();
   tellSession();
   turnRows.show(session.turns.length);
-  layOutTokens();
+  forgetTokens();
   conversationFrom = 0;
   byId("conversation").scrollTop = 0;
   showTab(tab === "compare" && line.partner === undefined ? "conversation" : tab);
@@ -96,7 +96,9 @@ function makeTabs() {
 function tellSession() {
   const line = opened;
   byId("name").replaceChildren(make("i", "standing " + standingOf(line)), printable("session " + nameOf(line) + " \u00b7 " + outcomeOf(line)));
-  const why = [line.cause && "by the " + line.cause, line.why, line.reason, run.live && whole.format(line.sampled) + " tokens so far", session.missing];
+  byId("sums").textContent = printable([line.reward !== null && "reward " + digits(line.reward), line.turns !== null && plural(line.turns, "turn"),
+    line.sampled !== null && plural(line.sampled, "token")].filter(Boolean).join(" \u00b7 "));
+  const why = [line.cause && "by the " + line.cause, line.why, line.reason, session.missing];
   byId("why").textContent = printable(why.filter(Boolean).join("; ").slice(0, WORDS_CHARACTERS));
   byId("ending").replaceChildren(make("h2", "", "session " + nameOf(line)), makeFacts([
     ["id", line.id || "no session"], ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
@@ -157,29 +159,6 @@ function showScore() {
       .map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : value])]),
     ...(rewards.length ? [make("h2", "", promptOf(opened)), makeFacts([["samples", others.length], ["mean reward", digits(mean(rewards))],
       ["best", digits(Math.max(...rewards))], ["worst", digits(Math.min(...rewards))]])] : []));
-}
-
-// Messages of the conversation that ends with the request of `turn`.
-function requestOf(turn) {
-  const byIndex = new Map(session.turns.map((each) => [each.index, each]));
-  const messages = [];
-  for (let each = turn, reply = []; each; each = byIndex.get(each.parent)) {
-    messages.unshift(...listOf(each.messages), ...reply);
-    reply = byIndex.has(each.parent) ? [byIndex.get(each.parent).reply] : [];
-  }
-  return messages;
-}
-
-function showRaw() {
-  const turn = session.turns[turnChosen];
-  if (!turn) { byId("raw").replaceChildren(make("p", "empty", "No turn is on record here.")); return; }
-  const { tokens, logprobs, matched, messages, ...facts } = turn;
-  const request = JSON.stringify({ model: "default", messages: requestOf(turn) }, null, 2);
-  const curl = "curl \"$OPENAI_BASE_URL/chat/completions\" -H \"Authorization: Bearer $OPENAI_API_KEY\" -H 'Content-Type: application/json' --data '" + request.replaceAll("'", "'\\''") + "'";
-  byId("raw").replaceChildren(
-    makeCopy("copy as curl", () => curl), makeCopy("copy as JSON", () => request), makeCopy("copy link", () => location.href),
-    make("h2", "", "request of turn " + turn.index), ...makeWords(request), make("h2", "", "what became of it"), ...makeWords(JSON.stringify(facts, null, 2)),
-    make("h2", "", "metadata of the session"), ...makeWords(JSON.stringify(session.metadata || {}, null, 2)));
 }
 
 function makeCopy(words, textOf) {

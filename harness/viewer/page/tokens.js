@@ -6,15 +6,16 @@ const TOKEN_CHARACTERS = 60;
 const LEVELS = [["p \u2265 0.9", Math.log(0.9)], ["p \u2265 0.5", Math.log(0.5)], ["p \u2265 0.1", Math.log(0.1)], ["p < 0.1", -Infinity]];
 const levelOf = (logprob) => logprob === null ? -1 : LEVELS.findIndex(([, least]) => logprob >= least);
 const asked = { fate: "", version: "", level: "" };
-let rows = [];
+let rows = []; // none before the tokens are first looked at
 let told = null; // the token in the detail pane: its turn's place, its own, and its row
 const strip = new Windowed(byId("strip"), ROW_HEIGHT, makeTokens);
 
 // The tokens of a turn, whose columns are read when they are first asked for.
 function tokensOf(turn) {
   if (typeof turn.tokens === "string") {
-    turn.tokens = column(turn.tokens, Uint32Array);
-    turn.logprobs = column(turn.logprobs, Float32Array);
+    turn.logprobs = new Float32Array(bytesOf(turn.logprobs));
+    const bytes = bytesOf(turn.tokens);
+    turn.tokens = bytes.byteLength > 2 * (turn.context + turn.logprobs.length) ? new Uint32Array(bytes) : new Uint16Array(bytes);
   }
   return turn.tokens;
 }
@@ -48,12 +49,21 @@ function layOutRows() {
   });
 }
 
-function layOutTokens() {
+function forgetTokens() {
   told = null;
   for (const kind of Object.keys(asked)) asked[kind] = "";
-  layOutRows();
+  rows = [];
   tellToken();
-  strip.show(rows.length);
+  strip.show(0);
+}
+
+function showTokens() {
+  if (!rows.length) {
+    layOutRows();
+    strip.show(rows.length);
+  }
+  find();
+  showTokensOf(turnChosen);
 }
 
 const showTokensOf = (place) => { if (session.turns.length) strip.reveal(told ? told.row : session.turns[place].row, !told); };
@@ -80,24 +90,38 @@ function askFor(kind, value) {
   strip.drawAnew();
 }
 
+// The parts of an output, each of one fate and one version.
+function* stretches(turn) {
+  const length = turn.tokens.length - turn.context;
+  const edges = [0, turn.masked_from, length, ...turn.versions.flatMap((each) => [each.start, each.end])];
+  const sorted = [...new Set(edges)].filter((each) => each >= 0 && each <= length).sort((one, other) => one - other);
+  for (let at = 1; at < sorted.length; at++) yield [sorted[at - 1], sorted[at]];
+}
+
 // Which tokens have everything that is asked for, and the counts of the legend.
 function find() {
   const tally = { fate: new Map(), version: new Map(), level: new Map() };
-  const kinds = Object.keys(tally);
+  const add = (kind, value, count) => tally[kind].set(value, (tally[kind].get(value) || 0) + count);
+  const fits = (kind, value) => !asked[kind] || asked[kind] === value;
   const turns = [];
   let found = 0;
   for (const turn of session.turns) {
+    const before = found;
+    const levels = new Uint32Array(LEVELS.length + 1);
     turn.matched = new Uint8Array(turn.tokens.length);
-    let count = 0;
-    for (let i = turn.context; i < turn.tokens.length; i++) {
-      const value = token(turn, i);
-      const has = { fate: value.fate, version: value.version, level: String(levelOf(value.logprob)) };
-      for (const kind of kinds) tally[kind].set(has[kind], (tally[kind].get(has[kind]) || 0) + 1);
-      turn.matched[i] = kinds.every((kind) => !asked[kind] || asked[kind] === has[kind]);
-      count += turn.matched[i];
+    for (const [from, to] of stretches(turn)) {
+      const { fate, version } = token(turn, turn.context + from);
+      add("fate", fate, to - from);
+      add("version", version, to - from);
+      const isMatch = fits("fate", fate) && fits("version", version);
+      for (let at = from; at < to; at++) {
+        const level = levelOf(turn.logprobs[at]);
+        levels[level + 1]++;
+        if (isMatch && fits("level", String(level))) found += turn.matched[turn.context + at] = 1;
+      }
     }
-    if (count) turns.push(turn.index);
-    found += count;
+    levels.forEach((count, at) => { if (count) add("level", String(at - 1), count); });
+    if (found > before) turns.push(turn.index);
   }
   const where = turns.slice(0, 20).join(", ") + (turns.length > 20 ? " and " + (turns.length - 20) + " more" : "");
   byId("found").textContent = isAsked() ? plural(found, "token") + (found ? ", in turn " + where : "") : "";

@@ -16,6 +16,7 @@ NOTED: Json = {
     "left_out": ["web_search"],
     "tools": 0,
     "toolset": "00ff",
+    "tool_definitions": [{"type": "function", "function": {"name": "add"}}],
     "template_variables": {"deep": {"er": [1]}},
     "model_family_faults": ["none"],
     "dialect": "openai_responses",

@@ -86,6 +86,7 @@ async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Brow
         assert grown == sorted(grown)
         assert len(flying) == 1
         assert said in await sight.text("conversation")
+        await sight.press("2")
         assert said in "".join(await sight.texts(".token.trained"))
         assert await sight.texts(".turn.flying") == []
         assert "tool1 turn" in await chosen(sight)
@@ -258,6 +259,7 @@ async def test_several_browsers_see_the_same(browser: Browser):
         await sights[2].press("j", "j", "Enter")
         for number, sight in enumerate(sights):
             await sight.until("conversation", f"Begin {number}.")
+            await sight.press("2")
             assert "One word" in "".join(await sight.texts(".token.trained"))
         await sights[0].choose("o", "tool")
         await until_texts(sights[0], "#sessions .session", 3)
@@ -319,7 +321,10 @@ async def test_an_id_that_is_used_again_has_the_turns_of_the_new_session(browser
 
 
 async def test_what_was_taken_by_half_is_told_again(browser: Browser):
-    fail_once = "window.real = layOutRows; layOutRows = () => { layOutRows = real; throw new Error('for once'); }; 0"
+    fail_once = """
+    window.real = showConversation;
+    showConversation = () => { showConversation = real; throw new Error('for once'); };
+    0"""
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         session = await client.create()
         async with looking_at(browser, page.url) as sight:

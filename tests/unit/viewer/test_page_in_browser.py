@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from math import inf, nan
 from pathlib import Path
 from typing import Literal
 
@@ -258,14 +259,68 @@ async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
         for element in ("title", "sessions", "name", "why", "conversation", "ending"):
             assert "</script><script>owned = 1</script>" in await sight.text(element)
             assert written_out in (await sight.page.text_content(f"#{element}") or "")
+        await sight.press("2")
         assert written_out in "".join(await sight.texts(".token"))
-        for key in "j7":
-            await sight.press(key)
+        await sight.press("j", "7")
         assert "\\u{202e}right to left" in await sight.text("raw")
         shown = await sight.page.evaluate("document.body.innerText")
         assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
         assert await sight.page.evaluate("window.owned === undefined && document.querySelectorAll('img').length === 0")
         assert await sight.page.evaluate("document.scripts.length") == 4
+
+
+async def test_text_of_both_directions_stays_in_its_place(browser: Browser, tmp_path: Path):
+    """Letters from right to left are shown as such and move nothing beside them; zero width is written out."""
+    said = "\u05e9\u05dc\u05d5\u05dd \u200bab\u200d \ufeff"
+    session = new_session()
+    take_turn(session, [user(said)], said)
+    view = SessionView.of(session_record(session))
+    line = SessionLine(view.session_id, number=0, scenario=said, outcome="finished", last_words=said, turns=1)
+    write_page(tmp_path / "run.html", Side(RunView("run", [line]), lambda _: view, toy_tokenizer()))
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        [row] = await sight.texts("#sessions .session")
+        assert row.startswith("0finished1 turn")
+        lefts = "[...document.querySelectorAll('.session .line > *')].slice(0, 4).map((each) => each.offsetLeft)"
+        assert (found := await sight.page.evaluate(lefts)) == sorted(found)
+        await sight.press("Enter")
+        assert (await sight.text("conversation")).count("\u05e9\u05dc\u05d5\u05dd \\u{200b}ab\\u{200d} \\u{feff}") == 2
+        await sight.press("2")
+        assert "\\u{200b}" in await sight.texts(".token")
+
+
+async def test_scores_that_are_no_numbers_are_shown(browser: Browser, tmp_path: Path):
+    """A check that returned NaN or a string has no say in means, bars and order."""
+    why = "expected a number from check.py, got 'high'"
+    scores: list[Json] = [
+        {"reward": 0.5},
+        {"reward": nan, "score": {"figures": {"format": -inf}, "details": {"note": nan, "grade": "high"}}},
+        {"reward": None, "score_error": why},
+    ]
+    lines = [SessionLine(None, number=n, scenario="games", group=0, **score) for n, score in enumerate(scores)]
+    write_page(tmp_path / "run.html", Side(RunView("run", lines), lambda _: SessionView.of({}), None))
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        assert await sight.text("verdict") == "3 sessions \u00b7 reward 0.5"
+        assert await sight.texts("#sessions .reward") == ["0.5", "0.5", "nan", "\u2013"]
+        await sight.press("s", "w", "Enter")
+        assert await sight.texts("#sessions .session b") == ["1", "2", "0"]
+        await sight.press("k", "k", "Enter", "6")
+        score = await sight.text("score")
+        assert all(words in score for words in ("reward\nnan", "format\n-inf", "note\nnan", "grade\nhigh"))
+        await sight.press("J")
+        assert f"none: {why}" in await sight.text("score")
+
+
+async def test_a_page_that_is_opened_twice_keeps_its_theme(browser: Browser, run_page: Path):
+    """Each window has its own session in sight; what was chosen of light and dark, the next one has from the start."""
+    async with looking_at(browser, run_page) as sight:
+        await sight.press("d", "d", "j", "Enter")
+        other = await sight.page.context.new_page()
+        await other.goto(run_page.as_uri())
+        assert await other.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert not await other.is_visible("#session")
+        assert "session 1" in await sight.text("name")
 
 
 async def test_messages_of_no_known_form_are_shown(browser: Browser, tmp_path: Path):
@@ -282,8 +337,8 @@ async def test_messages_of_no_known_form_are_shown(browser: Browser, tmp_path: P
 
 
 async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser, tmp_path: Path):
-    """Beside the tokens, and in the text of one: the page still answers, and what is in sight is elements."""
-    length, words = 30_000, "x" * 10_000_000
+    """Beside more tokens than 2 bytes count, and in the text of one: the page still answers, by elements in sight."""
+    length, words = 70_000, "x" * 10_000_000
     turn = TurnView.of(
         {
             "turn": 0,
@@ -303,8 +358,9 @@ async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser,
     (tmp_path / "run.html").write_text(text, "ascii")
 
     async with looking_at(browser, tmp_path / "run.html") as sight:
-        await sight.press("Enter")
+        await sight.press("Enter", "2")
         assert 0 < len(await sight.texts(".token")) < 2_000
+        await sight.press("1")
         more = sight.page.get_by_role("button", name="more of the 10000000 characters")
         assert len(await sight.text("conversation")) < 30_000
         await more.click()
@@ -312,8 +368,8 @@ async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser,
         await sight.press("ArrowRight", "ArrowRight")
         assert (await sight.text("token")).split("\n")[:5] == ["token 1 of turn 0", "text", "no text", "id", "1"]
         await sight.press("f", "n")
-        assert (await sight.text("token")).startswith("token 29990 of turn 0")
-        assert (await sight.texts(".token.masked"))[0] == "#29990"
+        assert (await sight.text("token")).startswith("token 69990 of turn 0")
+        assert (await sight.texts(".token.masked"))[0] == "#69990"
 
 
 async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browser, run_page: Path):
@@ -344,7 +400,7 @@ async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browse
 async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: Browser, tmp_path: Path):
     """A key moves one line, and the list comes along."""
     one = viewed_sessions()["3" * 32]
-    long = replace(one, turns=[replace(one.turns[0], index=n, parent=n - 1 if n else None) for n in range(3_000)])
+    long = replace(one, turns=[replace(one.turns[0], index=n, parent=n - 1 if n else None) for n in range(5_000)])
     lines = [SessionLine(f"{number:032x}", number=number) for number in range(3_000)]
 
     def look_inside(session_id: str) -> SessionView:
@@ -355,7 +411,7 @@ async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: B
     async with looking_at(browser, tmp_path / "run.html") as sight:
         await sight.choose("/", "2999")
         await sight.press("/", "Control+a", "Delete", "Enter", "K", "J", "Enter")
-        await sight.press("3", "j")
+        await sight.press("2", "3", "j")
         assert await sight.texts("#turns .chosen > span:first-child") == ["1"]
         counts = [
             len(await sight.texts(each)) for each in ("#sessions .session", "#lanes .lane", "#turns .row", ".token")
@@ -368,7 +424,7 @@ async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: B
         await sight.press("2")
         strip = sight.page.locator("#strip")
         await strip.evaluate("(each) => { each.scrollTop = each.scrollHeight; }")
-        await sight.page.locator("#strip .head", has_text="turn 2999").wait_for()
+        await sight.page.locator("#strip .head", has_text="turn 4999").wait_for()
 
 
 async def test_the_pictures_of_the_docs_show_the_page_as_it_is():

@@ -11,13 +11,20 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator
 
+from harness.cli.look.view import view
+from harness.engines.scripted import Script, ScriptedEngine
+from harness.types import Json
 from tests.browser import Sight, browsing, looking_at
-from tests.session_servers.served import says, serving, url_of
+from tests.builders import tool, user
+from tests.session_servers.served import Client, says, serving, url_of
+from tests.toy_model import write_toy_model
 from tests.viewed_run import CRASH, WHY_ZERO, write_viewed_diff, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 MOST_ACTIONS = 3
+SAMPLING: Json = {"temperature": 0.5, "top_k": 7, "stop": ["never"], "seed": 3}
+ANSWERS = ["Is it 'ten'?", 'In "TOML": \\ \x7f\n \u00e9.']
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
@@ -49,6 +56,16 @@ class Reader:
         self.actions += 1
         await self.page.get_by_label(label, exact=True).select_option(label=option)
 
+    async def copy(self, name: str) -> str:
+        """Copy something of the first session's last turn from its raw view."""
+        await self.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await self.open("turn")
+        await self.click("tab", "Raw")
+        await self.click("button", name)
+        await self.see("button", "copied").wait_for()
+        copied: str = await self.page.evaluate("navigator.clipboard.readText()")
+        return copied
+
     def see(self, role: str, name: str) -> Locator:
         """Look at an element."""
         return self.page.get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
@@ -68,6 +85,20 @@ async def reading(
         reader = Reader(sight)
         yield reader
         assert reader.actions <= MOST_ACTIONS
+
+
+@asynccontextmanager
+async def reading_store(browser: Browser, folder: Path) -> AsyncIterator[tuple[Reader, Client[ScriptedEngine]]]:
+    """A reader at the page of a store that a server holds open, with a session that sends tools and parameters."""
+    write_toy_model(folder / "toy")
+    asked = {**SAMPLING, "max_tokens": 50, "tools": [tool("guess")]}
+    async with serving(*says(*ANSWERS), store=folder / "run.db") as client:
+        session = await client.create()
+        first = await client.say(session, [user("It's from 1 to 20.")], **asked)
+        await client.say(session, [user("It's from 1 to 20."), first, user("Too low.")], **asked)
+        write = partial(view, folder / "run.db", tokenizer=folder / "toy")
+        async with reading(browser, folder, lambda page: write(out=page)) as reader:
+            yield reader, client
 
 
 async def test_find_the_session_with_reward_0_and_why(browser: Browser, tmp_path: Path):
@@ -127,14 +158,9 @@ async def test_find_the_slowest_turn(browser: Browser, tmp_path: Path):
 
 
 async def test_copy_a_request_as_curl_and_run_it(browser: Browser, tmp_path: Path):
-    """Against another session, whose address and key a shell has in the variables of the client."""
-    async with reading(browser, tmp_path) as reader, serving(*says("Is it 11?")) as client:
-        await reader.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await reader.open("finished")
-        await reader.click("tab", "Raw")
-        await reader.click("button", "copy as curl")
-        await reader.see("button", "copied").wait_for()
-        curl = await reader.page.evaluate("navigator.clipboard.readText()")
+    """Against another session, whose address and key a shell has in the client's variables: it is the same request."""
+    async with reading_store(browser, tmp_path) as (reader, client):
+        curl = await reader.copy("copy as curl")
         session = await client.create()
         address = {
             "OPENAI_BASE_URL": client.url + url_of(session).removesuffix("/chat/completions"),
@@ -144,7 +170,20 @@ async def test_copy_a_request_as_curl_and_run_it(browser: Browser, tmp_path: Pat
         run = partial(subprocess.run, ["sh", "-c", curl], env=address, capture_output=True, text=True, timeout=30)
         answer = await asyncio.to_thread(run)
 
-        assert "Is it 11?" in answer.stdout, answer
+        assert ANSWERS[0] in answer.stdout, answer
+        [asked_again] = (await client.record(session))["turns"]
+        assert asked_again["sampling"]["asked"] == {**SAMPLING, "max_new_tokens": 50}
+        assert asked_again["notes"]["tool_definitions"] == [tool("guess")]
+        assert asked_again["messages_delta"] == [user("It's from 1 to 20.")]
+
+
+async def test_copy_a_session_as_test_input(browser: Browser, tmp_path: Path):
+    """The script of a scripted engine, which gives the same answers."""
+    async with reading_store(browser, tmp_path) as (reader, _):
+        (tmp_path / "script.toml").write_text(await reader.copy("copy as test input"), "utf-8")
+    async with serving(*Script.load(tmp_path / "script.toml").steps) as client:
+        session = await client.create()
+        assert [(await client.say(session, [user(each)]))["content"] for each in "12"] == ANSWERS
 
 
 async def test_open_a_permalink(browser: Browser, tmp_path: Path):

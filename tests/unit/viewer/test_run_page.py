@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.look.view import view
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
@@ -22,7 +23,7 @@ from harness.sessions.record import session_record
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look_at_server import look_into_all
-from harness.viewer.page.run_page import Side, write_page
+from harness.viewer.page.run_page import Side, page_pieces, write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import HOSTILE
@@ -84,7 +85,7 @@ def test_every_token_can_be_read_back_from_the_page(store: tuple[Path, Json], tm
     assert len(record["turns"]) == 3
     for recorded in record["turns"]:
         turn = next(each for each in turns if each["index"] == recorded["turn"])
-        numbers = [number for (number,) in struct.iter_unpack("<I", base64.b64decode(turn["tokens"]))]
+        numbers = [number for (number,) in struct.iter_unpack("<H", base64.b64decode(turn["tokens"]))]
         logprobs = [value for (value,) in struct.iter_unpack("<f", base64.b64decode(turn["logprobs"]))]
         assert [table[number][0] for number in numbers] == recorded["context_ids"] + recorded["output_ids"]
         assert turn["context"] == len(recorded["context_ids"])
@@ -129,11 +130,49 @@ def _long_session(length: int) -> SessionView:
 
 
 def test_a_long_session_takes_bytes_by_its_tokens(tmp_path: Path):
-    """11 for each, whatever was sampled, and the table of texts once."""
+    """8 for each, whatever was sampled, and the table of texts once."""
     lines = [SessionLine("a" * 32), SessionLine("b" * 32)]
     size = write_page(tmp_path / "run.html", Side(RunView("run", lines), lambda _: _long_session(30_000), None))
 
-    assert size < 2 * 30_000 * 11 + 30_000 * 20 + 100_000
+    assert size < 2 * 30_000 * 8 + 30_000 * 20 + 100_000
+
+
+def test_a_run_of_any_size_is_read_until_the_page_is_full():
+    """Further sessions are listed; the page says how many, and where their turns are."""
+    lines = [SessionLine(f"{number:032x}", number=number) for number in range(1_000)]
+    read: list[str] = []
+
+    def look_inside(session_id: str) -> SessionView:
+        read.append(session_id)
+        return _long_session(10_000)
+
+    pieces = page_pieces([Side(RunView("runs/big", lines), look_inside, None)], [], room_bytes=250_000)
+
+    run = json.loads(Page("".join(pieces)).data["run"])
+    assert len(read) == 4
+    assert [each["element"] for each in run["sessions"]] == [*(f"s{number}" for number in range(4)), *[None] * 996]
+    assert run["missing"] == [
+        "turns and logs of the last 996 sessions: the page is full, look at one with `harness show runs/big SESSION`"
+    ]
+
+
+async def test_a_store_that_is_being_written_has_a_page(tmp_path: Path):
+    """It has what was recorded by then; a turn in flight comes with its end."""
+    hangs = ScriptStep(text="Two.", fault=ScriptedFault.HANG, fault_after=1)
+    write_toy_model(tmp_path / "toy")
+    async with serving(ScriptStep(text="One."), hangs, store=tmp_path / "run.db") as client:
+        session = await client.create()
+        first = await client.say(session, [user("Begin.")])
+        under_way = asyncio.create_task(client.chat(session, [user("Begin."), first, user("More.")]))
+        await client.sampling()
+        view(tmp_path / "run.db", out=tmp_path / "run.html", tokenizer=tmp_path / "toy")
+        under_way.cancel()
+        await asyncio.gather(under_way, return_exceptions=True)
+
+    page = Page((tmp_path / "run.html").read_text("ascii"))
+    [line] = json.loads(page.data["run"])["sessions"]
+    assert (line["outcome"], line["why"]) == ("open", "it is not closed")
+    assert [turn["reply"]["content"] for turn in json.loads(page.data["s0"])["turns"]] == ["One."]
 
 
 def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):

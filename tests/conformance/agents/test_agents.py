@@ -80,7 +80,7 @@ def test_no_agent_notices_a_long_pause(findings: Findings, name: str) -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_every_agent_comes_again_when_it_is_asked_to(findings: Findings, name: str) -> None:
-    """503 with Retry-After is waited for; the thoughts before every call, which agents drop or rename, break no sample."""
+    """503 with Retry-After is waited for; thoughts before every call, which agents drop or rename, break no sample."""
     played = findings.refused_for_a_while[name]
 
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)

@@ -11,7 +11,7 @@ from tests.toy_model import write_toy_model
 
 
 def test_a_family_that_keeps_its_promises_passes(tmp_path: Path):
-    """Every property is a line, with how many conversations it was checked on; here of a template of ours, by its name."""
+    """Every property is a line, with how many conversations it was checked on; of a template of ours, by its name."""
     folder = write_toy_model(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ raise_exception('not this one') }}", encoding="utf-8")
 
@@ -61,8 +61,8 @@ def test_a_missing_tokenizer_renderer_or_template_is_named(tmp_path: Path):
     """With the code of a tokenizer that cannot be used, and the names that there are."""
     assert "tokenizer.json" in harness("verify", "tokens", "--tokenizer", str(tmp_path)).stderr
     folder = write_toy_model(tmp_path)
-    for option, known in (("--renderer", "expected auto, none or one of"), ("--template", "deepseek_v3, gpt_oss, mistral")):
-        ended = harness("verify", "tokens", "--tokenizer", str(folder), option, "nope")
+    for option, known in (("renderer", "expected auto, none or one of"), ("template", "deepseek_v3, gpt_oss, mistral")):
+        ended = harness("verify", "tokens", "--tokenizer", str(folder), f"--{option}", "nope")
         assert (ended.code, known in ended.stderr) == (6, True)
 
 

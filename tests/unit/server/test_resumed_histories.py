@@ -20,7 +20,7 @@ from harness.types import Json
 from tests.builders import user
 from tests.session_servers.served import Client, Served, serving
 
-EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "8"))
 STEPS = tuple(ScriptStep(text=f"answer {number} of many", delay_s=0.01) for number in range(16))
 
 

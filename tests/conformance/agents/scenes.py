@@ -23,7 +23,7 @@ from tests.toy_model import write_toy_model
 PAUSE_S = 20
 QWEN3 = "qwen3"
 AT_A_TIME = 4
-"""Agents: most of the time one of them waits."""
+"""Agents: most of the time one of them waits. Beside them are as many in a long pause, which do nothing."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -105,13 +105,13 @@ def strict_template(folder: Path) -> ChatTemplateTokenizer:
 async def play_all(names: Sequence[str], workdir: Path) -> Findings:
     """Every scene with every agent, a few at a time."""
     agents = [await prepare_profile(bundled_profile(name), print) for name in names]
-    places = asyncio.Semaphore(AT_A_TIME)
+    places, idle = asyncio.Semaphore(AT_A_TIME), asyncio.Semaphore(AT_A_TIME)
 
     async def play(
         agent: ProgramAgent, incident: Incident, *, interrupted: bool = False, settings: ServerSettings = TALKATIVE
     ) -> Played:
         folder, part = workdir / incident.__name__ / agent.name, part_of(agent.name, interrupted=interrupted)
-        async with places, staged(agent, folder, part, settings=settings) as stage:
+        async with idle if incident is pause else places, staged(agent, folder, part, settings=settings) as stage:
             return await stage.play(incident)
 
     async def play_strictly(agent: ProgramAgent) -> Played:

@@ -55,8 +55,13 @@ async def rebuild(program: str, streaming: str) -> tuple[list[Json], list[Json],
                 "NO_PROXY": "127.0.0.1",
             },
         )
-        async with asyncio.timeout(PATIENCE_S):
-            output, _ = await process.communicate()
+        try:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
         assert process.returncode == 0
         turns = (await http.get(f"/sessions/{session['session_id']}")).json()["turns"]
         paths = [f"/v1/responses/resp_{turn['notes']['response_id']}" for turn in turns]

@@ -43,10 +43,12 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_faults_stateful.py \
 		tests/conformance/families/test_properties.py
 	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
+	HARNESS_SOAK_EXAMPLES=100000 $(PY) -m pytest tests/unit/repeat_guard/test_detector_sweep.py
 	HARNESS_SOAK_EXAMPLES=300 $(PY) -m pytest tests/unit/server/test_resumed_histories.py
 	$(PY) -m tests.conformance.families.serve_many
-	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py
+	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py tests/system/roles
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
+	$(PY) -m harness run long_session
 	$(PY) -m harness run chain_vllm
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox bwrap

@@ -69,8 +69,8 @@ async def test_with_the_local_engine(tmp_path: Path):
     model = write_toy_model(tmp_path / "model")
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(model)
     played = []
-    for concurrency in (1, 4, 32):
+    for concurrency in (1, 32):
         engine = HuggingFaceTokenProvider(model, kv_cache_bytes=64 << 20, step_tokens=8192, shares_prefixes=False)
         played.append(await play(tmp_path / str(concurrency), concurrency, engine))
     assert len(set(played[0])) == len(played[0]) >= STEPS
-    assert played[0] == played[1] == played[2]
+    assert played[0] == played[1]

@@ -255,7 +255,7 @@ def _smollm2_bench(
 
 @asynccontextmanager
 async def _local(engine: HuggingFaceTokenProvider, *folders: Path) -> AsyncIterator[Bench]:
-    yield replace(_smollm2_bench(engine, LOCAL, *folders), slow_tokens=200)
+    yield replace(_smollm2_bench(engine, LOCAL, *folders), slow_tokens=120)
 
 
 @asynccontextmanager
@@ -267,7 +267,7 @@ async def _scripted_served() -> AsyncIterator[Bench]:
 @asynccontextmanager
 async def _local_served(engine: HuggingFaceTokenProvider, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
     async with served(engine, smollm2_tokenizer(model_dir), model_dir) as provider:
-        yield replace(_smollm2_bench(provider, LOCAL_SERVED, model_dir, *others), slow_tokens=200)
+        yield replace(_smollm2_bench(provider, LOCAL_SERVED, model_dir, *others), slow_tokens=120)
 
 
 @asynccontextmanager

@@ -44,14 +44,14 @@ def _agent(place: Path, **changes: str) -> Path:
 
 @pytest.mark.agent
 @pytest.mark.timeout(300)
-def test_every_session_of_a_scenario_asks_for_the_same(tmp_path: Path):
+def test_a_session_of_every_group_asks_for_the_same(tmp_path: Path):
     """Its requests say what the recorded ones said, and its turns have the recorded tokens."""
     run = tmp_path / "run"
-    harness("run", "quickstart", "--engine", "scripted", "--out", run)
+    harness("run", "quickstart", "--engine", "scripted", "--limit", "2", "--out", run)
     rollouts = read_rollouts(run / "run.db")
     assert rollouts
-    for number, rollout in rollouts.items():
-        place = tmp_path / str(number)
+    for number in range(0, len(rollouts), 2):
+        rollout, place = rollouts[number], tmp_path / str(number)
         again = _replay(run, str(number), place)
         assert again.difference is None
         assert again.outcome == rollout.outcome

@@ -23,7 +23,7 @@ from tests.toy_model import write_toy_model
 PAUSE_S = 20
 QWEN3 = "qwen3"
 AT_A_TIME = 4
-"""Agents: most of the time one of them waits."""
+"""Agents: most of the time one of them waits. Beside them are as many in a long pause, which do nothing."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -34,8 +34,7 @@ class Findings(msgspec.Struct, frozen=True):
     drained_in_flight: dict[str, Played]
     paused: dict[str, Played]
     refused_for_a_while: dict[str, Played]
-    thinks: dict[str, Played]
-    """Alone, on a model that thinks before every call."""
+    """On a model that thinks before every call."""
     strictly: dict[str, Played]
     """Those that put system messages behind others, 20 tool turns long, on a template that refuses these."""
 
@@ -106,13 +105,13 @@ def strict_template(folder: Path) -> ChatTemplateTokenizer:
 async def play_all(names: Sequence[str], workdir: Path) -> Findings:
     """Every scene with every agent, a few at a time."""
     agents = [await prepare_profile(bundled_profile(name), print) for name in names]
-    places = asyncio.Semaphore(AT_A_TIME)
+    places, idle = asyncio.Semaphore(AT_A_TIME), asyncio.Semaphore(AT_A_TIME)
 
     async def play(
         agent: ProgramAgent, incident: Incident, *, interrupted: bool = False, settings: ServerSettings = TALKATIVE
     ) -> Played:
         folder, part = workdir / incident.__name__ / agent.name, part_of(agent.name, interrupted=interrupted)
-        async with places, staged(agent, folder, part, settings=settings) as stage:
+        async with idle if incident is pause else places, staged(agent, folder, part, settings=settings) as stage:
             return await stage.play(incident)
 
     async def play_strictly(agent: ProgramAgent) -> Played:
@@ -125,16 +124,15 @@ async def play_all(names: Sequence[str], workdir: Path) -> Findings:
 
     async def play_thinking(agent: ProgramAgent) -> Played:
         folder, part = workdir / "thinks" / agent.name, part_of(agent.name, thinks=True)
-        async with places, staged(agent, folder, part, settings=TALKATIVE, chat_tokenizer=load(QWEN3).chat) as stage:
-            return await stage.play(none)
+        async with places, staged(agent, folder, part, settings=IMPATIENT, chat_tokenizer=load(QWEN3).chat) as stage:
+            return await stage.play(refuse_for_a_while)
 
     paused = [play(made_impatient(agent), pause, interrupted=True) for agent in agents]
     alone = [play(agent, none) for agent in agents]
     between = [play(agent, drain_between_turns) for agent in agents]
     in_flight = [play(agent, drain_in_flight, interrupted=True, settings=SILENT) for agent in agents]
-    refused = [play(agent, refuse_for_a_while, settings=IMPATIENT) for agent in agents]
     thinking = [play_thinking(agent) for agent in agents]
-    scenes = (alone, between, in_flight, paused, refused, thinking)
+    scenes = (alone, between, in_flight, paused, thinking)
     played = [asyncio.gather(*scene) for scene in scenes]
     strictly = {agent.name: await play_strictly(agent) for agent in agents if agent.name in SYSTEM_AMONG_MESSAGES}
     return Findings(*[dict(zip(names, await scene, strict=True)) for scene in played], strictly)

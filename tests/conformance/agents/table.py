@@ -58,7 +58,7 @@ def _row(name: str, findings: Findings) -> str:
             "streamed" if alone.streamed else "whole",
             f"{alone.main_turns}, {alone.side_calls}",
             _kept(alone),
-            _kept(findings.thinks[name]),
+            _kept(findings.refused_for_a_while[name]),
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
             *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
             "goes on" if is_whole(findings.paused[name]) else "**fails**",

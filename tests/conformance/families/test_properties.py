@@ -22,7 +22,7 @@ from tests.conformance.families.family import Family
 from tests.conformance.families.page import verdicts_of
 from tests.conformance.families.sampling import CONTENTS
 
-EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "30"))
+EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "20"))
 """Times the number of families: hundreds of conversations, and sixty thousand in `make soak`."""
 
 ROUNDS = st.sampled_from(

@@ -99,7 +99,7 @@ LIBRARIES = (
     Library("google_genai", "google-genai", (GEMINI,)),
     Library("haystack", "haystack-ai", (CHAT,)),
     Library("inspect", "inspect-ai", (RESPONSES,), streams=(False,), is_rare=True),
-    Library("langgraph", "langgraph", (CHAT, RESPONSES, MESSAGES)),
+    Library("langgraph", "langgraph", (CHAT, RESPONSES, MESSAGES), is_rare=True),
     Library("litellm", "litellm", (CHAT, MESSAGES)),
     Library("llama_index", "llama-index-core", (CHAT,), streams=(True, False)),
     Library("openai", "openai", (CHAT, RESPONSES)),

@@ -95,7 +95,7 @@ async def ask_late(server: Server) -> GenerationResult:
 
 
 async def test_a_loop_ends_at_one_token_on_every_engine(server: Server) -> None:
-    """The local engine's tests have the same output end by the same formula."""
+    """The local engine ends the same output by the same formula."""
     result = await ask(server, PROMPT_IDS)
 
     assert result.finish_reason is FinishReason.REPEAT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import read_samples
-from harness.lab.lanes import LaneEngine, find_lanes
+from harness.lab.lanes import INSTALLED, LaneEngine, find_lanes
 from harness.samples.delivery import turn_spans
 from tests.checkout import ROOT
 from tests.real_engines import on_real
@@ -60,40 +60,32 @@ def programs_of(directory: Path) -> list[str]:
     return list(programs)
 
 
-def test_on_a_running_sglang(sglang_url: str, short_quickstart: Path, model_dir: Path, tmp_path: Path) -> None:
-    """With `--engine sglang=URL`; the next test has a vLLM."""
-    run_suite(short_quickstart, f"sglang={sglang_url}", str(model_dir), tmp_path / "run")
-
-    assert engine_of(tmp_path / "run") == "sglang"
-
-
-@pytest.mark.parametrize("lane", [pytest.param(LaneEngine.VLLM, marks=on_real(LaneEngine.VLLM))])
-def test_a_server_that_is_started_for_the_run_is_gone_afterwards(
-    lane: LaneEngine, short_quickstart: Path, tmp_path: Path
+@pytest.mark.parametrize("engine", [pytest.param(each, marks=on_real(each)) for each in INSTALLED])
+def test_on_a_running_server(
+    engine: LaneEngine, request: pytest.FixtureRequest, short_quickstart: Path, model_dir: Path, tmp_path: Path
 ) -> None:
-    """`[services]`, behind a router. The progress lines say what is started, and where its log is.
+    """With `--engine sglang=URL`, or that of a vLLM; the next test starts one."""
+    url = request.getfixturevalue(f"{engine}_url")
+    run_suite(short_quickstart, f"{engine}={url}", str(model_dir), tmp_path / "run")
 
-    It serves the tiny random model, by its name: that one works on real engines, too. The next test starts an SGLang.
+    assert engine_of(tmp_path / "run") == engine
+
+
+@pytest.mark.parametrize("lane", [pytest.param(LaneEngine.SGLANG, marks=on_real(LaneEngine.SGLANG))])
+def test_the_chain_scenario_passes_with_an_engine_of_its_own(lane: LaneEngine, tmp_path: Path) -> None:
+    """What ships: router, engine, sampled words, an abort in the middle, new weights; samples of several turns.
+
+    The progress lines say what is started, and where its log is; it is gone afterwards.
     """
-    file = short_quickstart / "scenario.toml"
-    services = f'[services]\nrouter = true\nlanes = [{{ engine = "{lane}" }}]\n\n[engine]\n'
-    text = file.read_text().replace('script = "script.toml"\n', "")  # weights follow none
-    file.write_text(text.replace('[engine]\nname = "local"\n', services))
-    said = run_suite(short_quickstart, None, "tiny-random-qwen3", tmp_path / "run").stderr
+    name = "smollm2-135m-instruct"
+    said = run_suite(ROOT / "scenarios" / f"chain_{lane}", None, name, tmp_path / "run").stderr
 
-    started = dict(re.findall(r"starting (\w+) with tiny-random-qwen3 at (\S+) \(log: ", said))
+    started = dict(re.findall(rf"starting (\w+) with {name} at (\S+) \(log: ", said))
     assert started.keys() == {lane}
     assert engine_of(tmp_path / "run") == f"router={lane}"
     [program] = programs_of(tmp_path / "run")
     assert re.fullmatch(rf"{lane} \d+\.\d+\S*", program)
     assert not {*started.values()} & {each.url for each in find_lanes()}
-
-
-@pytest.mark.parametrize("lane", [pytest.param(LaneEngine.SGLANG, marks=on_real(LaneEngine.SGLANG))])
-def test_the_chain_scenario_passes_with_an_engine_of_its_own(lane: LaneEngine, tmp_path: Path) -> None:
-    """What ships: router, engine, sampled words, an abort in the middle, new weights; samples of several turns."""
-    run_suite(ROOT / "scenarios" / f"chain_{lane}", None, "smollm2-135m-instruct", tmp_path / "run")
-
     samples = read_samples(tmp_path / "run" / "samples.jsonl")
     turns = [len(list(turn_spans(sample))) for sample in samples if sample.loss_mask.any()]
     assert len(turns) > 4  # one that is aborted in its first turn may have none

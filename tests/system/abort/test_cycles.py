@@ -33,9 +33,9 @@ def abort_over_and_over(*arguments: str) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 def test_cycles_of_drain_abort_collect_and_resume_leave_nothing_behind():
     """No sample with a token after an incomplete turn, a ledger that balances, an open gate; nothing is left."""
-    figures = abort_over_and_over("--cycles", "10", "--sessions", "16")  # one thing left behind by any would show
+    figures = abort_over_and_over("--cycles", "5", "--sessions", "16")  # one thing left behind by any would show
 
-    assert (figures["cycles"], figures["rollouts"]) == (10, 10 * 16)
+    assert (figures["cycles"], figures["rollouts"]) == (5, 5 * 16)
     assert figures["before"] == figures["after"]
     assert figures["turns"]["aborted"] > 0
     assert figures["samples"] > 0

@@ -55,6 +55,7 @@ def test_a_killed_run_goes_on_with_the_next_row(tmp_path: Path):
     deadline = time.monotonic() + 60
     while not ((run / "run.db").is_file() and len(_rewards(run)) >= 5):
         assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.kill()
     wait(process)
     before = _rewards(run)

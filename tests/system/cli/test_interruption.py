@@ -168,33 +168,6 @@ def test_a_directory_is_resumed_by_one_run_at_a_time(scenario: Path, tmp_path: P
     assert f"another run is at work in {run}" in ended.stderr
 
 
-def test_a_complete_run_has_nothing_to_resume(tmp_path: Path):
-    """It reports again, without an engine."""
-    scenario = write_scenario(tmp_path / "s")
-    first = harness("run", scenario, "--out", tmp_path / "run", "--json")
-    again = harness("run", scenario, "--out", tmp_path / "run", "--resume", "--json")
-
-    assert again.code == 0
-    assert again.document["scenarios"] == first.document["scenarios"]
-
-
-def test_the_newest_unfinished_run_is_found_by_its_suite(scenario: Path, tmp_path: Path):
-    """Without naming its directory."""
-    process = start_harness("run", scenario, "-n", "2", cwd=tmp_path)
-    deadline = time.monotonic() + 40
-    while not list(tmp_path.glob("runs/s-*/sessions/2/agent.log")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    wait(process)
-    (run,) = (tmp_path / "runs").iterdir()
-    _make_quick(scenario, run)
-    ended = harness("run", scenario, "--resume", cwd=tmp_path)
-
-    assert ended.code == 0, ended.stderr
-    assert (run / "result.json").is_file()
-
-
 @pytest.fixture(name="small_disk")
 def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB; not being able to have one is a failure in CI and a skip elsewhere."""

@@ -44,9 +44,17 @@ def _spec(cache: Path, weights: Path) -> LaneSpec:
     return LaneSpec(LaneEngine.LOCAL, weights)
 
 
-async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
-    """Generated from, aborted and paused through the provider of SGLang; then gone."""
-    async with open_lane(spec) as lane, SGLangTokenProvider(lane.url, vocab_size=259) as provider:
+async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec, tmp_path: Path) -> None:
+    """Generated from, aborted and paused through the provider of SGLang, updated by its address; then gone.
+
+    What follows an update is sampled by the new weights and says so.
+    """
+    other = await asyncio.to_thread(write_toy_weights, tmp_path / "other", 1)
+    async with (
+        open_lane(spec) as lane,
+        SGLangTokenProvider(lane.url, vocab_size=259) as provider,
+        AsyncExitStack() as stack,
+    ):
         assert (lane.engine, lane.provider) == ("local", f"sglang={lane.url}")
         assert (provider.capabilities.engine, provider.capabilities.model) == ("local", "tiny-random")
         first = await provider.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
@@ -65,21 +73,14 @@ async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
         held = asyncio.ensure_future(provider.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex)))
         await provider.resume()
         assert (await held).output_ids.tolist() == first.output_ids.tolist()
-    assert (members(lane.group), find_lanes()) == ([], [])
-    assert "serving tiny-random at" in lane.log.read_text()
 
-
-async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> None:
-    """By the address that the lane states; what follows is sampled by the new weights and says so."""
-    other = await asyncio.to_thread(write_toy_weights, tmp_path / "other", 1)
-    async with open_lane(spec) as lane, AsyncExitStack() as stack:
         [worker] = (await reach([lane.provider], stack, 60.0)).reached.values()
-        before = await worker.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
         await worker.update_weights(other, "7")
         after = await worker.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
-
-    assert after.version_spans == (VersionSpan("7", 0, 8),)
-    assert before.logprobs.tolist() != after.logprobs.tolist()
+        assert after.version_spans == (VersionSpan("7", 0, 8),)
+        assert after.logprobs.tolist() != first.logprobs.tolist()
+    assert (members(lane.group), find_lanes()) == ([], [])
+    assert "serving tiny-random at" in lane.log.read_text()
 
 
 def test_up_doctor_down(cache: Path, weights: Path) -> None:
@@ -100,18 +101,11 @@ def test_up_doctor_down(cache: Path, weights: Path) -> None:
     assert (ended.stdout, is_running(lane.pid)) == (f"ended {lane.name}\n", False)
 
 
-async def test_the_variables_of_the_guard_activate_it(spec: LaneSpec, weights: Path) -> None:
-    """The doctor finds it, with the limits that were set."""
-    async with open_lane(replace(spec, env=GUARD.to_environ())) as lane:
-        findings = (await diagnose(lane.url, tokenizer=Tokenizer.load(weights))).findings
+async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec, weights: Path) -> None:
+    """With its one process the lane is gone and forgotten, and the next one can have its port at once.
 
-    assert [finding.check for finding in findings if finding.level is not Level.OK] == []
-    [guard] = [finding for finding in findings if finding.check == "repeat guard"]
-    assert GUARD.digest()[:12] in guard.found
-
-
-async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -> None:
-    """With its one process the lane is gone and forgotten, and the next one can have its port at once."""
+    That one has a guard by the variables of its environment: the doctor finds it, with the limits that were set.
+    """
     lane = await start_lane(spec)
     os.kill(lane.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
@@ -119,8 +113,14 @@ async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -
             await asyncio.sleep(0.02)
     assert (find_lanes(), down(lane)) == ([], False)
 
-    async with open_lane(replace(spec, port=int(lane.url.rpartition(":")[2]))) as again, httpx.AsyncClient() as http:
+    port = int(lane.url.rpartition(":")[2])
+    async with open_lane(replace(spec, port=port, env=GUARD.to_environ())) as again, httpx.AsyncClient() as http:
         assert (again.url, (await http.get(f"{again.url}/health")).status_code) == (lane.url, 200)
+        findings = (await diagnose(again.url, tokenizer=Tokenizer.load(weights))).findings
+
+    assert [finding.check for finding in findings if finding.level is not Level.OK] == []
+    [guard] = [finding for finding in findings if finding.check == "repeat guard"]
+    assert GUARD.digest()[:12] in guard.found
 
 
 async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: Path) -> None:

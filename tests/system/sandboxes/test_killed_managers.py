@@ -12,7 +12,7 @@ from harness.rollouts.sandboxes.left_behind import remove_left
 from tests.system.sandboxes.conftest import KINDS
 from tests.system.sandboxes.test_ends import MARK, NOTHING, STUBBORN, left_of_boxes
 
-KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "5"))
+KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "3"))
 GONE_S = 30.0
 
 

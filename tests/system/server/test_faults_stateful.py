@@ -507,7 +507,7 @@ def test_any_order_of_faults_leaves_a_file_that_is_right():
     run_state_machine_as_test(
         FaultMachine,
         settings=settings(
-            max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", "30")),
+            max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", "20")),
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),

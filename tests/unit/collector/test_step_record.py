@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import StepError
@@ -13,6 +13,7 @@ from harness.training.collector.record.step_ledger import book_step
 from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.training.collector.step_outcome import Disposition
+from tests.thoroughness import examples
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses
 
 MAKER = SegmentMaker(packing_length=48)
@@ -23,6 +24,7 @@ def record_of(step: Step) -> StepRecord:
     return StepRecord.read(StepRecord.of(step.packed, 17, book_step(step.packed)).to_line())
 
 
+@settings(max_examples=examples(30))
 @given(
     st.permutations([(group, member) for group in range(4) for member in range(3)]),
     st.integers(0, 3),

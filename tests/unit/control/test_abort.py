@@ -381,14 +381,12 @@ async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp
         heard.append("abort")
 
     hooks = AgentHooks("far", lambda _: tell("mark"), ask, None, lambda: tell("clear"))
-    silent = AgentHooks("silent", lambda _: stubborn(1))
-    budget = replace(PATIENT, hooks_s=0.2)
+    silent = AgentHooks("silent", lambda _: stubborn(5))
+    budget = replace(PATIENT, hooks_s=1.0)  # the others tell theirs within it, on a busy machine too
     report = await abort_rollout([], session_servers=[], agent_hooks=[hooks, silent], budget=budget)
 
     assert heard == ["mark", "abort", "clear"]
-    assert [(each.name, each.error) for each in report.hooks if each.error] == [
-        ("silent", "did not answer within 0.2 s")
-    ]
+    assert [(each.name, each.error) for each in report.hooks if each.error] == [("silent", "did not answer within 1 s")]
 
 
 async def test_a_hook_that_ignores_everything_costs_its_time():

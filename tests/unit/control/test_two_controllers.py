@@ -122,12 +122,12 @@ async def test_an_update_whose_hold_ran_out_applies_nothing():
 
 async def test_an_update_whose_server_was_away_for_longer_than_its_hold_continues_no_engine():
     """The server would have continued it, and may have given it to another controller; it does not say so."""
-    engine, budget = NotingEngine(), replace(QUICK, hold_ttl_s=0.5)
+    engine, budget = NotingEngine(), replace(QUICK, hold_ttl_s=2.0)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(serving_with(engine))
         async with WeightUpdater([engine], [client.url], budget=budget).update(1) as update:
             await stack.aclose()
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(2.1)
             with pytest.raises(EngineUnavailable, match="ran out at http://"):
                 await update.apply(CHECKPOINT)
 

@@ -73,39 +73,6 @@ async def test_an_output_that_repeats_itself_ends_there(kind: str, stream: bool)
     assert (result.forced_tokens, result.matched_stop) == (0, None)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_output_that_does_not_repeat_itself_is_left_alone(kind: str, stream: bool):
-    """It ends for the reason it would have had."""
-    async with fake_server(kind, *TURNING[: STOP_AFTER - 1]) as fake, provider_of(fake) as provider:
-        result = await ask(provider, stream=stream)
-
-    assert (result.finish_reason, result.output_ids.size) == (FinishReason.STOP, STOP_AFTER - 1)
-
-
-async def test_an_end_at_the_very_token_that_repeats_keeps_its_own_reason(kind: str):
-    async with fake_server(kind, *TURNING[:STOP_AFTER]) as fake, provider_of(fake) as provider:
-        result = await ask(provider)
-
-    assert (result.finish_reason, result.output_ids.size) == (FinishReason.STOP, STOP_AFTER)
-
-
-async def test_a_continuation_is_judged_together_with_what_it_continues(kind: str):
-    """Five tokens before the joint bring the end five tokens nearer; unsaid, they belong to the prompt."""
-    async with fake_server(kind, *TURNING[5:]) as fake, provider_of(fake) as provider:
-        continued = await ask(provider, ids=TURNING[:5], continues=5)
-        anew = await ask(provider, ids=TURNING[:5])
-
-    assert continued.output_ids.size == STOP_AFTER - 5
-    assert anew.output_ids.size > continued.output_ids.size
-
-
-async def test_what_was_over_before_the_joint_ends_at_the_next_token(kind: str):
-    async with fake_server(kind, 70, 71, 72, 73) as fake, provider_of(fake) as provider:
-        result = await ask(provider, ids=TURNING, continues=len(TURNING))
-
-    assert (result.finish_reason, result.output_ids.tolist()) == (FinishReason.REPEAT, [70])
-
-
 async def test_the_proof_is_in_the_capabilities(kind: str):
     async with fake_server(kind, *TURNING) as fake:
         async with provider_of(fake) as provider:

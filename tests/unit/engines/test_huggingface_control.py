@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
 from harness.types import FinishReason, GenerationRequest, SamplingParams, TokenIds, VersionSpan, as_ids
@@ -69,51 +68,6 @@ async def test_abort_all_ends_the_waiting_ones_too(engine, endless) -> None:
     results = [await generation.task for generation in generations]
     assert {result.finish_reason for result in results} == {FinishReason.ABORT}
     assert min(result.output_ids.size for result in results) == 0
-
-
-async def test_a_pause_that_keeps_changes_nothing_but_time(engine, ask, prompt: Prompt, endless) -> None:
-    """The generation freezes and ends with the tokens it would have had."""
-    ids = prompt("Tell me a joke.")
-    expected = await ask.generate(ids, short(16))
-    running = asyncio.ensure_future(ask.generate(ids, short(16)))
-    while not (await engine.health()).running:
-        await asyncio.sleep(0)
-    await engine.pause(PauseMode.KEEP)
-    frozen = await engine.health()
-    await engine.resume()
-
-    assert (frozen.paused, frozen.running) == (True, 1)
-    assert (await running).output_ids.tolist() == expected.output_ids.tolist()
-
-
-async def test_a_paused_generation_can_be_aborted(engine, endless) -> None:
-    generation = endless()
-    await generation.has_sampled(1)
-    await engine.pause(PauseMode.KEEP)
-
-    assert await engine.abort(generation.request_id) == 1
-    assert (await generation.task).finish_reason is FinishReason.ABORT
-
-
-async def test_new_weights_take_over_between_two_tokens(engine, update, endless) -> None:
-    """Every token carries the version that sampled it, and exactly that model's logprob."""
-    generation = endless("Describe the sea.")
-    await generation.has_sampled(4)
-    await engine.update_weights(update.new_dir, "1")
-    label = engine.weight_version
-    await generation.has_sampled(generation.sampled + 4)
-    await engine.abort(None)
-    result = await generation.task
-    await engine.update_weights(update.old_dir, "0")
-
-    old, new = result.version_spans
-    assert (label, old.version, new.version) == ("1", "0", "1")
-    assert (old.start, old.end, new.end) == (0, new.start, result.output_ids.size)
-    assert min(old.end, new.end - new.start) >= 4
-    whole = np.concatenate([result.input_ids, result.output_ids])
-    first = result.input_ids.size - 1
-    np.testing.assert_allclose(result.logprobs[: old.end], update.old.logprobs(whole)[first:][: old.end], atol=1e-4)
-    np.testing.assert_allclose(result.logprobs[old.end :], update.new.logprobs(whole)[first:][old.end :], atol=1e-4)
 
 
 async def test_kv_of_old_weights_is_never_used_again(engine, ask, update, prompt: Prompt) -> None:

@@ -376,6 +376,6 @@ class PlacementMachine(RuleBasedStateMachine):
 
 
 PlacementMachine.TestCase.settings = settings(
-    max_examples=examples(75), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(50), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_whatever_happens = PlacementMachine.TestCase

@@ -74,25 +74,6 @@ async def pooled(count: int = 2, step: ScriptStep | None = None, **limits: Any) 
         yield Pooled(await stack.enter_async_context(EnginePool(workers, **limits)), fakes)
 
 
-async def test_a_session_keeps_its_worker():
-    """The worker that has the cache of a session's prefix serves its next turn too."""
-    async with pooled() as under:
-        for _ in range(3):
-            await under.ask("a")
-        for _ in range(2):
-            await under.ask("b")
-
-        assert sorted(under.served()) == [2, 3]
-
-
-async def test_new_sessions_go_where_there_is_least_to_do():
-    """Four sessions at once on two workers are two each."""
-    async with pooled() as under:
-        await asyncio.gather(*(under.ask(f"session {i}") for i in range(4)))
-
-        assert under.served() == [2, 2]
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_worker_that_cannot_serve_is_passed_over(stream: bool):
     """The request is served by the other worker, and the next one does not even try the first."""
@@ -385,20 +366,6 @@ async def test_a_retired_worker_is_left_when_the_last_to_be_placed_there_never_c
 
 
 # Limits
-
-
-async def test_more_requests_than_the_limit_wait_their_turn():
-    """No worker has more than it may; everybody is served in the end."""
-    async with pooled(step=ScriptStep(text="Hello there.", token_delay_s=0.01), limit=2) as under:
-        most = 0
-        tasks = [asyncio.create_task(under.ask(f"session {i}")) for i in range(9)]
-        while not all(task.done() for task in tasks):
-            most = max(most, *(status.in_flight for status in under.pool.workers))
-            await asyncio.sleep(0.001)
-
-        assert most == 2
-        assert {task.result().output_ids.size for task in tasks} == {3}
-        assert under.pool.waiting == 0
 
 
 async def test_a_request_does_not_wait_for_ever():

@@ -2,9 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
-from tests.local_model import KV_BYTES, LocalEngines
+from tests.local_model import LocalEngines
 from tests.looping_prompt import (
     CONFIG,
     LOOP_START,
@@ -24,18 +22,13 @@ from tests.looping_prompt import (
     OTHER_PROMPTS,
     PROMPT,
     PROMPT_IDS,
-    SERVED_CONFIG,
-    SERVED_STOP_AFTER,
     STOP_INDEX,
-    looped_ids,
 )
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 
 GREEDY = SamplingParams(MAX_NEW_TOKENS, temperature=0.0)
 NO_GUARD = RepeatTerminateConfig()
-
-LocalEngine = Callable[..., HuggingFaceTokenProvider]
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -46,13 +39,6 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
 @pytest.fixture(name="guarded")
 async def _guarded(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
     return await local_engines.open(repeat_guard=CONFIG)
-
-
-@pytest.fixture(name="local_engine")
-async def _local_engine(local_engines: LocalEngines, model_dir: Path) -> LocalEngine:
-    """Makes an engine that a test opens itself: none of the others runs beside it."""
-    await local_engines.close()
-    return partial(HuggingFaceTokenProvider, model_dir, kv_cache_bytes=KV_BYTES)
 
 
 async def ask(
@@ -92,14 +78,6 @@ async def test_only_the_offending_sequence_is_ended(local_engines: LocalEngines,
     assert (stopped.forced_tokens, stopped.matched_stop) == (0, None)
     assert [each.output_ids.tolist() for each in others] == [each.output_ids.tolist() for each in others_without]
     assert {each.finish_reason for each in others} == {FinishReason.LENGTH}
-
-
-async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(local_engine: LocalEngine) -> None:
-    """With their limits and the ids that SGLang and vLLM are held to, see `tests/real/engines/test_repeat_guard.py`."""
-    async with local_engine(repeat_guard=SERVED_CONFIG) as engine:
-        ended = await ask(engine, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=SERVED_STOP_AFTER + 32))
-
-    assert (ended.finish_reason, ended.output_ids.tolist()) == (FinishReason.REPEAT, looped_ids(SERVED_STOP_AFTER))
 
 
 async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTokenProvider) -> None:

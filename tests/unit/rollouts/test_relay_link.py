@@ -145,7 +145,7 @@ class Relayed(RuleBasedStateMachine):
 
 
 TestRelayed = Relayed.TestCase
-TestRelayed.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestRelayed.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 def frame(kind: int, number: int = 0, offset: int = 0, data: bytes = b"", size: int | None = None) -> bytes:

@@ -14,7 +14,6 @@ from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.05)
-CUT = ScriptStep(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
 
 
 def ids(text: str) -> list[int]:
@@ -146,16 +145,6 @@ async def test_a_schema_that_the_engine_cannot_follow_is_refused():
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
     assert "scripted follows no schema" in answer.json()["error"]["message"]
-
-
-async def test_an_abort_that_nobody_asked_for_is_continued():
-    """The engine dropped the request by itself."""
-    async with session_on(CUT) as (client, session):
-        message = await client.say(session, HI)
-        [turn] = (await client.record(session))["turns"]
-
-    assert message["content"] == "a long answer"
-    assert [(each["start"], each["end"]) for each in turn["segments"]] == [(0, 4), (4, 14)]
 
 
 async def test_a_turn_that_is_cut_short_again_and_again_is_aborted():

@@ -10,11 +10,9 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, Json
 from tests.dialects.speakers import gather_parts
-from tests.session_servers.served import Client, Served, says, serving, serving_with, session_on
+from tests.session_servers.served import Client, Served, says, serving_with, session_on
 from tests.unit.server.test_reasoning import reasoning_tokenizer
 
-CALL = 'Sure.<tool_call>\n{"name": "add", "arguments": {"a": 2.0, "b": "x"}}\n</tool_call>'
-TOOLS: list[Json] = [{"functionDeclarations": [{"name": "add", "parameters": {"type": "OBJECT"}}]}]
 HI: list[Json] = [{"role": "user", "parts": [{"text": "hi"}]}]
 
 
@@ -34,24 +32,6 @@ async def test_every_version_of_the_path_is_served(version: str):
         answer = await client.http.post(url, json={"contents": HI})
 
     assert answer.json()["candidates"][0]["content"]["parts"][0]["text"] == "yes"
-
-
-async def test_a_tool_loop_is_one_branch():
-    """Arguments come back with other spellings, the response without an id."""
-    async with serving(*says(CALL, "It is 5.")) as client:
-        session = await client.create(matching=["exact"])
-        reply = (await ask(client, session, tools=TOOLS)).json()["candidates"][0]["content"]
-        call = reply["parts"][1]["functionCall"]
-        kept = {"role": "model", "parts": [reply["parts"][0], {"functionCall": call | {"args": {"b": "x", "a": 2}}}]}
-        result = {"functionResponse": {"name": "add", "response": {"result": "5"}}}
-        last = (await ask(client, session, [*HI, kept, {"role": "user", "parts": [result]}], tools=TOOLS)).json()
-        record = await client.record(session)
-
-    assert (call["name"], call["args"]) == ("add", {"a": 2.0, "b": "x"})
-    assert last["candidates"][0]["content"]["parts"][0]["text"] == "It is 5."
-    assert [turn["parent"] for turn in record["turns"]] == [None, 0]
-    assert record["turns"][1]["messages_delta"] == [{"role": "tool", "content": "5", "tool_call_id": call["id"]}]
-    assert record["turns"][0]["notes"]["dialect"] == "gemini"
 
 
 @pytest.mark.parametrize(

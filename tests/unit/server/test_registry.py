@@ -254,4 +254,4 @@ def texts_of(turns: Any) -> list[str]:
 
 
 TestRegistry = RegistryMachine.TestCase
-TestRegistry.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
+TestRegistry.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

@@ -19,7 +19,7 @@ from harness.types import Json, Message
 from tests.builders import tool, user
 from tests.session_servers.served import Client, Served, bearer, eventually, serving, url_of
 
-EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "8"))
 LOOK = '\n<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
 TOOLS = [tool("look", n={"type": "integer"})]
 

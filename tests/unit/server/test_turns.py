@@ -6,9 +6,8 @@ import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from harness.sessions.record import session_record
-from tests.builders import EOS, body, tool, toy_tokenizer, user
-from tests.session_servers.served import RawClient, Served, says, serving, session_on, url_of
+from tests.builders import EOS, tool, toy_tokenizer, user
+from tests.session_servers.served import says, serving, session_on
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
@@ -168,33 +167,6 @@ async def test_concurrent_calls_of_one_session_become_siblings():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 0]
     assert record["turns"][1]["prompt_ids"] == record["turns"][2]["prompt_ids"]
     assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1], [0, 2]]
-
-
-async def test_fifty_sessions_at_once_lose_no_token(tmp_path):
-    """50 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
-    steps = tuple(ScriptStep(text=f"answer {number}") for number in range(10))
-    async with serving(*steps, store=tmp_path / "sessions.db") as client:
-
-        async def converse() -> Served:
-            async with RawClient(client.url) as agent:
-                session = Served(**(await agent.post("/sessions"))[1])
-                messages = [user("start")]
-                for number in range(10):
-                    status, answer = await agent.post(url_of(session), body(messages))
-                    assert status == 200
-                    messages = [*messages, answer["choices"][0]["message"], user(f"go on {number}")]
-                return session
-
-        sessions = await asyncio.gather(*(converse() for _ in range(50)))
-        records = [session_record(client.server.sessions.in_memory(session.session_id)) for session in sessions]
-
-    expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
-    assert [len(record["turns"]) for record in records] == [10] * 50
-    assert all(
-        record["ledger"]
-        == {"generated": expected, "trained": expected, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
-        for record in records
-    )
 
 
 async def test_a_reader_never_sees_a_ledger_out_of_balance():

@@ -215,7 +215,7 @@ async def test_the_end_of_the_block_is_bounded(answer: Answering | None):
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serving
-        assert loop.time() - began < STOP_S + 2
+        assert loop.time() - began < STOP_S + 10
         if answer is not hang:
             assert [each.name for each in {*threading.enumerate()} - before if "Otel" in each.name] == []
     assert counted(metrics)["stopped"] == 20
@@ -233,7 +233,7 @@ async def test_a_caller_that_hurries_ends_what_is_left():
             sender.hurry()
             sender.hurry()
             sender.offer(turn(1))
-        assert loop.time() - began < 2
+        assert loop.time() - began < 10
         assert len(collector.bodies) == 1
     assert counted(metrics) == {"stopped": 4}
 

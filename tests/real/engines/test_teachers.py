@@ -33,8 +33,8 @@ async def test_scores_are_those_of_a_forward_pass(
         for _ in SAYINGS:
             reply = await client.say(session, history, tools=[tool("guess")])
             history.append(reply)
-            for call in reply.get("tool_calls") or ():
-                history.append({"role": "tool", "tool_call_id": call["id"], "content": "No, more."})
+            calls = reply.get("tool_calls") or ()
+            history += [{"role": "tool", "tool_call_id": call["id"], "content": "No, more."} for call in calls]
         await client.say(session, [*history[:5], user("Stop.")], tools=[tool("guess")])
         teacher = client.server.teachers._teachers["big"]
         held = client.server.sessions.in_memory(session.session_id)

@@ -53,7 +53,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 8 --programs 4 --sandbox bwrap
 	$(PY) -W error soak/abort_cycles.py --cycles 100 --sessions 4 --programs 2 --sandbox podman
-	HARNESS_SOAK_BOXES=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py tests/system/sandboxes/test_real_agents.py
+	HARNESS_SOAK_BOXES=all $(PY) -m pytest tests/system/sandboxes/test_abort_plays.py tests/system/sandboxes/test_real_agents.py tests/system/sandboxes/test_agent_lives.py
 	HARNESS_SOAK_KILLS=20 $(PY) -m pytest tests/system/sandboxes/test_killed_managers.py
 	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	HARNESS_SOAK_CUTS=200 $(PY) -m pytest tests/system/relay/test_cuts.py

@@ -105,6 +105,29 @@ async def measure(
     )
 
 
+async def measure_inherited(
+    opened: AbstractAsyncContextManager[ServerProcess], shape: Shape, texts: list[str]
+) -> tuple[float, float]:
+    """CPU milliseconds of the server per live turn, and per turn that heirs of these sessions repeat."""
+    sessions, turns = shape
+    found: list[float] = []
+    async with opened as server, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        await converse(client, server.url, min(6, turns), texts, lambda *_: None)
+        earlier = [""] * sessions
+        for _ in range(2):
+            before = server.cpu_s()
+            urls = await asyncio.gather(
+                *(converse(client, server.url, turns, texts, lambda *_: None, inherits=each) for each in earlier)
+            )
+            found.append((server.cpu_s() - before) / sessions / turns * 1e3)
+            earlier = [url.rpartition("/")[2] for url in urls]
+            for url in urls:
+                async with client.delete(url):
+                    pass
+    live, inherited = found
+    return live, inherited
+
+
 def _busy() -> float:
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
@@ -142,6 +165,12 @@ async def run(options: argparse.Namespace, texts: list[str]) -> list[Figures]:
                     f" {found.turns_per_s:>8.0f} {found.p50_ms:>7.1f} {found.p99_ms:>7.1f} {found.early_ms:>6.1f}"
                     f" {found.late_ms:>6.1f} {found.rss_mib:>8.0f} {found.others_cores:>7.2f}"
                 )
+            if "sqlite" in options.servers:
+                with tempfile.TemporaryDirectory() as folder:
+                    opened = server_process("sqlite", *shared, folder, "--engine", engine.url)
+                    live, inherited = await measure_inherited(opened, shape, texts)
+                ratio = f"{inherited:.2f}, {inherited / live:.2f} x live"
+                say(f"{shape[0]} x {shape[1]}: CPU ms of an inherited turn {ratio}")
     return report
 
 

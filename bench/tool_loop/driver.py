@@ -29,10 +29,18 @@ class _Completion(msgspec.Struct):
 
 
 async def converse(
-    client: aiohttp.ClientSession, url: str, turns: int, texts: Sequence[str], note: Note, *, streamed: bool = False
+    client: aiohttp.ClientSession,
+    url: str,
+    turns: int,
+    texts: Sequence[str],
+    note: Note,
+    *,
+    streamed: bool = False,
+    inherits: str = "",
 ) -> str:
-    """One session of `turns` turns; returns where its record is."""
-    async with client.post(f"{url}/sessions", json={}) as response:
+    """One session of `turns` turns, perhaps with the record of an earlier one; returns where its record is."""
+    config = {"inherits": {"session_id": inherits}} if inherits else {}
+    async with client.post(f"{url}/sessions", json=config) as response:
         session_url = base_url_of(url, json.loads(await response.read()))
     asked = {"model": "m", "stream": streamed, "tools": TOOLS, "messages": []}
     head = json.dumps(asked, separators=(",", ":")).encode().removesuffix(b"]}")

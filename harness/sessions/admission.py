@@ -63,13 +63,10 @@ def plan_sampling(
     return SamplingParams(**stated)
 
 
-_PINNED = ("temperature", "top_p", "top_k", "min_p")
-
-
 def require_pinned(asked: SamplingWishes, overrides: SamplingWishes) -> None:
     """Raise `MalformedRequest` for a value that is not the session's, or without one the neutral value."""
     neutral = SamplingParams()
-    for name in _PINNED:
+    for name in ("temperature", "top_p", "top_k", "min_p"):
         wished, owned = getattr(asked, name), getattr(overrides, name)
         pinned = getattr(neutral, name) if owned is None else owned
         if wished not in (None, pinned):

@@ -65,6 +65,7 @@ def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: b
 
 
 def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> Any:
+    require_no_masks(ours, "miles and slime")
     sample = _write_columns(deepcopy(origin), ours, decode)
     result = (rollout.agent_result or {}) if trusts_agent else {}
     untrusted = {} if trusts_agent else {AGENT_RESULT: rollout.agent_result}
@@ -100,8 +101,6 @@ def _stamps(rollout: Rollout) -> Json:
 
 
 def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
-    if ours is not None:
-        require_no_masks(ours, "miles and slime")
     tokens: Sequence[int] = [] if ours is None else ours.tokens.tolist()
     length = 0 if ours is None else ours.response_length
     sample.tokens = list(tokens)

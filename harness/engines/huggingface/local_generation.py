@@ -172,14 +172,9 @@ class LocalGeneration:
             return FinishReason.REPEAT
         return None
 
-    def _masks(self) -> RaggedRows | None:
-        if not self.request.params.sampling_mask:
-            return None
-        return RaggedRows.of(self.prompt_length, [sampled.mask for sampled in self.sampled])
-
     def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
         """Return the output so far, ended by `reason`."""
-        top = None
+        top, masks = None, RaggedRows.of(self.prompt_length, [sampled.mask for sampled in self.sampled])
         if self.request.params.top_logprobs:
             shape = (len(self.sampled), self.request.params.top_logprobs)
             ids = np.array([sampled.top_ids for sampled in self.sampled], dtype=np.int32)
@@ -195,7 +190,7 @@ class LocalGeneration:
             matched_stop=self._matched_stop,
             top_logprobs=top,
             prompt_logprobs=self.scores.result() if self.scores else None,
-            masks=self._masks(),
+            masks=masks if self.request.params.sampling_mask else None,
             rows=self._joined_rows(),
             cached_tokens=self.tokens.cached_tokens or 0,
             seconds=now - self._started_at,

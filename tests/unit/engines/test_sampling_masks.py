@@ -136,10 +136,11 @@ async def test_wrong_masks_are_refused(change: Any, message: str) -> None:
             check_masks(able.engine, able.vocab_size, able.max_mask_ids, asked, await provider.generate(asked))
 
 
-async def test_masks_without_logprobs_over_them_are_refused() -> None:
+@pytest.mark.parametrize("count", [5, 7])
+async def test_masks_without_logprobs_over_them_are_refused(count: int) -> None:
     """Raw logprobs beside masks would be of another distribution."""
-    async with connected("sglang", over_masks=5) as (_, provider):
-        with pytest.raises(EngineReplyInvalid, match="6 output ids but 5 logprobs"):
+    async with connected("sglang", over_masks=count) as (_, provider):
+        with pytest.raises(EngineReplyInvalid, match="over sampling masks for 6 output tokens"):
             await provider.generate(request(1, top_p=0.9))
 
 

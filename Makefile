@@ -37,6 +37,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py
 	$(PY) -m bench.relay
+	$(PY) -m bench.routed_experts
 
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 200 of agents in sandboxes, the abort suites and five agents in each kind of sandbox, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants

@@ -1,4 +1,4 @@
-"""A server process that is killed again and again under agents that retry: I1, I4, I5 and I9 at the file.
+"""A server process that is killed again and again under agents that retry: I1, I4, I5, I9 and I12 at the file.
 
 Real processes, real sockets, SIGKILL at any moment, between drains, pauses and hang-ups. `HARNESS_SOAK_KILLS` says how
 often; `make soak` asks for more than `make test`.
@@ -15,18 +15,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from harness.engines.scripted import scripted_experts
+from harness.server.store.sqlite import read_rows
+from harness.token_rows import TokenRows, TurnRows
+from harness.types import as_ids
 from tests.builders import body, user
 from tests.session_servers.asked_bodies import is_digest_of
 from tests.session_servers.served import RawClient
 from tests.session_servers.store_file import StoredSession, StoredTurn, ledger_of, read_file
+from tests.session_servers.true_rows import ROUTER
 
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "6"))
 AGENTS = 8
 PROGRAM = Path(__file__).with_name("serve_port.py")
 LONGEST_LIFE_S = 1.0
 PATIENCE_S = 120
+RECORD = {"record": ["routed_experts"]}
 
 
 class Fleet:
@@ -62,7 +69,7 @@ async def agent(fleet: Fleet, dice: random.Random) -> None:
     async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as http:
         while not fleet.over:
             with suppress(httpx.TransportError):
-                answer = await http.post("/sessions", json={"sampling": {"seed": dice.randrange(1000)}})
+                answer = await http.post("/sessions", json={"sampling": {"seed": dice.randrange(1000)}, **RECORD})
                 if answer.status_code == 200:
                     await talk(fleet, answer.json()["session_id"], dice)
             await asyncio.sleep(0.05)
@@ -140,7 +147,22 @@ def check(fleet: Fleet) -> dict[str, StoredSession]:
         assert not twice, f"a retry was sampled again (I5): {[told_of(turn) for turn in twice]}"
         ledger = ledger_of(session)
         assert ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())
+    for session_id, session in file.items():
+        for index, rows in read_rows(fleet.store, session_id).items():
+            check_rows(session.turns[index], rows)
+        assert {*read_rows(fleet.store, session_id)} >= {index for index, turn in session.turns.items() if turn.output}
     return file
+
+
+def check_rows(turn: StoredTurn, rows: TurnRows) -> None:
+    """They follow each other up to the last token but one, and are those of the engine (I12)."""
+    ids, stop = as_ids(turn.tokens), rows.start
+    for part in rows.parts:
+        assert part.start == stop
+        stop = part.stop
+        if isinstance(part, TokenRows):
+            assert np.array_equal(part.values, scripted_experts(ROUTER, ids[part.start : stop], part.start, "0"))
+    assert stop == (ids.size - 1 if turn.output else rows.start)
 
 
 def continued_turns(file: dict[str, StoredSession]) -> list[StoredTurn]:

@@ -130,7 +130,9 @@ def _needs_logprobs(args: Any) -> bool:
 
 
 REFUSALS = (
-    Refusal("--use-rollout-routing-replay", _set("use_rollout_routing_replay"), "sessions record no routed experts"),
+    Refusal(
+        "--use-rollout-routing-replay", _set("use_rollout_routing_replay"), "this adapter passes no routed experts on"
+    ),
     Refusal("--use-rollout-indexer-replay", _set("use_rollout_indexer_replay"), "sessions record no indexer choices"),
     Refusal("--lora-rank", _set("lora_rank"), "sessions name no adapter to the engine"),
     Refusal("--lora-adapter-path", _set("lora_adapter_path"), "sessions name no adapter to the engine"),

@@ -69,7 +69,7 @@ class SessionAgentLoop:
         rollout = trainer_config.config.actor_rollout_ref.rollout
         if getattr(rollout, "enable_rollout_routing_replay", False):
             raise AdapterError(
-                "rollout.enable_rollout_routing_replay cannot be kept: sessions record no routed experts"
+                "rollout.enable_rollout_routing_replay cannot be kept: this adapter passes no routed experts on"
             )
         if _needs_logprobs(trainer_config.config):
             require_unfiltered({name: getattr(rollout, name, None) for name in FILTERS}, "rollout.")

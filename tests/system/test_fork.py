@@ -12,10 +12,12 @@ import pytest
 from harness.samples.codec import read_samples
 from harness.samples.rollout import OutcomeKind
 from harness.server.store.sqlite import list_sessions, read_session
+from harness.suite.exits import ExitCode
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.viewer.fork import STORE
 from tests.harness_command import AGENT, harness, write_scenario
+from tests.toy_model import write_toy_weights
 
 DRIFTS = AGENT.replace('"Go on."', '"Go on." + os.urandom(8).hex()')
 CHECK = "def score(session, result, metadata):\n    return float(len(session['turns']))\n"
@@ -120,6 +122,18 @@ def test_other_weights_are_asked_for(run: Path, tmp_path: Path) -> None:
     assert "turn 1 was sampled by the weights 7, the engine serves 0; --weights current" in other.stderr
     assert "weights_digest" in changed.stderr
     assert "template_digest" in template.stderr
+
+
+def test_an_engine_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    weights = write_toy_weights(tmp_path / "weights", seed=0)
+    text = config.read_text().replace(str(run.parent / "toy"), str(weights))
+    config.write_text(text.replace('name = "scripted"', 'name = "sglang=http://127.0.0.1:9"'))
+    gone = harness("fork", tmp_path / "run", "2", "--at", "1", "-n", "1")
+
+    assert gone.code == ExitCode.INFRASTRUCTURE
+    assert "http://127.0.0.1:9" in gone.stderr
 
 
 def test_a_session_that_lives_is_not_forked(run: Path, tmp_path: Path) -> None:

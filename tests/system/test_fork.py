@@ -17,7 +17,6 @@ from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.viewer.fork import STORE
 from tests.harness_command import AGENT, harness, write_scenario
-from tests.toy_model import write_toy_weights
 
 DRIFTS = AGENT.replace('"Go on."', '"Go on." + os.urandom(8).hex()')
 CHECK = "def score(session, result, metadata):\n    return float(len(session['turns']))\n"
@@ -127,8 +126,10 @@ def test_other_weights_are_asked_for(run: Path, tmp_path: Path) -> None:
 def test_an_engine_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
-    weights = write_toy_weights(tmp_path / "weights", seed=0)
-    text = config.read_text().replace(str(run.parent / "toy"), str(weights))
+    shutil.copytree(run.parent / "toy", tmp_path / "toy")
+    for name in ("config.json", "model.safetensors"):  # no engine reads them
+        (tmp_path / "toy" / name).write_text("{}")
+    text = config.read_text().replace(str(run.parent / "toy"), str(tmp_path / "toy"))
     config.write_text(text.replace('name = "scripted"', 'name = "sglang=http://127.0.0.1:9"'))
     gone = harness("fork", tmp_path / "run", "2", "--at", "1", "-n", "1")
 

@@ -12,6 +12,7 @@ import pytest
 from harness.samples.codec import read_samples
 from harness.samples.rollout import OutcomeKind
 from harness.server.store.sqlite import list_sessions, read_session
+from harness.suite.exits import ExitCode
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.viewer.fork import STORE
@@ -120,6 +121,20 @@ def test_other_weights_are_asked_for(run: Path, tmp_path: Path) -> None:
     assert "turn 1 was sampled by the weights 7, the engine serves 0; --weights current" in other.stderr
     assert "weights_digest" in changed.stderr
     assert "template_digest" in template.stderr
+
+
+def test_an_engine_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    shutil.copytree(run.parent / "toy", tmp_path / "toy")
+    for name in ("config.json", "model.safetensors"):  # no engine reads them
+        (tmp_path / "toy" / name).write_text("{}")
+    text = config.read_text().replace(str(run.parent / "toy"), str(tmp_path / "toy"))
+    config.write_text(text.replace('name = "scripted"', 'name = "sglang=http://127.0.0.1:9"'))
+    gone = harness("fork", tmp_path / "run", "2", "--at", "1", "-n", "1")
+
+    assert gone.code == ExitCode.INFRASTRUCTURE
+    assert "http://127.0.0.1:9" in gone.stderr
 
 
 def test_a_session_that_lives_is_not_forked(run: Path, tmp_path: Path) -> None:

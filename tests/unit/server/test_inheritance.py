@@ -316,6 +316,39 @@ async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
     assert repeated["inherits"]["asked_again"] == 3
 
 
+async def test_the_aborted_turn_of_a_drained_session_is_sampled_anew(tmp_path: Path):
+    """By a fork of it as by an heir: neither inherits it."""
+    steps = (*says("one"), ScriptStep(text="a long and slow answer", token_delay_s=0.05))
+    async with serving(*steps, store=tmp_path / "s.db") as client:
+        old = await client.create()
+        messages = await converse(client, old, 1)
+        broken = asyncio.create_task(client.chat(old, messages))
+        await client.sampling()
+        await client.http.post(f"/sessions/{old.session_id}/drain")
+        assert (await broken).status_code == 404
+        aborted = (await client.record(old))["turns"][1]["status"]
+        await close(client, old)
+        fork = await inherit(client, old, before=1, trained=False)
+        await converse(client, fork, 2)
+        heir = await inherit(client, old)
+        taken = [await client.record(each) for each in (fork, heir)]
+
+    assert aborted == "aborted"
+    assert [turn["status"] for turn in taken[0]["turns"]] == ["completed", "completed"]
+    assert [each["inherits"]["turns"] for each in taken] == [1, 1]
+
+
+async def test_a_turn_that_is_never_trained_is_not_forked(tmp_path: Path):
+    async with serving(*says("one"), store=tmp_path / "s.db") as client:
+        old = await client.create(trained_roles=["compaction"])
+        await client.say(old, [user("go")])
+        await close(client, old)
+        answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id, "before": 0}})
+
+    assert answer.status_code == 400
+    assert "turn 0 is main, which is never trained" in answer.json()["error"]["message"]
+
+
 async def test_the_first_prompt_can_be_edited(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()

@@ -45,7 +45,6 @@ class OpenAIChat:
         }
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """See `Dialect`."""
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
@@ -72,7 +71,6 @@ class OpenAIChat:
         }
 
     def stream(self, head: AnswerHead) -> "_ChatStream":
-        """See `Dialect`."""
         return _ChatStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:

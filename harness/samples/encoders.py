@@ -38,7 +38,6 @@ class WholeSampleEncoder:
     """Default: keeps samples whole."""
 
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:  # noqa: ARG002
-        """See `SegmentEncoder.encode`."""
         if not sample.loss_mask.any():
             return EncodedSample(None, "nothing_to_train")
         return EncodedSample(Segment.of_sample(sample))

@@ -67,12 +67,10 @@ class SessionServer(ServerApi):
         return self.build_app(OwnSessions(self._turns, self.sessions), before=calls, after=[])
 
     async def drain_sessions(self) -> Callable[[], int]:
-        """See `ServerApi`."""
         closed = await self.sessions.drain()
         return lambda: closed
 
     async def count_sessions(self) -> GateCounts:
-        """See `ServerApi`."""
         return GateCounts(
             sessions=len(self.sessions),
             sessions_open=sum(session.is_open for session in self.sessions),

@@ -85,7 +85,6 @@ class RecordedEngine:
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -145,7 +144,6 @@ class RecordedEngine:
         raise EngineRejected(f"a record has no weights to replace by {version} from {path}")
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         return self._version
 
     async def health(self) -> EngineHealth:

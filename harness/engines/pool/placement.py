@@ -136,7 +136,6 @@ class Placement:
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:
-        """See `EngineWorkers`."""
         return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
 
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:

@@ -103,12 +103,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @property
     def weight_version(self) -> str:
-        """See `TokenProvider.weight_version`."""
         return self._served.label
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -181,7 +179,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         return router
 
     async def expect_transfer(self, version: str) -> None:
-        """See `ExpectsTransfer`."""
         await self._change.expect(version)
 
     @abstractmethod

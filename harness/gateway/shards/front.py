@@ -93,7 +93,6 @@ class Front(ServerApi):
 
     @property
     def released_elsewhere(self) -> int:
-        """See `ServerApi`."""
         return sum(link.released for link in self._links)
 
     @property

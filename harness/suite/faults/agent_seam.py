@@ -79,7 +79,6 @@ class _Arrival:
 
     @property
     def is_lost(self) -> bool:
-        """See `Connection`."""
         return self._has_left.is_set()
 
     @property
@@ -93,11 +92,9 @@ class _Arrival:
             self._carrier.on_reset = callback
 
     def is_closed_by_client(self) -> bool:
-        """See `Connection`."""
         return self.is_lost or (self._carrier is not None and self._carrier.is_closed_by_client())
 
     def is_reset(self) -> bool:
-        """See `Connection`."""
         return self.is_lost or (self._carrier is not None and self._carrier.is_reset())
 
 

@@ -109,7 +109,6 @@ class FaultInjector:
     # Events
 
     async def on_request(self, call: EngineCall) -> None:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         if session is not None:
             call.faults += self._actions.take_armed(session)
@@ -117,13 +116,11 @@ class FaultInjector:
                 await self._fire(TurnBegan(session, call.turn), call)
 
     async def on_tokens(self, call: EngineCall) -> None:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         if session is not None:
             await self._fire(TokensSampled(session, call.turn, call.tokens), call)
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         return session is not None and self._timeline.counts_tokens(session, call.turn)
 

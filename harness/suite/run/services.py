@@ -143,11 +143,9 @@ class OwnServices(Services):
 
     @property
     def tokenizer(self) -> Path:
-        """See `Services`."""
         return self.model_dir
 
     def open_manager(self) -> SessionManager:
-        """See `Services`."""
         return SessionManager(self.address.url, admin_token=self.address.admin_token)
 
     async def drain(self) -> None:
@@ -156,7 +154,6 @@ class OwnServices(Services):
             await server.gate().drain(deadline_s=_GATE_S)
 
     async def close_abandoned_sessions(self) -> None:
-        """See `Services`."""
         async with SessionServerClient(self.address) as server:
             for session in await server.sessions():
                 await server.delete(session.session_id)
@@ -169,7 +166,6 @@ class OwnServices(Services):
                         raise
 
     async def start_of_server(self) -> str:
-        """See `Services`."""
         # Constant: only a fault restarts this server, and the injector knows the affected rollouts.
         return ""
 

@@ -20,7 +20,6 @@ class Unread(CallSyntax):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `CallSyntax`."""
         return (self._marker,)
 
     def beginning(self, name: str | None) -> tuple[str, str]:

@@ -86,7 +86,6 @@ class JinjaTemplate:
         return frozenset(read - _environment().globals.keys() - {*_SPECIAL_TOKENS, *_OF_CONVERSATIONS})
 
     def with_variables(self, variables: Mapping[str, Any]) -> Self:
-        """See `ChatTokenizer`."""
         for name in variables:
             if name not in self.variable_names:
                 known = ", ".join(sorted(self.variable_names)) or "none"

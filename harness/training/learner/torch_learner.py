@@ -114,7 +114,6 @@ class TorchLearner:
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """See `Learner`."""
         sums = LossSums()
         if pack.loss_mask.any():
             with self._precision(self.model):
@@ -127,7 +126,6 @@ class TorchLearner:
         return sums
 
     def finish_step(self, normalizer: float) -> StepReport:
-        """See `Learner`."""
         try:
             normalizer, packs, *sums = self._gradients.sum_over_ranks([normalizer, self._packs, *astuple(self._sums)])
             learning_rate = self._settings.learning_rate * self._schedule(self._step)
@@ -154,7 +152,6 @@ class TorchLearner:
                         shutil.copyfile(path, unfinished / path.name)
 
     def save_state(self, folder: Path) -> None:
-        """See `Learner`."""
         state = {
             "step": self._step,
             "settings": asdict(self._settings),
@@ -165,7 +162,6 @@ class TorchLearner:
             torch.save(state, unfinished / _STATE)
 
     def load_state(self, folder: Path) -> None:
-        """See `Learner`."""
         try:
             state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
             step, settings, weights, optimizer = (state[key] for key in ("step", "settings", "model", "optimizer"))

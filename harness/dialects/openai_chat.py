@@ -75,7 +75,6 @@ class OpenAIChat:
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """Return the error object that OpenAI clients parse. It has no field for the request id."""
-        del request_id
         # Agents recognize these words and shorten the conversation.
         if isinstance(error, PromptTooLong):
             message = (

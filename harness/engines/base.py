@@ -268,7 +268,6 @@ class OneWorker:
 
     def next_for(self, session_id: str) -> str | None:
         """Return the engine's empty name."""
-        del session_id
         return ""
 
     def fence(self, name: str, reason: str) -> None:

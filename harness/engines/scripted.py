@@ -289,7 +289,6 @@ class ScriptedEngine:
         return TokenRows(start, np.concatenate(rows))
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        del session_id
         return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
 
     async def abort(self, request_id: str | None) -> int:
@@ -313,7 +312,6 @@ class ScriptedEngine:
 
     async def update_weights(self, path: Path, version: str) -> None:
         """Change the label without reading `path`. Raises `UnknownWeightVersion` for an unsettled label."""
-        del path
         self.relabel(require_settled(version))
 
     def relabel(self, version: str) -> None:

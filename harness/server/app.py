@@ -101,7 +101,6 @@ class SessionServer(ServerApi):
             return json_response(await self.sweep(asked))
 
     async def _sweep_progress(self, request: Request) -> Response:
-        del request
         return json_response(self._last_sweep)
 
     async def _weights(self, request: Request) -> Response:
@@ -111,7 +110,6 @@ class SessionServer(ServerApi):
     # Operation
 
     async def _describe(self, request: Request) -> Response:
-        del request
         engine = self._turns.engine
         serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
         said = {"harness": __version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
@@ -154,5 +152,4 @@ class SessionServer(ServerApi):
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _render_metrics(self, request: Request) -> Response:
-        del request
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)

@@ -156,7 +156,6 @@ class ServerApi(ABC):
         return json_response(await self._report_gate(changed=changed, count_released=count_released))
 
     async def _gate(self, request: Request) -> Response:
-        del request
         return json_response(await self._report_gate())
 
     async def _hold_times(self, request: Request) -> Response:

@@ -81,7 +81,6 @@ class CallSyntax(Protocol):
 
         `before` is the white space before it, or None after text.
         """
-        del before
         return piece.is_marker and piece.text in self.markers
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:

@@ -124,12 +124,10 @@ class RecordedEngine:
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """Raise `EngineRejected`: there is no model."""
-        del input_ids, start, session_id
         raise EngineRejected("a record scores nothing")
 
     async def abort(self, request_id: str | None) -> int:
         """Return 0: nothing is ever in flight."""
-        del request_id
         return 0
 
     async def pause(self, mode: PauseMode) -> None:

@@ -11,16 +11,11 @@ from harness.cli import options, output
 if TYPE_CHECKING:
     from harness.viewer.fork import Forks
 
-_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-_Session = Annotated[
-    str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.", show_default=False)
-]
-_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.", show_default=False)]
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+_Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
+_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.")]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]", show_default=False),
-]
+_Out = Annotated[Path | None, typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]")]
 
 
 def fork(
@@ -40,9 +35,7 @@ def fork(
     return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
 
 
-def values(
-    run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None, as_json: options.Json = False
-) -> int:
+def values(run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None, as_json: options.Json = False) -> int:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
     A turn is worth the next value less its own.

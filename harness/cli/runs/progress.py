@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.runs.run_status import RunStatus, describe_seconds
-from harness.rollouts.client.session_server import SessionSummary
 from harness.errors import Cause
+from harness.rollouts.client.session_server import SessionSummary
+from harness.server.telemetry.printable import printable
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.plan import PlannedRollout
-from harness.server.telemetry.printable import printable
 
 SILENCE_S = 1.5
 """Silence after which a pipe gets a status line."""
@@ -62,7 +62,6 @@ class RunProgress:
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
         """Count a started rollout."""
-        del rollout
         self.standing.begin_rollout(self._clock())
 
     def look(self, sessions: Mapping[str, SessionSummary]) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from harness.cli.live_sessions import LiveSessions
 from harness.rollouts.client.session_server import SessionSummary
-from harness.suite.record.rollout_table import RolloutRecord
 from harness.server.telemetry.printable import printable
+from harness.suite.record.rollout_table import RolloutRecord
 
 
 @dataclass(slots=True)
@@ -62,9 +62,8 @@ class RunStatus:
         by_state = f" ({', '.join(f'{count} {state}' for state, count in states.most_common())})" if states else ""
         left = self.seconds_left(now)
         eta = "" if left is None else f", about {describe_seconds(left)} left"
-        return (
-            f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {self.live.tokens_per_s:.0f} tokens/s{eta}"
-        )
+        speed = f"{self.live.tokens_per_s:.0f} tokens/s"
+        return f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {speed}{eta}"
 
 
 def describe_seconds(seconds: float) -> str:

@@ -171,7 +171,6 @@ class HuggingFaceTokenProvider:
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; the input may fill the whole context."""
-        del session_id
         params = SamplingParams(max_new_tokens=1)
         request = GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start)
         check_request(replace(self.capabilities, context_length=self.capabilities.context_length + 1), request)

@@ -168,7 +168,6 @@ class VLLMTokenProvider(RemoteProvider):
         await self._control.relabel(label)
 
     async def load(self, path: Path, version: str) -> None:
-        del version
         await self._control.reload(path)
 
     async def adopt(self, version: str) -> None:

@@ -108,6 +108,6 @@ class LogPipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._log.write(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
         if not self.closed.done():
             self.closed.set_result(None)

@@ -98,7 +98,6 @@ class NamedSessions:
         return Quiet(turns_left=sum(known) if known else None)
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        del seconds
         return []
 
     async def _ask(

@@ -121,15 +121,12 @@ class EngineInProcess:
     name: str = "in process"
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        del deadline_s
         await self.provider.abort(None)
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        del deadline_s
         return (await self.provider.health()).paused
 
     async def resume(self, *, deadline_s: float) -> None:
-        del deadline_s
         await self.provider.resume()
 
 

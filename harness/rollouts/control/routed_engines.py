@@ -34,7 +34,6 @@ class SilentEngine:
     error: str
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        del deadline_s
         raise EngineUnavailable(self.error)
 
 

@@ -149,7 +149,6 @@ class ErrorAnswers:
         return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
-        del request, error
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:

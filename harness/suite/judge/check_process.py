@@ -120,12 +120,12 @@ class _Pipes(asyncio.SubprocessProtocol):
             self.messages += data
             del self.messages[: -4 * _MAX_ERROR]  # characters have up to four bytes
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # asyncio's signature
         if fd == 1:
             self.has_ended = True
             self._news.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
         self.has_ended = True
         self._news.set()
         self.closed.set()

@@ -40,7 +40,6 @@ class DeepSeek(CallSyntax):
         return (begin, "") if name is None else (begin, f"{name}\n```json\n")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        del tools
         return read_calls(pieces, _BEGIN, _END, _read_call, around=(_CALLS_BEGIN, _CALLS_END))
 
 

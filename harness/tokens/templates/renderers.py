@@ -204,14 +204,12 @@ class TokenizerView:
 
     def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
         """Return the ids of `text`, ignoring options of other tokenizers."""
-        del args, options
         if len(text) <= _SHORT_TEXT:
             return list(self._encode_short(text))
         return self._tokenizer.encode(text) if self._guard is None else self._guard.encode(text)
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:
         """Return the text of ids, or of one."""
-        del args, options
         return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:

@@ -142,7 +142,7 @@ class Gatekeeper:
         if expired:
             self.look_again()
         for hold in expired:
-            self._metrics.hold_expired()
+            self._metrics.holds_expired.inc()
             log.warning(HOLD_EXPIRED, holder=hold.holder, kind=str(hold.kind), engines_left=hold.engines)
             try:
                 await self._forget(hold)
@@ -163,7 +163,7 @@ class Gatekeeper:
 
     async def forget_left(self) -> None:
         """Record that left engines work again. Raises `StoreError`."""
-        self._metrics.engines_woken()
+        self._metrics.engines_woken.inc()
         for hold in self.gate.forget_left():
             await self._forget(hold)
 

@@ -112,9 +112,9 @@ class ErrorAnswers:
         return stream.fail(error, error.message_to_agents if to_agent else error.message)
 
     def _count(self, error: HarnessError) -> None:
-        self._metrics.error_answered(error.code)
+        self._metrics.errors.labels(error.code).inc()
         if isinstance(error, OverLimit):
-            self._metrics.over_limit(error.limit)
+            self._metrics.over_limit.labels(error.limit).inc()
 
     def _note(self, request: Request, error: HarnessError, request_id: str) -> None:
         self._count(error)
@@ -137,11 +137,11 @@ class ErrorAnswers:
         else:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
-        self._metrics.error_answered(answer.code)
+        self._metrics.errors.labels(answer.code).inc()
         # Clients try an upgrade first, and `harness ctl` probes every server for a router.
         is_expected = isinstance(answer, UpgradeRefused) or path == "/router"
         if not is_expected:
-            self._metrics.route_unknown(name_dialect(path))
+            self._metrics.unknown_routes.labels(name_dialect(path)).inc()
         pattern = None if is_expected else self._unknown_routes.note(method, path)
         if pattern is not None:
             hint = "told once: an agent with another dialect or base URL?"
@@ -154,7 +154,7 @@ class ErrorAnswers:
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
         request_id = _new_id()
         log.error("request_failed", path=_path_in_log(request), request_id=request_id, exc_info=error)
-        self._metrics.error_answered(HarnessError.code)
+        self._metrics.errors.labels(HarnessError.code).inc()
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
         return error_response(told, to_agent=False, request_id=request_id, dialect=self._dialect_of(request))
 

@@ -18,14 +18,7 @@ from typing import NamedTuple, Protocol, Self
 from harness.engines.base import Capabilities, EngineHealth, OneWorker, PauseMode, TokenProvider
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.suite.scenarios.fault import Action
-from harness.types import (
-    FinishReason,
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    PromptLogprobs,
-    TokenIds,
-)
+from harness.types import FinishReason, GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs, TokenIds
 
 DEADLINE_S = 600.0
 """Seconds that a provider waits for a silent server."""

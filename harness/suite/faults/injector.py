@@ -31,12 +31,7 @@ class FaultInjector:
     """Faults of a running scenario; the `Watcher` of its requests."""
 
     def __init__(
-        self,
-        faults: Sequence[Fault],
-        roster: Roster,
-        seams: Seams,
-        manager: SessionManager,
-        log: FaultLog,
+        self, faults: Sequence[Fault], roster: Roster, seams: Seams, manager: SessionManager, log: FaultLog
     ) -> None:
         self._faults = faults
         self._roster = roster

@@ -108,11 +108,7 @@ class KillableServer(Restartable):
 
     async def start(self) -> None:
         serving = serve(
-            self._engine,
-            self._chat_tokenizer,
-            open_store(self._database),
-            self._settings,
-            around=self._behind_seam,
+            self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._behind_seam
         )
         self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url

@@ -92,15 +92,7 @@ async def open_pipeline(
         manager = await stack.enter_async_context(services.open_manager())
         rules = rules_of(scenario, train)
         workdirs = Workdirs(journal.directory.sessions)
-        tasks = ScenarioTasks(
-            folder,
-            agent,
-            standing,
-            services.model,
-            scenario.seed,
-            rules.budget.groups,
-            workdirs,
-        )
+        tasks = ScenarioTasks(folder, agent, standing, services.model, scenario.seed, rules.budget.groups, workdirs)
         source = SessionSource(manager, tasks.task_of, tasks.reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
             KeptRollouts(source, table, journal.directory.database, workdirs),

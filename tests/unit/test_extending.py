@@ -78,7 +78,7 @@ class ShortenRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
 """
     },
     "harness/server/routes.py": {
-        "    RenewRequest,\n)": "    ShortenRequest,\n",
+        "\nlog = get_logger": "from harness.sessions.gate import ShortenRequest\n",
         '                Route("/sessions/gate"': """\
                 Route("/sessions/shorten", admin(self._shorten), methods=["POST"]),
 """,

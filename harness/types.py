@@ -92,7 +92,6 @@ class SamplingParams:
         return self.json_schema is not None or self.min_new_tokens > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all parameters."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "max_tokens"}
 
 
@@ -113,7 +112,6 @@ class SamplingWishes:
     stop_token_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters that are set."""
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (None, ())}
 
     def override_with(self, other: "SamplingWishes") -> "SamplingWishes":

@@ -56,7 +56,6 @@ class Gemini:
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """Return the `GenerateContentResponse`."""
         turn = answer.turn
         candidate: Json = {
             "content": {"role": "model", "parts": list(_parts(answer))},

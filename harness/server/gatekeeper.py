@@ -179,7 +179,6 @@ class Gatekeeper:
         self._changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once `holds()` is true."""
         while not holds():
             await self._changed.wait()
 

@@ -62,7 +62,6 @@ def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
 
 
 def examine_agent(name: str, *, as_json: bool) -> int:
-    """Examine the bundled agent `name`."""
     import asyncio
 
     from harness.rollouts.agents.doctor import examine_agent as examine

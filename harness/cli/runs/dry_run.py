@@ -9,7 +9,6 @@ from harness.types import Json
 def print_dry_run(
     selection: SuiteSelection, concurrency: int | None, *, as_json: bool, steps: int | None = None
 ) -> None:
-    """Print the plan of `selection`."""
     wanted = selection.config.overrides
     scenarios = [_plan(folder, concurrency, wanted.server, steps) for folder in selection.folders]
     plan: Json = {"suite": selection.config.suite, "steps": steps, "scenarios": scenarios}

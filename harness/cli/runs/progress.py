@@ -54,13 +54,11 @@ class RunStatus:
             self._began_at = now
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """Count an ended rollout."""
         self.running -= 1
         self.ended += 1
         self._tokens_of_ended += record.session.ledger.generated
 
     def look(self, sessions: Mapping[str, SessionSummary], now: float) -> None:
-        """Update the sessions."""
         self.live.look(sessions, self._tokens_of_ended + sum(each.tokens for each in sessions.values()), now)
 
     def seconds_left(self, now: float) -> float | None:
@@ -131,7 +129,6 @@ class RunProgress:
         self.standing.begin_rollout(self._clock())
 
     def look(self, sessions: Mapping[str, SessionSummary]) -> None:
-        """Update the sessions."""
         self.standing.look(sessions, self._clock())
 
     def end_rollout(self, record: RolloutRecord) -> None:
@@ -177,7 +174,6 @@ class RunProgress:
 
 @contextmanager
 def open_progress(*, is_resumed: bool, silence_s: float = SILENCE_S) -> Iterator[RunProgress]:
-    """Yield the progress of a run."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     progress = RunProgress(console, is_resumed=is_resumed, silence_s=silence_s)
     if console.is_terminal:

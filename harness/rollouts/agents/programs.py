@@ -21,7 +21,6 @@ _AGENT_FILES = (PROFILE_FILE, "agent.py")
 
 
 def bundled_agents() -> list[str]:
-    """Return the names of the bundled agents."""
     folders = bundled_directory("agents").iterdir()
     return sorted(folder.name for folder in folders if any((folder / name).is_file() for name in _AGENT_FILES))
 

@@ -131,8 +131,6 @@ class EngineInProcess:
 
 
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
-    """Convert `engines` to workers."""
-
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:
             case str():

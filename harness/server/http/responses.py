@@ -47,7 +47,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
-    """Encode `value` as JSON."""
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 

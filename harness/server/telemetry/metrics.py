@@ -145,7 +145,6 @@ class ServerMetrics:
         self._unmet.inc(left)
 
     def render(self) -> bytes:
-        """Return the page."""
         return generate_latest(self._registry)
 
 

@@ -109,8 +109,6 @@ class AgentSeam:
         self._dropped: set[asyncio.Task[None]] = set()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app`."""
-
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             task = asyncio.current_task()
             assert task is not None

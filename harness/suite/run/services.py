@@ -60,7 +60,6 @@ class EngineChoice(NamedTuple):
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
-        """Return the choice of `folder`."""
         scenario, spec, services = folder.scenario, folder.scenario.engine, folder.scenario.services
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if scenario.weights else None

@@ -34,7 +34,6 @@ class ScenarioTasks:
     workdirs: Workdirs
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
-        """Return the task at `index`."""
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
         spec = scenario.agent
         limits = scenario.limits.model_dump(exclude_none=True)

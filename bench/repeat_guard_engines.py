@@ -46,7 +46,10 @@ STEPS = {1: 64, 32: 32, 256: 8}
 SETTLED_S = 1.0  # the sums are written five times a second
 
 PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}
-ROOM = {LaneEngine.SGLANG: ("--max-running-requests", "{batch}"), LaneEngine.VLLM: ("--max-num-seqs", "{batch}")}
+ROOM = {
+    LaneEngine.SGLANG: ("--max-running-requests", "{batch}"),
+    LaneEngine.VLLM: ("--max-num-seqs", "{batch}"),
+}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,14 @@ from harness.engines.routed_experts import check_asked
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
 from harness.token_rows import RoutedExperts
-from harness.types import GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
+from harness.types import (
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+)
 
 
 class LogprobScale(StrEnum):

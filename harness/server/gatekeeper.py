@@ -18,7 +18,16 @@ from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, HoldRequest, ReleaseRequest, RenewRequest, Work
+from harness.sessions.gate import (
+    Gate,
+    GateAnswer,
+    Hold,
+    HoldKind,
+    HoldRequest,
+    ReleaseRequest,
+    RenewRequest,
+    Work,
+)
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
 from harness.types import Json

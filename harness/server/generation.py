@@ -264,7 +264,10 @@ class Generation:
 
         try:
             async with asyncio.timeout(None) as deadline:
-                with self.live.turn(), self.client.on_dismissal(hurry):
+                with (
+                    self.live.turn(),
+                    self.client.on_dismissal(hurry),
+                ):
                     yield
         except TimeoutError:
             if not deadline.expired():

@@ -22,7 +22,15 @@ from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
 from harness.server.http.wire import read_fields
 from harness.server.settings import ServerSettings
-from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, HoldRequest, ReleaseRequest, RenewRequest
+from harness.sessions.gate import (
+    GateReport,
+    GateState,
+    HoldKind,
+    HoldReport,
+    HoldRequest,
+    ReleaseRequest,
+    RenewRequest,
+)
 
 log = get_logger(__name__)
 

@@ -13,7 +13,14 @@ from typing import Self
 
 import numpy as np
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
+from harness.engines.base import (
+    Capabilities,
+    EngineHealth,
+    LogprobScale,
+    OneWorker,
+    PauseMode,
+    check_request,
+)
 from harness.errors import EngineRejected
 from harness.sessions.session import Session
 from harness.tokens.tokenizer import Tokenizer

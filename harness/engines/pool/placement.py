@@ -211,7 +211,9 @@ class Placement:
             offered = [each for each in self.workers.values() if not each.fence and each.name not in kind.tried]
             awake = [each for each in offered if not each.is_resting(now)]
             least_busy[kind.tried] = min(
-                awake or offered, key=lambda each: (not self._has_room(each), *_busy(each)), default=None
+                awake or offered,
+                key=lambda each: (not self._has_room(each), *_busy(each)),
+                default=None,
             )
         return least_busy[kind.tried]
 

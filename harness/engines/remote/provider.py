@@ -22,7 +22,11 @@ from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
 from harness.engines.routed_experts import find_router
-from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.errors import (
+    EngineRejected,
+    EngineReplyInvalid,
+    EngineUnavailable,
+)
 from harness.machine.log import get_logger
 from harness.token_rows import RoutedExperts
 from harness.tokens.tokenizer import Tokenizer

@@ -9,7 +9,15 @@
 import re
 from collections.abc import Sequence
 
-from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, ToolCall, decode_json, read_calls, tool_call
+from harness.tokens.parsing import (
+    CallSyntax,
+    ParsedOutput,
+    Piece,
+    ToolCall,
+    decode_json,
+    read_calls,
+    tool_call,
+)
 from harness.types import Json
 
 

@@ -14,7 +14,8 @@ def _detector(key_ids: tuple[int, ...] | None = None, **mapping: int) -> RepeatD
 
 
 @pytest.mark.parametrize(
-    ("tokens", "index"), [([7, 7, 7, 7], 2), ([7, 7, 1, 7, 7], None), ([1, 7, 7, 7], 3), ([], None)]
+    ("tokens", "index"),
+    [([7, 7, 7, 7], 2), ([7, 7, 1, 7, 7], None), ([1, 7, 7, 7], 3), ([], None)],
 )
 def test_a_run_triggers_at_its_nth_token(tokens: list[int], index: int | None) -> None:
     assert _detector(max_consecutive_token_repeats=3).push_all(tokens) == index

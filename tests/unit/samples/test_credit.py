@@ -8,7 +8,13 @@ import numpy.typing as npt
 import pytest
 
 from harness.errors import ScenarioError
-from harness.samples.credit import Advantages, Group, return_to_go_advantages, rollout_advantages, turn_advantages
+from harness.samples.credit import (
+    Advantages,
+    Group,
+    return_to_go_advantages,
+    rollout_advantages,
+    turn_advantages,
+)
 
 Floats = npt.NDArray[np.float64]
 Rollout = list[tuple[int, int]]

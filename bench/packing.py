@@ -116,9 +116,7 @@ ADVERSARIAL: dict[str, Draw] = {
     "just over half": lambda rng, count, length: rng.integers(length // 2 + 1, round(0.6 * length), count),
 }
 
-LOOSE: dict[str, Draw] = {
-    "loose bound": lambda rng, count, length: rng.integers(length // 4 + 1, length // 2, count),
-}
+LOOSE: dict[str, Draw] = {"loose bound": lambda rng, count, length: rng.integers(length // 4 + 1, length // 2, count)}
 
 
 def pack_pool(name: str, lengths: Lengths, packing_length: int) -> Packed:

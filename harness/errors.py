@@ -66,13 +66,13 @@
     ├── StepError
     └── LearnerError
 
-Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may succeed
-later (`retryable`), and whether earlier tokens may be trained (`trainable`). Messages say what was expected, what was
-seen and what to do next. Agents read only messages about their own request. Others name addresses and files, so agents
-get `told` instead.
+The head of each class states the HTTP answer (`code`, `status`), who is to blame (`cause`) and whether the same request
+may succeed later (`retryable`); a class inherits the rest. Messages say what was expected, what was seen and what to do
+next. Agents read only messages about their own request. Others name addresses and files, so agents get `told` instead.
 """
 
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 _LONGEST_MESSAGE = 500  # characters of what a client gets to read about its own request
 
@@ -92,6 +92,15 @@ class Cause(StrEnum):
     """Author of a scenario, check or command line."""
 
 
+class _Facts(TypedDict, total=False):
+    code: str
+    cause: Cause
+    status: int
+    retryable: bool
+    may_have_sampled: bool
+    told: str
+
+
 class HarnessError(Exception):
     """Base class of every deliberate harness error."""
 
@@ -99,9 +108,12 @@ class HarnessError(Exception):
     status: int = 500
     code: str = "internal_error"
     retryable: bool = False
-    trainable: bool = False
     told: str = "the server failed; its log says how"
     """Text for agents in place of the message; empty if the message is about their own request."""
+
+    def __init_subclass__(cls, **facts: Unpack[_Facts]) -> None:
+        for name, fact in facts.items():
+            setattr(cls, name, fact)
 
     @property
     def message(self) -> str:
@@ -114,17 +126,12 @@ class HarnessError(Exception):
         return self.told or self.message
 
 
-class RequestError(HarnessError):
+class RequestError(HarnessError, code="invalid_request", cause=Cause.AGENT, status=400, told=""):
     """The request cannot be served as it is; nothing was changed.
 
     `param` is the path of the offending field (`messages[2].role`), if one field is at fault. The message may quote the
     request, so it is cut: it goes into answers and logs.
     """
-
-    cause = Cause.AGENT
-    status = 400
-    code = "invalid_request"
-    told = ""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…")
@@ -135,61 +142,41 @@ class MalformedRequest(RequestError):
     """Invalid JSON, a wrong type, an unknown role or an unsupported option."""
 
 
-class EncodingRefused(RequestError):
+class EncodingRefused(RequestError, code="encoding_refused", status=415):
     """The server does not support this `content-encoding`."""
 
-    status = 415
-    code = "encoding_refused"
 
-
-class OverLimit(RequestError):
+class OverLimit(RequestError, code="over_limit"):
     """The request exceeds an operator limit, named by `limit`."""
-
-    code = "over_limit"
 
     def __init__(self, message: str, *, limit: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.limit = limit
 
 
-class BodyTooLarge(OverLimit):
+class BodyTooLarge(OverLimit, code="body_too_large", status=413):
     """The request body exceeds the server's limit."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class HeadersTooLarge(OverLimit):
+class HeadersTooLarge(OverLimit, code="headers_too_large", status=431):
     """The request headers exceed the server's limits."""
 
-    status = 431
-    code = "headers_too_large"
 
-
-class TooSlow(OverLimit):
+class TooSlow(OverLimit, code="too_slow", status=408, retryable=True):
     """The client sends its request, or reads the answer, too slowly."""
 
-    status = 408
-    code = "too_slow"
-    retryable = True
 
-
-class TooMany(OverLimit):
+class TooMany(OverLimit, code="too_many", status=429, retryable=True):
     """Too many concurrent sessions, or calls of one session."""
 
-    status = 429
-    code = "too_many"
-    retryable = True
     retry_after_s = 1
 
 
-class PromptTooLong(RequestError):
+class PromptTooLong(RequestError, code="context_length_exceeded"):
     """The prompt does not fit into the model's context.
 
     Dialects phrase it so that their clients shorten the conversation. `tokens` is a lower bound.
     """
-
-    code = "context_length_exceeded"
 
     def __init__(self, message: str, *, tokens: int, context_length: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -197,82 +184,50 @@ class PromptTooLong(RequestError):
         self.context_length = context_length
 
 
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, code="unauthorized", status=401):
     """The admin token or session key is missing or wrong."""
 
-    status = 401
-    code = "unauthorized"
 
-
-class StrayRefused(RequestError):
+class StrayRefused(RequestError, code="stray_refused", cause=Cause.AGENT, status=403):
     """The session refuses calls of programs other than its agent."""
 
-    cause = Cause.AGENT
-    status = 403
-    code = "stray_refused"
 
-
-class ScriptRefused(RequestError):
+class ScriptRefused(RequestError, code="script_refused", cause=Cause.SCENARIO, status=403):
     """The session has a script, but scripts are disabled or the engine cannot force tokens."""
 
-    cause = Cause.SCENARIO
-    status = 403
-    code = "script_refused"
 
-
-class RouteNotFound(RequestError):
+class RouteNotFound(RequestError, code="route_not_found", status=404):
     """No such route; answered as JSON because agents parse it."""
 
-    status = 404
-    code = "route_not_found"
 
-
-class ResponseNotFound(RequestError):
+class ResponseNotFound(RequestError, code="response_not_found", status=404):
     """The session has no answer with this id."""
-
-    status = 404
-    code = "response_not_found"
 
     def __init__(self, response_id: str, *, param: str | None = None) -> None:
         super().__init__(f"no answer of this session has the id {response_id[:64]!r}", param=param)
 
 
-class PreviousResponseNotFound(ResponseNotFound):
+class PreviousResponseNotFound(ResponseNotFound, code="previous_response_not_found", status=400):
     """The request continues an answer that the session does not have."""
-
-    status = 400
-    code = "previous_response_not_found"
 
     def __init__(self, response_id: str) -> None:
         super().__init__(response_id, param="previous_response_id")
 
 
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, code="method_not_allowed", status=405):
     """The route does not support the method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class UpgradeRefused(RequestError):
+class UpgradeRefused(RequestError, code="upgrade_refused", status=426):
     """WebSockets are unsupported; clients that can use HTTP retry at once."""
 
-    status = 426
-    code = "upgrade_refused"
 
-
-class Misdirected(RequestError):
+class Misdirected(RequestError, code="misdirected", status=421):
     """Wrong server: the front serves the gate, a shard the model calls of its sessions."""
 
-    status = 421
-    code = "misdirected"
 
-
-class HoldNotFound(RequestError):
+class HoldNotFound(RequestError, code="hold_not_found", status=404):
     """The holder has no hold on the gate, or released it already."""
-
-    status = 404
-    code = "hold_not_found"
 
     def __init__(self, holder: str) -> None:
         super().__init__(
@@ -280,11 +235,8 @@ class HoldNotFound(RequestError):
         )
 
 
-class HoldExpired(RequestError):
+class HoldExpired(RequestError, code="hold_expired", status=409):
     """The hold ran out before its holder renewed it, so the gate was open meanwhile."""
-
-    status = 409
-    code = "hold_expired"
 
     def __init__(self, holder: str) -> None:
         super().__init__(
@@ -294,329 +246,208 @@ class HoldExpired(RequestError):
         )
 
 
-class EnginesHeld(RequestError):
+class EnginesHeld(RequestError, code="engines_held", status=409, retryable=True):
     """Another hold has paused the engines; retry when it ends."""
 
-    status = 409
-    code = "engines_held"
-    retryable = True
 
-
-class TurnRefused(HarnessError):
+class TurnRefused(HarnessError, code="turn_refused", cause=Cause.LIMIT, status=404, told=""):
     """The session will never serve this turn.
 
     404 with `x-should-retry: false` is the only answer that ended every measured client within seconds.
     """
 
-    cause = Cause.LIMIT
-    status = 404
-    code = "turn_refused"
-    trainable = True
-    told = ""
 
-
-class SessionNotFound(TurnRefused):
+class SessionNotFound(TurnRefused, code="session_not_found", cause=Cause.AGENT):
     """The server never issued the id, or the session was deleted."""
 
-    cause = Cause.AGENT
-    code = "session_not_found"
-    trainable = False
 
-
-class SessionDamaged(TurnRefused):
+class SessionDamaged(TurnRefused, code="session_damaged", cause=Cause.HARNESS):
     """The store cannot read the session back; other sessions are unaffected."""
 
-    cause = Cause.HARNESS
-    code = "session_damaged"
-    trainable = False
     told = "the session cannot be read back from the store; the server's log says why"
 
 
-class SessionClosing(TurnRefused):
+class SessionClosing(TurnRefused, code="session_closed"):
     """The session was drained or closed; it accepts no further turn."""
 
-    code = "session_closed"
 
-
-class TurnAborted(TurnRefused):
+class TurnAborted(TurnRefused, code="turn_aborted", cause=Cause.ENGINE):
     """The engine aborted this turn; its partial output is recorded, never served as complete (I2)."""
 
-    cause = Cause.ENGINE
-    code = "turn_aborted"
 
-
-class BranchEnded(TurnRefused):
+class BranchEnded(TurnRefused, code="branch_ended"):
     """The branch's last turn is not COMPLETED, so no later turn could be trained."""
 
-    code = "branch_ended"
 
-
-class InheritanceEnded(TurnRefused):
+class InheritanceEnded(TurnRefused, code="inheritance_ended", cause=Cause.AGENT):
     """A strict heir got a request that its inherited record does not have."""
 
-    cause = Cause.AGENT
-    code = "inheritance_ended"
-    trainable = False
 
-
-class LimitReached(TurnRefused):
+class LimitReached(TurnRefused, code="limit_reached"):
     """A limit of the session (turns, tokens, staleness) is used up."""
 
-    code = "limit_reached"
 
-
-class ScriptEnded(LimitReached):
+class ScriptEnded(LimitReached, code="script_ended"):
     """The branch has used every step of the session's script."""
 
-    code = "script_ended"
 
-
-class GateClosed(HarnessError):
+class GateClosed(HarnessError, code="gate_closed", status=503, retryable=True, told=""):
     """The server accepts no new work; retry after `retry_after_s`."""
-
-    status = 503
-    code = "gate_closed"
-    retryable = True
-    told = ""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class ServerBusy(HarnessError):
+class ServerBusy(HarnessError, code="server_busy", status=503, retryable=True, told=""):
     """Too many large requests wait to be read and encoded; the server kept nothing of this one."""
 
-    status = 503
-    code = "server_busy"
-    retryable = True
-    told = ""
     retry_after_s = 1
 
 
-class ServerStopping(GateClosed):
+class ServerStopping(GateClosed, code="server_stopping"):
     """The server shuts down; with a durable store, the next one continues the request."""
-
-    code = "server_stopping"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_s=2)
 
 
-class ShardUnavailable(HarnessError):
+class ShardUnavailable(HarnessError, code="shard_unavailable", status=503, retryable=True):
     """The session's shard does not answer; it restarts on the same store and port."""
 
-    status = 503
-    code = "shard_unavailable"
-    retryable = True
     told = "a part of the server is being started again; ask again later"
 
 
-class ShardLost(ShardUnavailable):
+class ShardLost(ShardUnavailable, code="shard_lost", status=502):
     """The shard ended before it answered; the request may have taken effect."""
 
-    status = 502
-    code = "shard_lost"
 
-
-class AnswerChanged(HarnessError):
+class AnswerChanged(HarnessError, code="answer_changed", status=503, retryable=True):
     """The recorded turn differs from its stream (text, tokens or id).
 
     The turn is recorded and undelivered, so a retry gets it.
     """
 
-    status = 503
-    code = "answer_changed"
-    retryable = True
     told = "the answer is not the one that has begun; ask again"
 
 
-class ClientLeft(HarnessError):
+class ClientLeft(HarnessError, code="client_left", cause=Cause.AGENT, status=499, retryable=True, told=""):
     """The client closed its connection before the answer; sampled tokens wait for its retry (I5)."""
 
-    cause = Cause.AGENT
-    status = 499
-    code = "client_left"
-    retryable = True
-    told = ""
 
-
-class EngineError(HarnessError):
+class EngineError(HarnessError, code="engine_error", cause=Cause.ENGINE, status=502, retryable=True):
     """The engine failed; a retry may succeed unless a subclass says otherwise."""
 
-    cause = Cause.ENGINE
-    status = 502
-    code = "engine_error"
-    retryable = True
-    told = "the engine failed; the server's log says how"
     may_have_sampled: bool = True
     """True if the engine may have sampled tokens that it did not return (I4)."""
 
+    told = "the engine failed; the server's log says how"
 
-class EngineUnavailable(EngineError):
+
+class EngineUnavailable(EngineError, code="engine_unavailable", status=503, may_have_sampled=False):
     """The engine is unreachable, not ready or overloaded."""
 
-    status = 503
-    code = "engine_unavailable"
-    may_have_sampled = False
     told = "no engine can be reached, or it takes no requests now; ask again later"
 
 
-class EngineConnectionLost(EngineError):
+class EngineConnectionLost(EngineError, code="engine_connection_lost"):
     """The connection broke during a generation."""
 
-    code = "engine_connection_lost"
     told = "the engine went away in the middle of a generation"
 
 
-class EngineRejected(EngineError):
+class EngineRejected(EngineError, code="engine_rejected", status=400, retryable=False, may_have_sampled=False):
     """The engine refused the request; a retry cannot help."""
 
-    status = 400
-    code = "engine_rejected"
-    retryable = False
-    may_have_sampled = False
     told = "the engine refused the request; the server's log has its words"
 
 
-class EngineReplyInvalid(EngineError):
+class EngineReplyInvalid(EngineError, code="engine_reply_invalid", retryable=False):
     """The engine's answer contradicts itself or the request."""
 
-    code = "engine_reply_invalid"
-    retryable = False
 
-
-class TokenizerMismatch(EngineError):
+class TokenizerMismatch(EngineError, code="tokenizer_mismatch", retryable=False):
     """The engine's tokenizer differs from the sessions'."""
 
-    code = "tokenizer_mismatch"
-    retryable = False
 
-
-class UnknownWeightVersion(EngineError):
+class UnknownWeightVersion(EngineError, code="unknown_weight_version", retryable=False):
     """The engine reported a weight version that is not a policy version."""
 
-    code = "unknown_weight_version"
-    retryable = False
 
-
-class WeightsUnsettled(EngineUnavailable):
+class WeightsUnsettled(EngineUnavailable, code="weights_unsettled"):
     """A weight update runs or broke off; the engine samples again after one succeeds."""
 
-    code = "weights_unsettled"
 
-
-class IllegalTransition(HarnessError):
+class IllegalTransition(HarnessError, code="illegal_transition"):
     """The lifecycle table does not allow this command in this phase; nothing changed."""
 
-    code = "illegal_transition"
 
-
-class LedgerImbalance(HarnessError):
+class LedgerImbalance(HarnessError, code="ledger_imbalance"):
     """A bug: generated tokens differ from trained + masked + dropped."""
 
-    code = "ledger_imbalance"
 
-
-class StoreError(HarnessError):
+class StoreError(HarnessError, code="store_failed", status=503, retryable=True):
     """The session store cannot make a turn durable, so the turn is not acknowledged."""
 
-    status = 503
-    code = "store_failed"
-    retryable = True
     told = "the turn could not be made durable; ask again later"
 
 
-class StoreFull(StoreError):
+class StoreFull(StoreError, code="store_full"):
     """No space left on the store's device."""
 
-    code = "store_full"
 
-
-class SessionExists(StoreError):
+class SessionExists(StoreError, code="session_exists", status=400, retryable=False):
     """The store already has a session, open or closed, with the chosen id."""
 
-    status = 400
-    code = "session_exists"
-    retryable = False
     told = "session_id: there was a session of this id; choose another"
 
 
-class TokenizerError(HarnessError):
+class TokenizerError(HarnessError, code="tokenizer_error", cause=Cause.SCENARIO):
     """The tokenizer or chat template cannot be loaded or used."""
 
-    cause = Cause.SCENARIO
-    code = "tokenizer_error"
 
-
-class ModelError(HarnessError):
+class ModelError(HarnessError, code="model_error", cause=Cause.SCENARIO):
     """Model weights cannot be fetched, verified, converted or loaded."""
 
-    cause = Cause.SCENARIO
-    code = "model_error"
 
-
-class UnknownModel(ModelError):
+class UnknownModel(ModelError, code="unknown_model"):
     """The name, hub id or folder is not a model."""
 
-    code = "unknown_model"
 
-
-class CannotListen(HarnessError):
+class CannotListen(HarnessError, code="cannot_listen"):
     """The server address is taken, or not on this machine."""
 
-    code = "cannot_listen"
 
-
-class LaneError(HarnessError):
+class LaneError(HarnessError, code="lane_error", cause=Cause.ENGINE):
     """A local SGLang or vLLM server is unknown, or cannot be installed or started."""
 
-    cause = Cause.ENGINE
-    code = "lane_error"
 
-
-class AgentError(HarnessError):
+class AgentError(HarnessError, code="agent_error", cause=Cause.AGENT):
     """An agent program cannot be prepared or started."""
 
-    cause = Cause.AGENT
-    code = "agent_error"
 
-
-class SandboxFailed(HarnessError):
+class SandboxFailed(HarnessError, code="sandbox_failed"):
     """A sandbox cannot be made, was killed by its limits, or cannot be removed; its agent is not to blame."""
 
-    code = "sandbox_failed"
 
-
-class AdapterError(HarnessError):
+class AdapterError(HarnessError, code="adapter_error", cause=Cause.SCENARIO):
     """A framework setting is unsupported, or the framework's interface differs."""
 
-    cause = Cause.SCENARIO
-    code = "adapter_error"
 
-
-class ScenarioError(HarnessError):
+class ScenarioError(HarnessError, code="scenario_error", cause=Cause.SCENARIO):
     """A scenario file, its check or a reward is wrong."""
 
-    cause = Cause.SCENARIO
-    code = "scenario_error"
 
-
-class RunError(HarnessError):
+class RunError(HarnessError, code="run_error", cause=Cause.SCENARIO):
     """A run directory cannot be created, read or resumed."""
 
-    cause = Cause.SCENARIO
-    code = "run_error"
 
-
-class SessionServerError(HarnessError):
+class SessionServerError(HarnessError, code="session_server_error"):
     """The session server was unreachable, or answered with an error.
 
     `status` is 0 without an answer. `was_refused` guarantees that the server's state is unchanged: it was never
     reached, or answered 503.
     """
-
-    code = "session_server_error"
 
     def __init__(
         self,
@@ -636,22 +467,13 @@ class SessionServerError(HarnessError):
         self.retry_after_s = retry_after_s
 
 
-class SegmentError(HarnessError):
+class SegmentError(HarnessError, code="segment_error", cause=Cause.SCENARIO):
     """A segment cannot be trained or does not fit a pack; change its encoder or `packing_length`."""
 
-    cause = Cause.SCENARIO
-    code = "segment_error"
 
-
-class StepError(HarnessError):
+class StepError(HarnessError, code="step_error", cause=Cause.SCENARIO):
     """A step cannot be planned, or used up its bounds on attempts and dropped groups."""
 
-    cause = Cause.SCENARIO
-    code = "step_error"
 
-
-class LearnerError(HarnessError):
+class LearnerError(HarnessError, code="learner_error", cause=Cause.SCENARIO):
     """A step cannot be trained, or the learner's weights or state cannot be saved or loaded."""
-
-    cause = Cause.SCENARIO
-    code = "learner_error"

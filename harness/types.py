@@ -100,7 +100,6 @@ class SamplingParams:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all parameters."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "max_tokens"}
 
 
@@ -121,7 +120,6 @@ class SamplingWishes:
     stop_token_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters that are set."""
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (None, ())}
 
     def override_with(self, other: "SamplingWishes") -> "SamplingWishes":

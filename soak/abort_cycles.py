@@ -266,10 +266,7 @@ async def resources(server: RunningServer) -> Resources:
     await asyncio.sleep(_IDLE_S)
     process = psutil.Process()
     return Resources(
-        len(asyncio.all_tasks()),
-        len(process.children(recursive=True)),
-        process.num_fds(),
-        len(server.server.sessions),
+        len(asyncio.all_tasks()), len(process.children(recursive=True)), process.num_fds(), len(server.server.sessions)
     )
 
 
@@ -329,11 +326,7 @@ class Served:
 
 @asynccontextmanager
 async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
-    with (
-        tempfile.TemporaryDirectory() as name,
-        _busy_cores(options.busy),
-        _sandbox(options.sandbox, Path(name)) as box,
-    ):
+    with tempfile.TemporaryDirectory() as name, _busy_cores(options.busy), _sandbox(options.sandbox, Path(name)) as box:
         directory = Path(name)
         is_scripted = options.engine == "scripted"
         model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)

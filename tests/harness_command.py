@@ -56,12 +56,7 @@ SCRIPT: dict[str, Any] = {"steps": [{"text": "One."}, {"text": "Two and more."}]
 
 
 def write_scenario(
-    directory: Path,
-    *,
-    check: str | None = CHECK,
-    program: str = AGENT,
-    script: Mapping[str, Any] = SCRIPT,
-    **keys: Any,
+    directory: Path, *, check: str | None = CHECK, program: str = AGENT, script: Mapping[str, Any] = SCRIPT, **keys: Any
 ) -> Path:
     """A scenario of two groups of two sessions on a scripted engine; `keys` replace those of its scenario.toml."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "live-narrow": (),
 }
 _SCHEMES: Mapping[str, Literal["light", "dark"]] = {
-    **dict.fromkeys(("run-narrow", "training-wide", "diff-narrow", "live-wide"), "dark"),
+    **dict.fromkeys(("run-narrow", "training-wide", "diff-narrow", "live-wide"), "dark")
 }
 
 

@@ -4,13 +4,7 @@ import asyncio
 
 from shell_tool import MAX_TURNS, MODEL, leave_result, read_instruction, run_shell
 
-from agents import (  # type: ignore[attr-defined]  # the package, not our folder of that name
-    Agent,
-    AsyncOpenAI,
-    OpenAIChatCompletionsModel,
-    Runner,
-    function_tool,
-)
+from agents import Agent, AsyncOpenAI, OpenAIChatCompletionsModel, Runner, function_tool  # type: ignore[attr-defined]  # the package, not our folder of that name
 
 
 async def main() -> None:

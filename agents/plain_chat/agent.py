@@ -75,7 +75,7 @@ class FixedMessages:
     def opening(self) -> str:
         return ""
 
-    def reply(self, answer: str) -> str | None:  # noqa: ARG002  # fixed messages ignore the answer
+    def reply(self, answer: str) -> str | None:  # fixed messages ignore the answer
         return next(self.messages, None)
 
 

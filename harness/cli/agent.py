@@ -9,7 +9,7 @@ from harness.cli.installation.doctor import examine_agent
 
 app = typer.Typer(help="List, install and examine agents.", no_args_is_help=True)
 
-_Name = Annotated[str, typer.Argument(help="See `harness agent list`.", show_default=False)]
+_Name = Annotated[str, typer.Argument(help="See `harness agent list`.")]
 
 
 @app.command("list")

@@ -41,7 +41,6 @@ class _PhaseLines:
         self._seen = {FetchPhase.VERIFY}
 
     def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
-        del done, total
         if phase not in self._seen:
             self._seen.add(phase)
             self._console.print(f"{_WORDS[phase]} {self._name}")

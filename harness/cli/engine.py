@@ -13,24 +13,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
 
-_Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.", show_default=False)]
+_Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.")]
 _Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.", show_default=False),
+    list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.")
 ]
 _Model = Annotated[str, typer.Option(envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.")]
-_Port = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]", show_default=False),
-]
-_Env = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="For the server; may be repeated.", show_default=False),
-]
-_Target = Annotated[
-    str | None,
-    typer.Argument(help="Name, address or engine; not needed when there is one lane.", show_default=False),
-]
+_Port = Annotated[int | None, typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]")]
+_Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For the server; may be repeated.")]
+_Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed when there is one lane.")]
 
 
 @app.command("up")
@@ -108,7 +98,7 @@ def list_lanes(as_json: options.Json = False) -> None:
 
 @app.command("doctor")
 def doctor(
-    url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.", show_default=False)],
+    url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.")],
     *,
     model: EngineModel = None,
     as_json: options.Json = False,

@@ -28,7 +28,6 @@ _LogLevel = Annotated[
         "--log-level",
         envvar="HARNESS_LOG_LEVEL",
         help="Log from this level on; -v and -q go before it.",
-        show_default=False,
         rich_help_panel=_PANEL,
     ),
 ]

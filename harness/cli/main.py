@@ -36,13 +36,7 @@ app = typer.Typer(
 )
 _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
     "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": completion.completion},
-    "Run": {
-        "run": run.run,
-        "resume": fork.resume,
-        "train": train.train,
-        "exec": exec_.execute,
-        "env": exec_.env,
-    },
+    "Run": {"run": run.run, "resume": fork.resume, "train": train.train, "exec": exec_.execute, "env": exec_.env},
     "Look": {
         "show": show.show,
         "open": view.open_last,

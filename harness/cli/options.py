@@ -51,7 +51,6 @@ Template = Annotated[
         callback=yields_to("server"),
         help="Chat template in place of the folder's: a file, or ours:"
         " `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`, `chatml_hermes`.",
-        show_default=False,
     ),
 ]
 
@@ -70,12 +69,7 @@ def find_tokenizer(named: str | Path) -> Path:
 def tokenizer_option(text: str) -> Any:
     """Return the option `--tokenizer`, with its help."""
     return typer.Option(
-        "--tokenizer",
-        envvar="HARNESS_TOKENIZER",
-        parser=find_tokenizer,
-        metavar="NAME_OR_DIR",
-        help=text,
-        show_default=False,
+        "--tokenizer", envvar="HARNESS_TOKENIZER", parser=find_tokenizer, metavar="NAME_OR_DIR", help=text
     )
 
 
@@ -85,19 +79,10 @@ ReadsTokens = Annotated[
 ]
 
 Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="HARNESS_SERVER",
-        metavar="URL",
-        help="A session server, a front or a router.",
-        show_default=False,
-    ),
+    str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server, a front or a router.")
 ]
 
-AdminToken = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
-]
+AdminToken = Annotated[str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.")]
 
 Otlp = Annotated[
     str | None,
@@ -107,7 +92,6 @@ Otlp = Annotated[
         callback=yields_to("server"),
         metavar="URL",
         help="OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
-        show_default=False,
     ),
 ]
 
@@ -142,7 +126,6 @@ class ServerOptions:
             envvar="HARNESS_TEMPLATE_VARIABLE",
             metavar="NAME=JSON",
             help="Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
-            show_default=False,
         ),
     ] = None
     host: Annotated[str, typer.Option(envvar="HARNESS_HOST")] = "127.0.0.1"
@@ -150,9 +133,7 @@ class ServerOptions:
     public_url: Annotated[
         str | None,
         typer.Option(
-            envvar="HARNESS_PUBLIC_URL",
-            help="Address under which agents reach the server, as behind a proxy.",
-            show_default=False,
+            envvar="HARNESS_PUBLIC_URL", help="Address under which agents reach the server, as behind a proxy."
         ),
     ] = None
     store: Annotated[
@@ -185,7 +166,6 @@ class ServerOptions:
             envvar="HARNESS_ADMIN_TOKEN",
             callback=yields_to("no_auth"),
             help="Token for all but model calls.  [default: made at each start and printed]",
-            show_default=False,
         ),
     ] = None
     no_auth: Annotated[
@@ -211,7 +191,6 @@ class ServerOptions:
             envvar="HARNESS_MATCHING",
             metavar="MODULE:FUNCTION",
             help="Let sessions match histories with this function; may be repeated.",
-            show_default=False,
         ),
     ] = None
     teacher: Annotated[
@@ -229,7 +208,6 @@ class ServerOptions:
             envvar="HARNESS_SELECTION",
             metavar="MODULE:FUNCTION",
             help="Let sessions choose their samples with this function; may be repeated.",
-            show_default=False,
         ),
     ] = None
     noise: Annotated[
@@ -238,7 +216,6 @@ class ServerOptions:
             envvar="HARNESS_NOISE",
             metavar="REGEX",
             help="Text to remove from the start of conversations; '' for none; may be repeated.",
-            show_default=False,
         ),
     ] = None
     limit: Annotated[
@@ -248,7 +225,6 @@ class ServerOptions:
             envvar="HARNESS_LIMIT",
             metavar="NAME=NUMBER",
             help="A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
-            show_default=False,
         ),
     ] = None
     allow_forced_tokens: Annotated[
@@ -268,11 +244,7 @@ class ServerOptions:
     ] = "recorded"
     idle_hours: Annotated[
         float,
-        typer.Option(
-            envvar="HARNESS_IDLE_HOURS",
-            min=0,
-            help="Close an unused session after so long; 0 keeps it.",
-        ),
+        typer.Option(envvar="HARNESS_IDLE_HOURS", min=0, help="Close an unused session after so long; 0 keeps it."),
     ] = 24.0
     idle_page_out: Annotated[
         float,
@@ -294,7 +266,6 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_ENGINE_KEY",
             help="API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
-            show_default=False,
         ),
     ] = ""
 

@@ -21,7 +21,6 @@ def print_result(document: Any, text: str, *, as_json: bool) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a result."""
     sys.stdout.write(text + "\n")
 
 

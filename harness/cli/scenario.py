@@ -38,9 +38,7 @@ def list_scenarios(
 
 
 @app.command("check")
-def check(
-    where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR", show_default=False)], as_json: options.Json = False
-) -> None:
+def check(where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR")], as_json: options.Json = False) -> None:
     """Check the files of scenarios without running anything. Exit code 4 if one is wrong."""
     from harness.suite.scenarios.folder import find_scenarios
 

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check that what is promised holds for a model.", no_args_is_help=True)
 
 _Tokenizer = Annotated[
-    Path,
-    options.tokenizer_option("Tokenizer and chat template: a folder, or a model of the catalogue."),
+    Path, options.tokenizer_option("Tokenizer and chat template: a folder, or a model of the catalogue.")
 ]
-_Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
+_Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.")
 
 
 @app.command("tokens")

@@ -35,7 +35,7 @@ _ERROR_TYPES: Mapping[int, str] = {
 
 
 class AnthropicMessages:
-    """Dialect of the `anthropic` SDKs and the agents built on them."""
+    """`CountingDialect` of the `anthropic` SDKs and the agents built on them."""
 
     name = NAME
     path = "/v1/messages"
@@ -47,7 +47,6 @@ class AnthropicMessages:
         return {"ANTHROPIC_BASE_URL": session_url, "ANTHROPIC_API_KEY": api_key, "ANTHROPIC_MODEL": model}
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """See `Dialect`."""
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
@@ -75,7 +74,6 @@ class AnthropicMessages:
         }
 
     def stream(self, head: AnswerHead) -> "_MessagesStream":
-        """See `Dialect`."""
         return _MessagesStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
@@ -91,7 +89,6 @@ class AnthropicMessages:
         return {"type": "error", "error": told, "request_id": f"req_{request_id}"}
 
     def count_answer(self, tokens: int) -> Json:
-        """See `CountingDialect`."""
         return {"input_tokens": tokens}
 
 

@@ -10,14 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness.dialects.anthropic_blocks import BlockReader, WireMessage, units_of
-from harness.dialects.ignored import (
-    LONGEST_NOTE,
-    MOST_NOTED,
-    NULL,
-    BodyDecoder,
-    find_ignored,
-    note_ignored,
-)
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -239,7 +232,5 @@ def _find_ignored(wire: _MessagesBody, unknown: Sequence[str]) -> Json:
 def _notes(call: WireCall, ignored: Json, offer: _OfferedTools, reader: BlockReader) -> TurnNotes:
     headers = {name: call.headers[name][:LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
     return TurnNotes(
-        ignored=note_ignored(ignored | headers),
-        normalized=reader.aliases,
-        left_out=tuple(offer.left_out[:MOST_NOTED]),
+        ignored=note_ignored(ignored | headers), normalized=reader.aliases, left_out=tuple(offer.left_out[:MOST_NOTED])
     )

@@ -41,7 +41,7 @@ _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 class Gemini:
-    """Dialect of the `google-genai` SDKs and gemini-cli."""
+    """`CountingDialect` of the `google-genai` SDKs and gemini-cli."""
 
     name = NAME
     path = "/{version}/models/{model}:{method}"
@@ -53,11 +53,9 @@ class Gemini:
         return {"GOOGLE_GEMINI_BASE_URL": session_url, "GEMINI_API_KEY": api_key, "GEMINI_MODEL": model}
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """See `Dialect`."""
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """Return the `GenerateContentResponse`."""
         turn = answer.turn
         candidate: Json = {
             "content": {"role": "model", "parts": list(_parts(answer))},
@@ -82,7 +80,6 @@ class Gemini:
         }
 
     def stream(self, head: AnswerHead) -> "_GeminiStream":
-        """See `Dialect`."""
         return _GeminiStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
@@ -100,7 +97,6 @@ class Gemini:
         return {"error": {"code": error.status, "message": message, "status": status, "details": details}}
 
     def count_answer(self, tokens: int) -> Json:
-        """See `CountingDialect`."""
         return {"totalTokens": tokens}
 
 

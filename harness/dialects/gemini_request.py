@@ -11,15 +11,7 @@ import msgspec
 
 from harness.dialects.gemini_contents import WireContent, read_unit, units_of
 from harness.dialects.gemini_spelling import camel, json_schema, respell, snake
-from harness.dialects.ignored import (
-    LONGEST_NOTE,
-    MOST_NOTED,
-    NULL,
-    REFUSED,
-    BodyDecoder,
-    find_ignored,
-    note_ignored,
-)
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,

@@ -228,7 +228,6 @@ class Said(NamedTuple):
     content: int = 0
 
     def after(self, delta: Delta) -> Self:
-        """Return the counts after `delta`."""
         return self._replace(reasoning=self.reasoning + len(delta.reasoning), content=self.content + len(delta.content))
 
 

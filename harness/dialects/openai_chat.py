@@ -45,7 +45,6 @@ class OpenAIChat:
         }
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """See `Dialect`."""
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
@@ -72,12 +71,10 @@ class OpenAIChat:
         }
 
     def stream(self, head: AnswerHead) -> "_ChatStream":
-        """See `Dialect`."""
         return _ChatStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """Return the error object that OpenAI clients parse. It has no field for the request id."""
-        del request_id
         # Agents recognize these words and shorten the conversation.
         if isinstance(error, PromptTooLong):
             message = (

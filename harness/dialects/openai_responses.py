@@ -41,7 +41,6 @@ class OpenAIResponses:
     error_body = _CHAT.error_body
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """See `Dialect`."""
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
@@ -63,7 +62,6 @@ class OpenAIResponses:
         }
 
     def stream(self, head: AnswerHead) -> "_ResponsesStream":
-        """See `Dialect`."""
         return _ResponsesStream(self, head)
 
 

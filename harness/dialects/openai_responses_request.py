@@ -8,14 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.dialects.ignored import (
-    LONGEST_NOTE,
-    MOST_NOTED,
-    NULL,
-    BodyDecoder,
-    find_ignored,
-    note_ignored,
-)
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, find_ignored, note_ignored
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import ModelRequest, PartlyRead, RecordedText, Streaming, ToolMode, WireCall
 from harness.dialects.openai_responses_items import group_items, read_message

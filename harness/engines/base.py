@@ -26,14 +26,7 @@ from harness.engines.sampling_masks import require_masks
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
 from harness.token_rows import RoutedExperts
-from harness.types import (
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    PromptLogprobs,
-    SamplingParams,
-    TokenIds,
-)
+from harness.types import GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
 
 
 class LogprobScale(StrEnum):
@@ -273,7 +266,6 @@ class OneWorker:
 
     def next_for(self, session_id: str) -> str | None:
         """Return the engine's empty name."""
-        del session_id
         return ""
 
     def fence(self, name: str, reason: str) -> None:

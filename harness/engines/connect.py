@@ -48,7 +48,6 @@ class EngineName(NamedTuple):
 
     @property
     def plays_script(self) -> bool:
-        """True if it plays a script."""
         return ENGINE_KINDS[self.kind].plays_script
 
 

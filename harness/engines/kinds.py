@@ -211,5 +211,4 @@ def parse_kind(text: str) -> NamedEngine | None:
 
 
 def server_kinds() -> dict[str, ServerKind]:
-    """Return the server kinds by name."""
     return {kind.name: kind.server for kind in ENGINE_KINDS.values() if kind.server is not None}

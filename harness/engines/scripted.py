@@ -215,7 +215,6 @@ class ScriptedEngine:
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     @property
@@ -308,19 +307,15 @@ class ScriptedEngine:
         return RaggedRows.of(start, [*chain.from_iterable(each)])
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider.score`."""
-        del session_id
         return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`."""
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`."""
         self._running.clear()
         match mode:
             case PauseMode.ABORT:
@@ -331,12 +326,10 @@ class ScriptedEngine:
                 assert_never(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
         self._running.set()
 
     async def update_weights(self, path: Path, version: str) -> None:
         """Change the label without reading `path`. Raises `UnknownWeightVersion` for an unsettled label."""
-        del path
         self.relabel(require_settled(version))
 
     def relabel(self, version: str) -> None:
@@ -344,15 +337,12 @@ class ScriptedEngine:
         self._version = version
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         return self._version
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider.health`."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`."""
         return EngineCount("the scripted engine", self._since, self._said)
 
     def _next_step(self, request: GenerationRequest) -> ScriptStep:

@@ -12,6 +12,5 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptor_limit() -> int | None:
-    """Return the limit, or None."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft in (resource.RLIM_INFINITY, -1) else soft

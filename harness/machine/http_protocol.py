@@ -117,11 +117,9 @@ class ResetAwareProtocol(BoundedProtocol):
             self.on_reset()
 
     def is_closed_by_client(self) -> bool:
-        """See `Connection`."""
         return self.is_lost or self._poll(_CLOSED)
 
     def is_reset(self) -> bool:
-        """See `Connection`."""
         return self.was_let_go or self._poll(_FAILED)
 
     def _poll(self, events: int) -> bool:

@@ -37,8 +37,7 @@ class SegmentEncoder(Protocol):
 class WholeSampleEncoder:
     """Default: keeps samples whole."""
 
-    def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:  # noqa: ARG002
-        """See `SegmentEncoder.encode`."""
+    def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
         if not sample.loss_mask.any():
             return EncodedSample(None, "nothing_to_train")
         return EncodedSample(Segment.of_sample(sample))

@@ -122,8 +122,7 @@ def _fill_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
         room = packing_length - int(distinct[0])
         fitting = slice(np.searchsorted(-distinct, -room), None)
         candidates = np.repeat(
-            np.arange(distinct.size)[fitting],
-            np.minimum(ends[fitting] - starts[fitting], room // distinct[fitting]),
+            np.arange(distinct.size)[fitting], np.minimum(ends[fitting] - starts[fitting], room // distinct[fitting])
         )
         if candidates.size > _CANDIDATES:
             candidates = candidates[np.linspace(0, candidates.size - 1, _CANDIDATES).astype(np.int64)]

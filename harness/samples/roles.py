@@ -346,11 +346,7 @@ def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
         ),
         (is_sub and context.has_tools, Role.SUBAGENT, f"its own system prompt and tools, while turn {waiting} waited"),
         (is_sub and last in seen.results, Role.SUBAGENT, f"its text is a result that turn {waiting} waited for"),
-        (
-            has_several or (is_linked and not seen.extends),
-            Role.MAIN,
-            "a further conversation of the agent's client",
-        ),
+        (has_several or (is_linked and not seen.extends), Role.MAIN, "a further conversation of the agent's client"),
     )
     found = (CallRole(role, evidence) for holds, role, evidence in rows if holds)
     return next(found, CallRole(Role.SIDE, "its text is used nowhere later"))

@@ -112,7 +112,6 @@ def is_unsettled(label: str) -> bool:
 
 
 def known_version(label: str) -> int | None:
-    """Return the version of `label`, if it has one."""
     try:
         return policy_version(label)
     except UnknownWeightVersion:

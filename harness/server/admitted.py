@@ -92,7 +92,7 @@ class AdmittedTurns:
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.metrics.count_turns_in_flight(self._turns.__len__)
+        self.metrics.turns_in_flight.set_function(self._turns.__len__)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -206,7 +206,7 @@ class AdmittedTurns:
             log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **parts, **told)
             disagreement = self.signal_check and self.signal_check.disagreement(outcome)
             if disagreement:  # counted only; the guard's signal stands
-                self.metrics.guard_disagreed()
+                self.metrics.guard_disagreements.inc()
                 log.warning("repeat_guard_disagrees", **disagreement._asdict())
 
     def _of(self, session: Session | SessionStub) -> list[AdmittedTurn]:

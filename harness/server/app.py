@@ -71,12 +71,10 @@ class SessionServer(ServerApi):
         return self.build_app(OwnSessions(self._turns, self.sessions, self.teachers), before=calls, after=[])
 
     async def drain_sessions(self) -> Callable[[], int]:
-        """See `ServerApi`."""
         closed = await self.sessions.drain()
         return lambda: closed
 
     async def count_sessions(self) -> GateCounts:
-        """See `ServerApi`."""
         return GateCounts(
             sessions=len(self.sessions),
             sessions_open=sum(session.is_open for session in self.sessions),
@@ -107,7 +105,6 @@ class SessionServer(ServerApi):
             return json_response(await self.sweep(asked))
 
     async def _sweep_progress(self, request: Request) -> Response:
-        del request
         return json_response(self._last_sweep)
 
     async def _weights(self, request: Request) -> Response:
@@ -117,7 +114,6 @@ class SessionServer(ServerApi):
     # Operation
 
     async def _describe(self, request: Request) -> Response:
-        del request
         engine = self._turns.engine
         serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
         said = {"harness": __version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
@@ -160,5 +156,4 @@ class SessionServer(ServerApi):
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _render_metrics(self, request: Request) -> Response:
-        del request
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)

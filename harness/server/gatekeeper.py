@@ -18,16 +18,7 @@ from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
-from harness.sessions.gate import (
-    Gate,
-    GateAnswer,
-    Hold,
-    HoldKind,
-    HoldRequest,
-    ReleaseRequest,
-    RenewRequest,
-    Work,
-)
+from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, HoldRequest, ReleaseRequest, RenewRequest, Work
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
 from harness.types import Json
@@ -142,7 +133,7 @@ class Gatekeeper:
         if expired:
             self.look_again()
         for hold in expired:
-            self._metrics.hold_expired()
+            self._metrics.holds_expired.inc()
             log.warning(HOLD_EXPIRED, holder=hold.holder, kind=str(hold.kind), engines_left=hold.engines)
             try:
                 await self._forget(hold)
@@ -163,7 +154,7 @@ class Gatekeeper:
 
     async def forget_left(self) -> None:
         """Record that left engines work again. Raises `StoreError`."""
-        self._metrics.engines_woken()
+        self._metrics.engines_woken.inc()
         for hold in self.gate.forget_left():
             await self._forget(hold)
 
@@ -188,7 +179,6 @@ class Gatekeeper:
         self._changed = asyncio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once `holds()` is true."""
         while not holds():
             await self._changed.wait()
 

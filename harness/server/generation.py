@@ -266,10 +266,7 @@ class Generation:
 
         try:
             async with asyncio.timeout(None) as deadline:
-                with (
-                    self.live.turn(),
-                    self.client.on_dismissal(hurry),
-                ):
+                with self.live.turn(), self.client.on_dismissal(hurry):
                     yield
         except TimeoutError:
             if not deadline.expired():

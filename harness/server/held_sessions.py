@@ -246,7 +246,7 @@ class HeldSessions:
                 if stub is not None:
                     bring_back(stub, session)
                     self._return(session)
-                    self._metrics.session_read_back(perf_counter() - began)
+                    self._metrics.read_back.observe(perf_counter() - began)
         return self._in_memory.get(session_id)
 
     def _return(self, session: Session) -> None:

@@ -76,14 +76,14 @@ class LastUses:
         return over
 
 
-async def page_out_idle_sessions(page_out: Callable[[], Awaitable[int]]) -> None:
-    """Evict idle sessions forever."""
-    await _again_and_again(page_out, _IDLE_LOOK_S)
-
-
-async def close_idle_sessions(expire: Callable[[], Awaitable[int]]) -> None:
-    """Close expired sessions forever."""
-    await _again_and_again(expire, _IDLE_LOOK_S)
+async def repeat(chore: Callable[[], Awaitable[object]], every_s: float = _IDLE_LOOK_S) -> None:
+    """Do `chore` forever. A `StoreError` costs one turn of it."""
+    while True:
+        try:
+            await chore()
+        except StoreError as error:
+            log.warning("housekeeping_failed", error=error.message)
+        await asyncio.sleep(every_s)
 
 
 async def forget_closed_sessions(store: SessionStore, keep_s: float, *, every_s: float = 60.0) -> None:
@@ -96,13 +96,4 @@ async def forget_closed_sessions(store: SessionStore, keep_s: float, *, every_s:
         if forgotten:
             log.info(CLOSED_SESSIONS_FORGOTTEN, sessions=forgotten, keep_s=keep_s)
 
-    await _again_and_again(forget, every_s)
-
-
-async def _again_and_again(look: Callable[[], Awaitable[object]], every_s: float) -> None:
-    while True:
-        try:
-            await look()
-        except StoreError as error:
-            log.warning("housekeeping_failed", error=error.message)
-        await asyncio.sleep(every_s)
+    await repeat(forget, every_s)

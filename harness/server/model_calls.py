@@ -105,7 +105,7 @@ class ModelCalls:
         turns = self._turns
         with _count_refusals(call.session), self._sessions.in_use(call.session), turns.callers.present(call.client):
             served = await turns.serve(call)
-        turns.metrics.turn_served(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
+        turns.metrics.overhead.observe(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
         return served
 
     async def _end_stream(self, call: ModelCall, stream: AnswerStream, served: ServedTurn) -> bytes:

@@ -135,7 +135,7 @@ class SessionRegistry:
         for each in damaged:
             self._quarantined[each.session_id] = each
             log.error(SESSION_QUARANTINED, session_id=shorten_secrets(each.session_id), reason=each.reason)
-        self._metrics.sessions_quarantined(len(self._quarantined))
+        self._metrics.sessions_quarantined.set(len(self._quarantined))
         return len(sessions)
 
     async def find_record(self, inherits: Inheritance) -> Session:
@@ -186,7 +186,7 @@ class SessionRegistry:
             if not session.is_open:
                 await self.close(session, CloseReason.DRAINED)
                 raise GateClosed("the server was drained while the session was created; ask again later")
-        self._metrics.session_created()
+        self._metrics.sessions_created.inc()
         return session
 
     async def drain(self, only: Session | None = None) -> int:
@@ -245,7 +245,7 @@ class SessionRegistry:
             ids = [shorten_secrets(each.session_id) for each in closed]
             log.info(SESSIONS_EXPIRED, sessions=ids, idle_s=self._idle_ttl_s)
             await asyncio.gather(*map(self._forget_closed, closed))
-            self._metrics.sessions_expired(len(unused))
+            self._metrics.sessions_expired.inc(len(unused))
             expired += len(unused)
         return expired
 
@@ -285,7 +285,7 @@ class SessionRegistry:
         closed.close(CloseReason.DAMAGED)
         await self._store.set_phase(closed)
         self._quarantined.pop(damaged.session_id, None)
-        self._metrics.sessions_quarantined(len(self._quarantined))
+        self._metrics.sessions_quarantined.set(len(self._quarantined))
 
     async def _take_over(self, config: SessionConfig, resumes: str, live_version: int | None) -> Session:
         previous = await self.get(resumes)

@@ -22,15 +22,7 @@ from harness.server.http.queries import parse_since
 from harness.server.http.responses import ErrorAnswers, json_response
 from harness.server.http.wire import read_fields
 from harness.server.settings import ServerSettings
-from harness.sessions.gate import (
-    GateReport,
-    GateState,
-    HoldKind,
-    HoldReport,
-    HoldRequest,
-    ReleaseRequest,
-    RenewRequest,
-)
+from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, HoldRequest, ReleaseRequest, RenewRequest
 
 log = get_logger(__name__)
 
@@ -156,7 +148,6 @@ class ServerApi(ABC):
         return json_response(await self._report_gate(changed=changed, count_released=count_released))
 
     async def _gate(self, request: Request) -> Response:
-        del request
         return json_response(await self._report_gate())
 
     async def _hold_times(self, request: Request) -> Response:

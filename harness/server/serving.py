@@ -22,13 +22,14 @@ from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.log import get_logger
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions, page_out_idle_sessions
+from harness.server.housekeeping import forget_closed_sessions, repeat
 from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.tracing.collector import traces_url
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.server.turns import TurnService
+from harness.sessions.gate import Gate
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.background import running
 
@@ -81,12 +82,7 @@ async def serve(
     repeat guard.
     """
     settings = settings or ServerSettings()
-    settings.check()
-    if settings.idle_page_out_s is not None and not store.reads_back:
-        raise ScenarioError(
-            "idle_page_out_s: expected a store in a file (--store FILE), from which sessions that are paged out"
-            " (--idle-page-out) are read back; got one that keeps nothing"
-        )
+    _check(settings, store)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listening(settings.host, settings.port))
         await stack.enter_async_context(store)
@@ -94,14 +90,7 @@ async def serve(
         tracer = await stack.enter_async_context(_tracing(settings, metrics))
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
-        # Controllers cannot resume an engine through a server that waits for it at startup. The gate stays closed
-        # meanwhile.
-        is_ours = any(hold.engines and hold.work for hold in gatekeeper.gate.holds)
-        if (gatekeeper.gate.must_wake_engines or is_ours) and isinstance(engine, ContinuesAtEntry):
-            engine.continues_at_entry = True
-        if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
-            engine.proves_scripts = True
-        await stack.enter_async_context(engine)
+        await stack.enter_async_context(_prepared(engine, gatekeeper.gate, settings))
         check = _prove_guard(settings, engine, chat_tokenizer, metrics)
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock, tracer)
         await stack.enter_async_context(turns)
@@ -109,24 +98,17 @@ async def serve(
         server = SessionServer(turns)
         stack.callback(server.sessions.say_how_far_they_are)
         restored = await server.sessions.restore()
-        await stack.enter_async_context(running(gatekeeper.expire_in_time()))
-        await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
-        for chore in _chores(server, store, settings):
-            await stack.enter_async_context(running(chore))
-        engine.workers.observe(turns.metrics)
+        engine.workers.observe(metrics)
         engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
-        await stack.enter_async_context(running(turns.live.follow()))
+        for chore in _chores(server, gatekeeper, turns, settings):
+            await stack.enter_async_context(running(chore))
         app = await stack.enter_async_context(around(server))
         connections = ServerConnections(connection_bounds(settings), server.errors.refuse_connection)
         await stack.enter_async_context(running(connections.watch_for_ever()))
         embedded = await stack.enter_async_context(answering(HangingUpServer(app, connections), listener))
         host, port = listener.getsockname()[:2]
-        _log_family(chat_tokenizer)
-        log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
-        if not settings.admin_token:
-            log.warning(
-                "server_is_open", url=f"http://{host}:{port}", means="every client that reaches it may do everything"
-            )
+        url = f"http://{host}:{port}"
+        _log_start(url, engine, chat_tokenizer, settings, restored)
 
         def hang_up() -> None:
             if tracer is not None:
@@ -134,10 +116,31 @@ async def serve(
             embedded.hang_up()
 
         try:
-            yield RunningServer(f"http://{host}:{port}", server, restored, hang_up)
+            yield RunningServer(url, server, restored, hang_up)
         finally:
             if not embedded.force_exit:  # after a simulated kill, clients must get no answers
                 await turns.callers.send_away(grace_s=settings.stop_grace_s)
+
+
+def _check(settings: ServerSettings, store: SessionStore) -> None:
+    settings.check()
+    if settings.idle_page_out_s is not None and not store.reads_back:
+        raise ScenarioError(
+            "idle_page_out_s: expected a store in a file (--store FILE), from which sessions that are paged out"
+            " (--idle-page-out) are read back; got one that keeps nothing"
+        )
+
+
+def _prepared(engine: TokenProvider, gate: Gate, settings: ServerSettings) -> TokenProvider:
+    """Return `engine`, which continues and proves at entry what this server needs."""
+    # Controllers cannot resume an engine through a server that waits for it at startup. The gate stays closed
+    # meanwhile.
+    is_ours = any(hold.engines and hold.work for hold in gate.holds)
+    if (gate.must_wake_engines or is_ours) and isinstance(engine, ContinuesAtEntry):
+        engine.continues_at_entry = True
+    if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
+        engine.proves_scripts = True
+    return engine
 
 
 async def serve_forever(
@@ -177,7 +180,7 @@ def _prove_guard(
     if guard is None:
         return None
     require_guard(engine.capabilities, guard)
-    metrics.guard_proven()
+    metrics.guard_active.set(1)
     return SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
 
 
@@ -194,16 +197,19 @@ async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIte
 
 
 def _chores(
-    server: SessionServer, store: SessionStore, settings: ServerSettings
+    server: SessionServer, gatekeeper: Gatekeeper, turns: TurnService, settings: ServerSettings
 ) -> Iterator[Coroutine[Any, Any, None]]:
+    yield gatekeeper.expire_in_time()
+    yield server.left_engines.wake_for_ever()
     if settings.teachers:
         yield server.teachers.work_for_ever()
     if settings.idle_page_out_s is not None:
-        yield page_out_idle_sessions(server.sessions.page_out_idle)
+        yield repeat(server.sessions.page_out_idle)
     if settings.idle_ttl_s is not None:
-        yield close_idle_sessions(server.sessions.expire)
+        yield repeat(server.sessions.expire)
     if settings.keep_closed_s is not None:
-        yield forget_closed_sessions(store, settings.keep_closed_s)
+        yield forget_closed_sessions(turns.store, settings.keep_closed_s)
+    yield turns.live.follow()
 
 
 def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
@@ -222,7 +228,9 @@ def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
     )
 
 
-def _log_family(chat_tokenizer: ChatTokenizer) -> None:
+def _log_start(
+    url: str, engine: TokenProvider, chat_tokenizer: ChatTokenizer, settings: ServerSettings, restored: int
+) -> None:
     family = chat_tokenizer.describe()
     log.info(
         "model_family",
@@ -235,3 +243,6 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
         log.warning("template_not_append_only", **asdict(family.divergence))
     for fault in family.faults:
         log.warning("template_loses_tools", fault=fault)
+    log.info("server_started", url=url, engine=engine.capabilities.engine, restored=restored)
+    if not settings.admin_token:
+        log.warning("server_is_open", url=url, means="every client that reaches it may do everything")

@@ -257,7 +257,6 @@ class Gate:
         return left
 
     def answer(self, work: Work, *, is_open: bool = True) -> GateAnswer:
-        """Return the answer to `work`."""
         # A session that is not open answers for itself, whatever the gate.
         return GATE_TABLE[self.state, work] if is_open else GateAnswer.SERVE
 

@@ -67,7 +67,6 @@ class Unknown:
         return Unknown(self.requests - other.requests, self.tokens - other.tokens)
 
     def to_json(self) -> dict[str, int]:
-        """Return the JSON form."""
         return {"requests": self.requests, "tokens": self.tokens}
 
 
@@ -107,7 +106,6 @@ class Ledger:
             )
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
         return {
             "generated": self.generated,
             "trained": self.trained,

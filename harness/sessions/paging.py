@@ -92,7 +92,6 @@ class SessionStub:
 
     @property
     def sampled(self) -> int:
-        """See `Session.sampled`."""
         return self.ledger.generated
 
     @property

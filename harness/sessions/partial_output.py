@@ -28,7 +28,6 @@ class PartialOutput:
     _deltas: list[GenerationDelta] = field(default_factory=list)
 
     def add(self, delta: GenerationDelta) -> None:
-        """Add a delta."""
         self._deltas.append(delta)
         self.count += int(delta.output_ids.size)
         self.version_spans = delta.version_spans or self.version_spans

@@ -227,7 +227,6 @@ class Session:
         return point
 
     def turn(self, index: int) -> Turn:
-        """Return a recorded turn."""
         return self._tree.turn(index)
 
     def branch(self, index: int | None) -> list[Turn]:

@@ -28,7 +28,6 @@ class TokenLog:
         self._hashed = 0
 
     def append(self, ids: TokenIds) -> None:
-        """Append `ids`."""
         end = self.length + ids.size
         if end > self._ids.size:
             grown = np.empty(max(end, 2 * self._ids.size), dtype=np.int32)
@@ -87,7 +86,6 @@ class TokenPath:
 
     @classmethod
     def empty(cls) -> Self:
-        """Return an empty path."""
         return cls(TokenLog(), 0)
 
     @property

@@ -53,7 +53,6 @@ class TurnTree:
         return [self._turns[index] for index in sorted(self._turns)]
 
     def turn(self, index: int) -> Turn:
-        """Return a turn."""
         return self._turns[index]
 
     def path(self, index: int | None) -> TokenPath:

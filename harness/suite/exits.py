@@ -65,6 +65,5 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
 
 
 def exit_code_of(error: HarnessError) -> ExitCode:
-    """Return the exit code for `error`."""
     # First match wins: `NothingSelected` is a `ScenarioError`, so it stands above it.
     return next((code for kind, code in _EXITS if isinstance(error, kind)), ExitCode.INTERNAL)

@@ -63,7 +63,6 @@ class OutputReader:
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
-        """See `ChatTokenizer.open_output`."""
         split = None
         if self._think_id is not None:
             split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(context_ids))
@@ -94,7 +93,6 @@ class OutputReader:
         return found[-1] == self._think_ids[1] and not {*found} - {*self._think_ids}
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """See `ChatTokenizer`."""
         ours, named = self.syntax.beginning(name)
         # The name is the agent's text. Plain encoding keeps it from forging a marker.
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])

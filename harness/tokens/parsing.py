@@ -81,7 +81,6 @@ class CallSyntax(Protocol):
 
         `before` is the white space before it, or None after text.
         """
-        del before
         return piece.is_marker and piece.text in self.markers
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
@@ -92,7 +91,7 @@ class CallSyntax(Protocol):
 
 
 class ReaderBeforeCalls:
-    """Reader that returns text up to a possible call."""
+    """`CallReader` that returns text up to a possible call."""
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[Json]) -> None:
         self._syntax = syntax
@@ -102,7 +101,6 @@ class ReaderBeforeCalls:
         self._waiting: list[Piece] = []
 
     def push(self, piece: Piece) -> Delta:
-        """See `CallReader`."""
         if self._waiting:
             self._waiting.append(piece)
             return Delta()
@@ -116,19 +114,16 @@ class ReaderBeforeCalls:
         return Delta(content=final)
 
     def end(self) -> ParsedOutput:
-        """See `CallReader`."""
         return self._syntax.parse(self._waiting, self._tools) if self._waiting else ParsedOutput(self._space)
 
 
 class TextReader:
-    """Reader of outputs without calls."""
+    """`CallReader` of outputs without calls."""
 
     def push(self, piece: Piece) -> Delta:
-        """See `CallReader`."""
         return Delta(content=piece.text)
 
     def end(self) -> ParsedOutput:
-        """See `CallReader`."""
         return ParsedOutput("")
 
 

@@ -80,11 +80,7 @@ class Tokenizer:
         if further_markers == self._further_markers:
             return self
         return type(self)(
-            self._raw,
-            eos_ids=self.eos_ids,
-            further_markers=further_markers,
-            digest=self.digest,
-            folder=self.folder,
+            self._raw, eos_ids=self.eos_ids, further_markers=further_markers, digest=self.digest, folder=self.folder
         )
 
     def encode(self, text: str) -> list[int]:

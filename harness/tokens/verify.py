@@ -124,14 +124,12 @@ def exchanges_of_long_texts() -> list[Exchange]:
 
 
 def check_prompt(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.PROMPT`."""
     text = family.template.template.render(family.template.form.apply(case.prior), case.tools)
     expected = family.chat.tokenizer.decode(family.chat.tokenizer.encode(text))
     return _compare(case, expected, family.chat.tokenizer.decode(family.prompt_ids(case)))
 
 
 def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.DELIMITER`."""
     template, tokenizer = family.template, family.chat.tokenizer
     seen = tokenizer.decode(_extension(family, case, _whole_output(family)))
     whole = template.template.render(template.form.apply([*case.prior, case.reply, *case.new]), case.tools)
@@ -140,7 +138,6 @@ def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.CLOSED`."""
     ended = _extension(family, case, _whole_output(family))
     cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
     closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
@@ -168,14 +165,12 @@ def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_tools(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.TOOLS`."""
     prompt = family.chat.tokenizer.decode(family.prompt_ids(case))
     hidden = [tool["function"]["name"] for tool in case.tools if tool["function"]["description"] not in prompt]
     return _compare(case, ", ".join(hidden), "") if hidden else None
 
 
 def check_calls(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.CALLS`."""
     template = family.template
     if not case.reply.get("tool_calls"):
         return None

@@ -149,9 +149,7 @@ def _by_place(lines: Sequence[SessionLine]) -> dict[Hashable, SessionLine]:
 
 
 def _compare(
-    views: tuple[RunView, RunView],
-    lines: Sequence[tuple[SessionLine, SessionLine]],
-    missing: list[str],
+    views: tuple[RunView, RunView], lines: Sequence[tuple[SessionLine, SessionLine]], missing: list[str]
 ) -> list[SessionPair]:
     tokenizers = open_tokenizer(views[0]), open_tokenizer(views[1])
     if tokenizers[0] is not None and tokenizers[1] is not None and tokenizers[0].digest != tokenizers[1].digest:

@@ -91,14 +91,7 @@ class Forks:
 
 
 async def fork(
-    run: Path,
-    name: str,
-    place: Path,
-    variation: Variation,
-    *,
-    turn: int | None,
-    count: int,
-    say: Callable[[str], None],
+    run: Path, name: str, place: Path, variation: Variation, *, turn: int | None, count: int, say: Callable[[str], None]
 ) -> list[Forks]:
     """Sample `turn` of the session `name` of `run` anew, `count` times, with files in the folder `place`.
 

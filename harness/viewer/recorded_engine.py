@@ -13,14 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from harness.engines.base import (
-    Capabilities,
-    EngineHealth,
-    LogprobScale,
-    OneWorker,
-    PauseMode,
-    check_request,
-)
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.errors import EngineRejected
 from harness.sessions.session import Session
 from harness.tokens.tokenizer import Tokenizer
@@ -85,7 +78,6 @@ class RecordedEngine:
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -125,12 +117,10 @@ class RecordedEngine:
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """Raise `EngineRejected`: there is no model."""
-        del input_ids, start, session_id
         raise EngineRejected("a record scores nothing")
 
     async def abort(self, request_id: str | None) -> int:
         """Return 0: nothing is ever in flight."""
-        del request_id
         return 0
 
     async def pause(self, mode: PauseMode) -> None:
@@ -145,7 +135,6 @@ class RecordedEngine:
         raise EngineRejected(f"a record has no weights to replace by {version} from {path}")
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         return self._version
 
     async def health(self) -> EngineHealth:

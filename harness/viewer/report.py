@@ -213,11 +213,7 @@ def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
         ("report/queued_seconds", "seconds of a turn: queued", [each.queued for each in parts]),
         ("report/engine_seconds", "seconds of a turn: engine", [each.engine for each in parts]),
         ("report/server_seconds", "seconds of a turn: session server", [each.server for each in parts]),
-        (
-            "report/between_seconds",
-            "seconds between two turns: agent and tools",
-            _all(each.between for each in seen),
-        ),
+        ("report/between_seconds", "seconds between two turns: agent and tools", _all(each.between for each in seen)),
         ("report/turn_tokens_per_second", "sampled tokens a second of a turn", rates),
     ]
     table = _spreads("Latency and throughput", "", found)

@@ -2,12 +2,7 @@
 
 from typing import Any
 
-QUESTIONS = (
-    "What does the fox find one morning?",
-    "Who comes along?",
-    "What do they do together?",
-    "How does it end?",
-)
+QUESTIONS = ("What does the fox find one morning?", "Who comes along?", "What do they do together?", "How does it end?")
 ENDINGS = (".", "!", "?", '"')
 
 Message = dict[str, Any]

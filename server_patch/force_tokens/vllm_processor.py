@@ -21,7 +21,6 @@ class ForceTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM is not where t
         read_script(sampling_params.extra_args)
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        del vllm_config, device, is_pin_memory
         self._scripts: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         """Script, and vLLM's own list of output ids, by row."""
 

@@ -3,11 +3,7 @@
 Imports the standard library only.
 """
 
-from server_patch.repeat_terminate.config import (
-    OBJECT_KEY_TEXT,
-    ConfigError,
-    RepeatTerminateConfig,
-)
+from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, RepeatTerminateConfig
 from server_patch.repeat_terminate.detector import RepeatDetector, Rule
 
 __all__ = ["OBJECT_KEY_TEXT", "ConfigError", "RepeatDetector", "RepeatTerminateConfig", "Rule"]

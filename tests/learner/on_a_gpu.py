@@ -19,11 +19,7 @@ from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.test_packed_gradients import HIGH, LOW, distance, gradient
 from tests.learner.tiny_models import in_packs, some_segments, tiny_model
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "LlamaConfig": {},
-    "MistralConfig": {"sliding_window": 16},
-    "Qwen3Config": {},
-}
+FAMILIES: dict[str, dict[str, Any]] = {"LlamaConfig": {}, "MistralConfig": {"sliding_window": 16}, "Qwen3Config": {}}
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 LENGTHS = (129, 40, 517, 2, 300, 64, 1023, 7, 81, 255)
 FLOAT32 = 1e-4

@@ -208,10 +208,7 @@ async def test_no_route_of_a_router_gives_an_agent_what_is_not_its_own(tmp_path:
     asked = [(method, path) for path in read for method in ("GET", "HEAD")]
     posted = [("POST", path) for path in ("/workers", "/generate", "/v1/chat/completions", "/v1/completions")]
     liveness = {(method, path.replace("/health", "/router/health")): said for (method, path), said in LIVENESS.items()}
-    async with (
-        worker_processes() as workers,
-        routing(tmp_path, "--worker-urls", (await workers.start()).url) as router,
-    ):
+    async with worker_processes() as workers, routing(tmp_path, "--worker-urls", (await workers.start()).url) as router:
         token = router.http.headers["authorization"].removeprefix("Bearer ")
         url = str(router.http.base_url).rstrip("/")
         await try_everything(url, token, [*own, *verbs, *asked, *posted], liveness, tmp_path)

@@ -33,7 +33,7 @@ DIALECT: Edits = {
     "harness/dialects/dialect.py": {
         "DIALECTS: tuple": "from harness.dialects.toy import ToyDialect\n\n",
         "Gemini())": "ToyDialect(), ",
-    },
+    }
 }
 ENGINE: Edits = {
     "harness/engines/kinds.py": {
@@ -48,8 +48,8 @@ ENGINE: Edits = {
                 paused=PauseQuestion("/asleep", lambda status, _: True if status == 200 else None),
             ),
         ),
-""",
-    },
+"""
+    }
 }
 VERB: Edits = {
     "harness/sessions/gate.py": {
@@ -75,10 +75,10 @@ class ShortenRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
         self.look_again()
         await self.keep(hold)
 
-""",
+"""
     },
     "harness/server/routes.py": {
-        "    RenewRequest,\n)": "    ShortenRequest,\n",
+        "\nlog = get_logger": "from harness.sessions.gate import ShortenRequest\n",
         '                Route("/sessions/gate"': """\
                 Route("/sessions/shorten", admin(self._shorten), methods=["POST"]),
 """,
@@ -94,7 +94,7 @@ class ShortenRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
     async def shorten(self, ttl_s: float, *, deadline_s: float) -> GateReport:
         return await self._ask("POST", "shorten", deadline_s, self._holder | {"ttl_s": ttl_s})
 
-""",
+"""
     },
 }
 COLUMN: Edits = {
@@ -107,7 +107,7 @@ COLUMN: Edits = {
         "        repeat_terminated=": "        places=columns.places,\n",
     },
     "harness/samples/columns.py": {
-        '    SampleColumn("returns"': '    SampleColumn("places", "<i4", -1, "places_in_turn"),\n',
+        '    SampleColumn("returns"': '    SampleColumn("places", "<i4", -1, "places_in_turn"),\n'
     },
 }
 TRY_DIALECT = """

@@ -72,7 +72,7 @@ class SessionWorkflow:
         columns = trajectory_columns(rollout.samples[0], reward, version)
         return {name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()}
 
-    async def score(self, rollout: Rollout, data: Mapping[str, Any]) -> float | None:  # noqa: ARG002  # for overriders
+    async def score(self, rollout: Rollout, data: Mapping[str, Any]) -> float | None:  # for overriders
         """Return the stated reward, None to reject. Override for agents that state none."""
         return stated_reward(rollout)
 

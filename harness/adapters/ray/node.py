@@ -100,7 +100,6 @@ class RolloutNode:
         hooks.mark(keep)
 
     async def ask_agents(self) -> None:
-        """Ask the agents to stop."""
         ask = self._require_serving().manager.abort_hooks().abort
         assert ask is not None
         await ask()

@@ -48,14 +48,14 @@ class SessionAgentLoop:
         self,
         *,
         trainer_config: Any,
-        server_manager: Any = None,  # noqa: ARG002  # verl hands it to every loop, and sessions need none of these
+        server_manager: Any = None,  # verl hands it to every loop, and sessions need none of these
         tokenizer: Any,
-        processor: Any = None,  # noqa: ARG002
-        dataset_cls: Any = None,  # noqa: ARG002
-        data_config: Any = None,  # noqa: ARG002
-        hf_model_type: str | None = None,  # noqa: ARG002
-        tools: Any = None,  # noqa: ARG002
-        name: str | None = None,  # noqa: ARG002  # of the item, which hydra hands over whole
+        processor: Any = None,
+        dataset_cls: Any = None,
+        data_config: Any = None,
+        hf_model_type: str | None = None,
+        tools: Any = None,
+        name: str | None = None,  # of the item, which hydra hands over whole
         session_server: str,
         agent: AgentFunction | str,
         is_scored_by_agent: bool = True,

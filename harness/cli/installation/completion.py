@@ -11,7 +11,7 @@ from harness.cli import output
 
 VARIABLE = "_HARNESS_COMPLETE"
 
-_Shell = Annotated[Literal["bash", "zsh", "fish"], typer.Argument(show_default=False)]
+_Shell = Annotated[Literal["bash", "zsh", "fish"], typer.Argument()]
 
 
 def completion(shell: _Shell) -> None:

@@ -18,17 +18,13 @@ _DEADLINE_S = 4.0
 
 _Kind = Annotated[
     Literal["engine", "agent"] | None,
-    typer.Argument(metavar="[KIND]", help="`engine` or `agent`.  [default: this installation]", show_default=False),
+    typer.Argument(metavar="[KIND]", help="`engine` or `agent`.  [default: this installation]"),
 ]
 _Name = Annotated[
-    str | None,
-    typer.Argument(metavar="[TARGET]", help="Address of the engine server, or name of the agent.", show_default=False),
+    str | None, typer.Argument(metavar="[TARGET]", help="Address of the engine server, or name of the agent.")
 ]
 EngineModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="Weights or tokenizer that it should serve: name, folder or hub id.", show_default=False
-    ),
+    str | None, typer.Option("--model", help="Weights or tokenizer that it should serve: name, folder or hub id.")
 ]
 
 
@@ -66,7 +62,6 @@ def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
 
 
 def examine_agent(name: str, *, as_json: bool) -> int:
-    """Examine the bundled agent `name`."""
     import asyncio
 
     from harness.rollouts.agents.doctor import examine_agent as examine

@@ -13,13 +13,9 @@ _What = Annotated[
     typer.Argument(
         metavar="RUN [SESSION] RUN [SESSION]",
         help="Two run directories or stores; each with a session of it, for two sessions.",
-        show_default=False,
     ),
 ]
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Write a page with both side by side.", show_default=False),
-]
+_Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a page with both side by side.")]
 
 
 def diff(

@@ -8,21 +8,13 @@ import typer
 
 from harness.cli import options, output
 
-_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-_Session = Annotated[
-    str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.", show_default=False)
-]
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+_Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
 _Agent = Annotated[
-    str | None,
-    typer.Option(
-        "--agent", help="Another agent: a bundled one, or a path.  [default: the scenario's]", show_default=False
-    ),
+    str | None, typer.Option("--agent", help="Another agent: a bundled one, or a path.  [default: the scenario's]")
 ]
 _Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="A folder for the agent's log and the session.  [default: none is kept]", show_default=False
-    ),
+    Path | None, typer.Option("--out", help="A folder for the agent's log and the session.  [default: none is kept]")
 ]
 
 

@@ -25,15 +25,12 @@ _Out = Annotated[
         "--out",
         metavar="PATH",
         help="A file, whose ending says what it is: .html, .md, .xml or .junit; with --format a new folder.",
-        show_default=False,
     ),
 ]
 _Plots = Annotated[bool, typer.Option("--plots", help="A page with charts, too, which takes the extra `plots`.")]
 _Format = Annotated[
     ReportFormat | None,
-    typer.Option(
-        "--format", help="For a store of metrics, which takes the extra of that name, or as spans.", show_default=False
-    ),
+    typer.Option("--format", help="For a store of metrics, which takes the extra of that name, or as spans."),
 ]
 
 

@@ -9,12 +9,9 @@ from harness.cli import options, output
 from harness.cli.look.source import Server, Where, open_source
 
 _Session = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SESSION", help="The number of one, or the beginning of its id; all without.", show_default=False
-    ),
+    str | None, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id; all without.")
 ]
-_Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.", show_default=False)]
+_Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.")]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
 
 

@@ -12,15 +12,9 @@ if TYPE_CHECKING:
     from harness.viewer.session_view import SessionView
 
 Where = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN", help="A run directory, or the file of a store; none with --server.", show_default=False
-    ),
+    Path | None, typer.Argument(metavar="RUN", help="A run directory, or the file of a store; none with --server.")
 ]
-Server = Annotated[
-    str | None,
-    typer.Option("--server", metavar="URL", help="Read a session server instead of a run.", show_default=False),
-]
+Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Read a session server instead of a run.")]
 
 
 class Source(NamedTuple):

@@ -14,15 +14,10 @@ if TYPE_CHECKING:
 
 _Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="FILE", help="The page, an HTML file; without it --server is shown live.", show_default=False
-    ),
+    typer.Option("--out", metavar="FILE", help="The page, an HTML file; without it --server is shown live."),
 ]
 _Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port", min=0, max=65535, help="Of the live page, on loopback.  [default: a free one]", show_default=False
-    ),
+    int | None, typer.Option("--port", min=0, max=65535, help="Of the live page, on loopback.  [default: a free one]")
 ]
 
 

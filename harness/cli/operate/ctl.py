@@ -33,10 +33,8 @@ _TTL_S = 600.0
 """Long enough to work with, short enough if the operator forgets it."""
 
 _Ttl = Annotated[float, typer.Option("--ttl", min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
-_Renewed = Annotated[
-    str | None, typer.Option("--holder", help="Renew the hold of that name, or place it.", show_default=False)
-]
-_Released = Annotated[str | None, typer.Option("--holder", help="Name of the hold, any account's.", show_default=False)]
+_Renewed = Annotated[str | None, typer.Option("--holder", help="Renew the hold of that name, or place it.")]
+_Released = Annotated[str | None, typer.Option("--holder", help="Name of the hold, any account's.")]
 
 
 @app.command("status")

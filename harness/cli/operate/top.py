@@ -44,7 +44,6 @@ class Reading:
     """The listed sessions."""
 
     def to_json(self) -> "Json":
-        """Return the document of `--json`."""
         from msgspec import to_builtins
 
         sessions = [

@@ -6,8 +6,9 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json
 
 
-def print_dry_run(selection: SuiteSelection, concurrency: int | None, *, as_json: bool, steps: int | None = None) -> None:
-    """Print the plan of `selection`."""
+def print_dry_run(
+    selection: SuiteSelection, concurrency: int | None, *, as_json: bool, steps: int | None = None
+) -> None:
     wanted = selection.config.overrides
     scenarios = [_plan(folder, concurrency, wanted.server, steps) for folder in selection.folders]
     plan: Json = {"suite": selection.config.suite, "steps": steps, "scenarios": scenarios}
@@ -40,9 +41,9 @@ def _text(plan: Json) -> str:
     steps = "" if plan["steps"] is None else f", {plan['steps']} steps"
     lines = [f"would run {plan['suite']}{steps}; nothing was started"]
     for each in plan["scenarios"]:
+        size = f"{each['sessions']} sessions, {each['prompts']} prompts x {each['samples_per_prompt']} samples"
         lines += [
-            f"{each['scenario']}: {each['sessions']} sessions, {each['prompts']} prompts x"
-            f" {each['samples_per_prompt']} samples, {each['concurrency']} at a time",
+            f"{each['scenario']}: {size}, {each['concurrency']} at a time",
             f"  engine  {_listed(each['engine'])}",
             f"  agent   {each['agent']}, {each['deadline_s']:g} s at most",
             f"  limits  {_listed(each['limits']) or 'none'}",

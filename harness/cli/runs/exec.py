@@ -19,8 +19,8 @@ from harness.cli.operate.server_option import ask_named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.rollouts.agents.profile import AgentProfile
+    from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.samples.rollout import Rollout
     from harness.types import Json
 
@@ -37,8 +37,7 @@ _PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
 
 def execute(
     command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- COMMAND]", help="[default: that of --agent]", show_default=False),
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="[default: that of --agent]")
     ] = None,
     *,
     agent: _Agent = None,
@@ -46,28 +45,21 @@ def execute(
     admin_token: options.AdminToken = None,
     instruction: Annotated[str, typer.Option(help="Handed over in HARNESS_INSTRUCTION and in a file.")] = "",
     workdir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the command works.  [default: runs/exec-<time>, where its log stays]", show_default=False
-        ),
+        Path | None, typer.Option(help="Where the command works.  [default: runs/exec-<time>, where its log stays]")
     ] = None,
     selection: Annotated[
         str | None,
         typer.Option(
-            help="Which branches become samples: `all`, `one`, or a function that the server was started with.",
-            show_default=False,
+            help="Which branches become samples: `all`, `one`, or a function that the server was started with."
         ),
     ] = None,
     matching: Annotated[
-        list[str] | None,
-        typer.Option(help="Differences that do not count in the history sent back; repeat it.", show_default=False),
+        list[str] | None, typer.Option(help="Differences that do not count in the history sent back; repeat it.")
     ] = None,
     session: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Another setting of the session, its value in JSON or a word; repeat it.",
-            show_default=False,
+            metavar="KEY=VALUE", help="Another setting of the session, its value in JSON or a word; repeat it."
         ),
     ] = None,
     interactive: Annotated[
@@ -129,10 +121,7 @@ def env(
     server: _Server = _URL,
     admin_token: options.AdminToken = None,
     home: Annotated[
-        Path | None,
-        typer.Option(
-            help="New home directory, for an agent that is configured by files."
-        ),
+        Path | None, typer.Option(help="New home directory, for an agent that is configured by files.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -140,7 +129,6 @@ def env(
 
     Examples: `eval "$(harness env)"`, `harness env --agent langgraph --json`
     """
-    import asyncio
     import os
     import shlex
 
@@ -170,9 +158,7 @@ def env(
         if home is not None:
             write_home(profile.spec.files, home, expanded)
     lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
-    output.print_result(
-        {"session_id": session.session_id, "variables": variables}, "\n".join(lines), as_json=as_json
-    )
+    output.print_result({"session_id": session.session_id, "variables": variables}, "\n".join(lines), as_json=as_json)
 
 
 def _profile(name: str) -> "AgentProfile":
@@ -197,10 +183,10 @@ async def _play(
     from dataclasses import replace
 
     from harness.cli.runs.terminal import open_terminal
-    from harness.rollouts.client.connections import server_url
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
     from harness.rollouts.agents.task import AgentTask, ProgramAgent
+    from harness.rollouts.client.connections import server_url
     from harness.rollouts.manager import SessionManager
 
     program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
@@ -219,7 +205,7 @@ async def _play(
 def _settings(selection: str | None, matching: list[str] | None, more: list[str] | None) -> "Json":
     from harness.errors import ScenarioError
 
-    settings: "Json" = {} if selection is None else {"selection": selection}
+    settings: Json = {} if selection is None else {"selection": selection}
     if matching is not None:
         settings["matching"] = matching
     for assignment in more or ():

@@ -20,15 +20,11 @@ class _Weights(StrEnum):
     CURRENT = "current"
 
 
-_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-_Session = Annotated[
-    str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.", show_default=False)
-]
-_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.", show_default=False)]
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+_Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
+_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.")]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
-_Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.", show_default=False)
-]
+_Temperature = Annotated[float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.")]
 _SampledBy = Annotated[
     _Weights, typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones.")
 ]
@@ -38,13 +34,9 @@ _Edits = Annotated[
         "--edit",
         metavar="MESSAGE=TEXT",
         help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
-        show_default=False,
     ),
 ]
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]", show_default=False),
-]
+_Out = Annotated[Path | None, typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]")]
 
 
 def resume(run: _Run, session: _Session, *, as_json: options.Json = False) -> None:
@@ -91,8 +83,8 @@ def fork(
     """
     from harness.viewer.fork import Variation
 
-    edits = dict(map(_edit, edit or ()))
-    [found] = _fork(run, session, at, count, out, Variation(temperature, edits, weights is _Weights.CURRENT))
+    variation = Variation(temperature, dict(map(_edit, edit or ())), weights is _Weights.CURRENT)
+    [found] = _fork(run, session, at, count, out, variation=variation)
     if out is not None:
         _write_samples(found.samples, out)
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
@@ -103,9 +95,7 @@ def fork(
     return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
 
 
-def values(
-    run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None, as_json: options.Json = False
-) -> int:
+def values(run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None, as_json: options.Json = False) -> int:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
     A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
@@ -131,7 +121,7 @@ def _edit(text: str) -> tuple[int, str]:
 
 
 def _fork(
-    run: Path, session: str, turn: int | None, count: int, out: Path | None, variation: "Variation | None" = None
+    run: Path, session: str, turn: int | None, count: int, out: Path | None, *, variation: "Variation | None" = None
 ) -> "Sequence[Forks]":
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
@@ -168,8 +158,15 @@ def _value(found: "Forks") -> str:
 
 
 def _document(found: "Forks") -> dict[str, object]:
-    forks = [{each.name: getattr(fork, each.name) for each in fields(fork) if each.name != "samples"} for fork in found.forks]
-    return {"session_id": found.session_id, "turn": found.turn, "forks": forks, "value": found.value and found.value._asdict()}
+    forks = [
+        {each.name: getattr(fork, each.name) for each in fields(fork) if each.name != "samples"} for fork in found.forks
+    ]
+    return {
+        "session_id": found.session_id,
+        "turn": found.turn,
+        "forks": forks,
+        "value": found.value and found.value._asdict(),
+    }
 
 
 def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:

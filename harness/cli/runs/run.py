@@ -1,13 +1,15 @@
 """`harness run`: a suite, with two stages of Ctrl+C and a command to resume."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli import options, output
 
 if TYPE_CHECKING:
+    from harness.suite.record.config import Overrides
+    from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import OpenedRun
     from harness.suite.run.report import RunReport
 
@@ -16,26 +18,22 @@ _Suite = Annotated[
     typer.Argument(
         metavar="SUITE_OR_DIR",
         help="A bundled scenario, a folder with a scenario.toml or of such folders; with --resume, a run directory.",
-        show_default=False,
     ),
 ]
 _Harbor = Annotated[
-    str | None,
-    typer.Option(
-        "--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.", show_default=False
-    ),
+    str | None, typer.Option("--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.")
 ]
 _Agent = Annotated[
     str | None,
     typer.Option(
         "--agent",
         metavar="NAME",
-        help="Agent in place of the scenario's: bundled, script, profile or command; for Harbor tasks also `oracle`, `nop`.",
-        show_default=False,
+        help="Agent in place of the scenario's: bundled, script, profile or command;"
+        " for Harbor tasks also `oracle`, `nop`.",
     ),
 ]
 _Concurrency = Annotated[
-    int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.", show_default=False)
+    int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.")
 ]
 _Engine = Annotated[
     str | None,
@@ -45,7 +43,6 @@ _Engine = Annotated[
         callback=options.yields_to("server", "worker"),
         help="`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
-        show_default=False,
     ),
 ]
 _Server = Annotated[
@@ -56,7 +53,6 @@ _Server = Annotated[
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
         help="Running session server or router, instead of an engine.",
-        show_default=False,
     ),
 ]
 _Workers = Annotated[
@@ -66,7 +62,6 @@ _Workers = Annotated[
         metavar="NAME=URL",
         help="`sglang=URL`, `vllm=URL`: an engine server that runs already, behind a router of the run,"
         " in the place of the scenario's engine or of its lanes of that kind; may be repeated.",
-        show_default=False,
     ),
 ]
 _Model = Annotated[
@@ -76,17 +71,15 @@ _Model = Annotated[
         envvar="HARNESS_MODEL",
         callback=options.yields_to("server"),
         help="Catalogue name, folder or hub id.",
-        show_default=False,
     ),
 ]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", show_default=False)]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED")]
 _Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
         help="A key of scenario.toml with another value, both as TOML: limits.turns=3; may be repeated.",
-        show_default=False,
     ),
 ]
 _Filter = Annotated[
@@ -95,24 +88,13 @@ _Filter = Annotated[
         "--filter",
         metavar="COLUMN=VALUE",
         help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
-        show_default=False,
     ),
 ]
-_Limit = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.", show_default=False),
-]
-_Shuffle = Annotated[
-    int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.", show_default=False)
-]
-_Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.", show_default=False)
-]
+_Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.")]
+_Shuffle = Annotated[int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.")]
+_Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.")]
 _Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<suite>-<time>]", show_default=False
-    ),
+    Path | None, typer.Option("--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<suite>-<time>]")
 ]
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
@@ -123,7 +105,6 @@ _Only = Annotated[
         "--only",
         metavar="failed[:CAUSE,...]",
         help="With --resume: play the rollouts again that failed, of any cause or of those named, and no other.",
-        show_default=False,
     ),
 ]
 
@@ -162,40 +143,16 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.rollouts.client.connections import server_url
-    from harness.engines.connect import EngineName
     from harness.errors import RunError, ScenarioError
-    from harness.lab.models.chat_templates import TEMPLATES, find_template
-    from harness.suite.data.filters import Filter
-    from harness.suite.record.config import Overrides, select
-    from harness.suite.run.failed import FailedOnly
+    from harness.suite.record.config import select
     from harness.suite.run.open_run import begin_run, resume_run
-    from harness.suite.scenarios.scenario import require_running_servers
 
-    if engine is not None:
-        EngineName.parse(engine)
     suite = suite if harbor is None else harbor
     if suite is None:
-        raise ScenarioError("expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some")
-    for each in filters or ():
-        Filter.parse(each)
-    for each in worker or ():
-        require_running_servers(each)
-    if worker and engine is not None:
-        raise ScenarioError("expected --engine or --worker, got both: workers take the place of the engine")
-    if server is not None:
-        server = server_url(server)
-        if engine is not None or worker or model is not None or template is not None:
-            raise ScenarioError(
-                "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
-                " engine, its model and its template"
-            )
-    failed = None if only is None else FailedOnly.parse(only)
-    if failed is not None and not resume:
-        raise RunError("--only plays rollouts of a run again: add --resume, and name its directory")
-    if template is not None and template not in TEMPLATES:
-        template = str(find_template(template).resolve())
-    overrides = Overrides(
+        raise ScenarioError(
+            "expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some"
+        )
+    overrides = _read_overrides(
         server=server,
         engine=engine,
         workers=worker or None,
@@ -209,9 +166,9 @@ def run(
         shuffle=shuffle,
         epochs=epochs,
     )
+    failed = _read_only(only, resume=resume)
     otlp = options.require_collector(otlp)
-    if server is not None:
-        _refuse_collector(otlp)
+    _refuse_collector(otlp, overrides)
     if dry_run:
         from harness.cli.runs.dry_run import print_dry_run
 
@@ -220,24 +177,16 @@ def run(
         print_dry_run(select(suite, overrides), concurrency, as_json=as_json)
         return
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
-    if opened.selection.config.overrides.server is not None:  # of a run that is resumed
-        _refuse_collector(otlp)
-    numbers = None if failed is None else failed.find(opened.directory)
-    if failed is not None and not numbers:
-        if as_json:
-            output.print_json({"replayed": 0, "directory": str(opened.directory.path)})
-        else:
-            output.say(f"nothing to play again: no rollout of {opened.directory.path} is {only}")
-        return
-    if numbers is None and opened.directory.is_complete:
-        result = opened.directory.read_result()
-        if as_json:
-            output.print_json(result)
-        else:
-            output.say(f"finished already, {result['status']}: {opened.directory.result}")
-        raise typer.Exit(int(result["exit_code"]))
-    if numbers is not None:
+    _refuse_collector(otlp, opened.selection.config.overrides)  # a run that is resumed has those of its start
+    numbers = None
+    if failed is not None:
+        numbers = failed.find(opened.directory)
+        if not numbers:
+            _say_none_failed(opened, only, as_json=as_json)
+            return
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
+    elif opened.directory.is_complete:
+        raise typer.Exit(_say_finished(opened, as_json=as_json))
     is_resumed = resume and numbers is None
     end_run(execute_run(opened, concurrency, admin_token, numbers, otlp, is_resumed=is_resumed), as_json=as_json)
 
@@ -253,11 +202,80 @@ def end_run(report: "RunReport", *, as_json: bool) -> None:
     raise typer.Exit(report.exit_code)
 
 
-def _refuse_collector(otlp: str | None) -> None:
+def _read_overrides(
+    *,
+    server: str | None,
+    engine: str | None,
+    workers: list[str] | None,
+    model: str | None,
+    template: str | None,
+    filter: list[str] | None,  # noqa: A002  # as the field
+    **others: Any,
+) -> "Overrides":
+    """Check the options against each other, and return them. Raises `ScenarioError`."""
+    from harness.engines.connect import EngineName
+    from harness.errors import ScenarioError
+    from harness.lab.models.chat_templates import TEMPLATES, find_template
+    from harness.rollouts.client.connections import server_url
+    from harness.suite.data.filters import Filter
+    from harness.suite.record.config import Overrides
+    from harness.suite.scenarios.scenario import require_running_servers
+
+    if engine is not None:
+        EngineName.parse(engine)
+    for each in filter or ():
+        Filter.parse(each)
+    for each in workers or ():
+        require_running_servers(each)
+    if workers and engine is not None:
+        raise ScenarioError("expected --engine or --worker, got both: workers take the place of the engine")
+    if server is not None:
+        server = server_url(server)
+        if engine is not None or workers or model is not None or template is not None:
+            raise ScenarioError(
+                "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
+                " engine, its model and its template"
+            )
+    if template is not None and template not in TEMPLATES:
+        template = str(find_template(template).resolve())
+    return Overrides(
+        server=server, engine=engine, workers=workers, model=model, template=template, filter=filter, **others
+    )
+
+
+def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
+    """Return the rollouts that `--only` names, if given. Raises `RunError`."""
+    from harness.errors import RunError
+    from harness.suite.run.failed import FailedOnly
+
+    failed = None if only is None else FailedOnly.parse(only)
+    if failed is not None and not resume:
+        raise RunError("--only plays rollouts of a run again: add --resume, and name its directory")
+    return failed
+
+
+def _say_none_failed(opened: "OpenedRun", only: str | None, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"replayed": 0, "directory": str(opened.directory.path)})
+    else:
+        output.say(f"nothing to play again: no rollout of {opened.directory.path} is {only}")
+
+
+def _say_finished(opened: "OpenedRun", *, as_json: bool) -> int:
+    """Print the result of a run that is complete, and return its exit code."""
+    result = opened.directory.read_result()
+    if as_json:
+        output.print_json(result)
+    else:
+        output.say(f"finished already, {result['status']}: {opened.directory.result}")
+    return int(result["exit_code"])
+
+
+def _refuse_collector(otlp: str | None, overrides: "Overrides") -> None:
     """Raise `ScenarioError` if a run without its own session server should send spans."""
     from harness.errors import ScenarioError
 
-    if otlp is not None:
+    if overrides.server is not None and otlp is not None:
         raise ScenarioError(
             "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: a session server sends the spans,"
             " and a running one got its collector at its start"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -10,14 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.server.store.sqlite import read_session
-from harness.suite.judge.groups import CONFIDENCE
-from harness.suite.record.attached_sessions import read_attached_record
-from harness.suite.record.rollout_table import RolloutRecord
-from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.server.telemetry.printable import printable
-from harness.types import Json, Message
+from harness.suite.judge.groups import CONFIDENCE
+from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
+from harness.types import Json
 from harness.viewer.look import look_at, look_into
 from harness.viewer.problems import find_problems, next_command
 from harness.viewer.terminal import ledger_words, message_text, show
@@ -174,7 +169,11 @@ def _facts(report: RunReport) -> Table:
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"
         facts.add_row("guard", f"repeat guard {state}; it ended {ended} turns")
-    formats = "samples.jsonl, samples.parquet" if report.has_parquet else "samples.jsonl (Parquet: pip install 'session-harness[parquet]')"
+    formats = (
+        "samples.jsonl, samples.parquet"
+        if report.has_parquet
+        else "samples.jsonl (Parquet: pip install 'session-harness[parquet]')"
+    )
     facts.add_row("samples", f"{report.samples} in {formats}")
     facts.add_row("run", escape(str(report.directory)))
     return facts

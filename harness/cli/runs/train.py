@@ -18,21 +18,14 @@ _Scenario = Annotated[
     typer.Argument(
         metavar="SCENARIO_OR_DIR",
         help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
-        show_default=False,
     ),
 ]
 _Steps = Annotated[
     int, typer.Option("--steps", min=1, help="Updates of the weights in all, those of a resumed run included.")
 ]
-_Seed = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, envvar="HARNESS_SEED", help="The scenario's by default.", show_default=False),
-]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", help="The scenario's by default.")]
 _Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<scenario>-<time>]", show_default=False
-    ),
+    Path | None, typer.Option("--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<scenario>-<time>]")
 ]
 _Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
 
@@ -43,7 +36,6 @@ _MetricsPort = Annotated[
         max=65535,
         envvar="HARNESS_METRICS_PORT",
         help="Serve the figures of the last step to Prometheus at this port of 127.0.0.1; 0 takes a free one.",
-        show_default=False,
     ),
 ]
 
@@ -53,7 +45,6 @@ _Report = Annotated[
         "--report",
         envvar="HARNESS_REPORT",
         help="Report each step to this store, which takes the extra of its name; may be repeated.",
-        show_default=False,
     ),
 ]
 

@@ -18,28 +18,17 @@ _WorkerUrls = Annotated[
         envvar="HARNESS_WORKER_URLS",
         metavar="URL[,URL]",
         help="Workers of a gateway to start; more can be added to it later.",
-        show_default=False,
     ),
 ]
-_RouterUrl = Annotated[
-    str | None, typer.Option(envvar="HARNESS_ROUTER_URL", help="A gateway that runs already.", show_default=False)
-]
+_RouterUrl = Annotated[str | None, typer.Option(envvar="HARNESS_ROUTER_URL", help="A gateway that runs already.")]
 _Gateway = Annotated[
     str, typer.Option(envvar="HARNESS_GATEWAY", help="The gateway to start: `smg`, or the restricted `sglang-router`.")
 ]
-_GatewayArguments = Annotated[
-    str, typer.Option(envvar="HARNESS_GATEWAY_ARGS", help="More arguments for the gateway.", show_default=False)
-]
-_GatewayLog = Annotated[
-    Path | None, typer.Option(envvar="HARNESS_GATEWAY_LOG", help="Keeps the gateway's output.", show_default=False)
-]
+_GatewayArguments = Annotated[str, typer.Option(envvar="HARNESS_GATEWAY_ARGS", help="More arguments for the gateway.")]
+_GatewayLog = Annotated[Path | None, typer.Option(envvar="HARNESS_GATEWAY_LOG", help="Keeps the gateway's output.")]
 _Model = Annotated[
     str | None,
-    typer.Option(
-        envvar="HARNESS_MODEL",
-        help="The model that the workers serve: catalogue name, folder or hub id.",
-        show_default=False,
-    ),
+    typer.Option(envvar="HARNESS_MODEL", help="The model that the workers serve: catalogue name, folder or hub id."),
 ]
 _Limit = Annotated[
     int, typer.Option(envvar="HARNESS_WORKER_LIMIT", min=1, help="Session requests that one worker has at most.")

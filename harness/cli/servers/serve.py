@@ -20,15 +20,9 @@ _Engine = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(
-        envvar="HARNESS_MODEL",
-        help="Weights of the local engine: catalogue name, folder or hub id.",
-        show_default=False,
-    ),
+    typer.Option(envvar="HARNESS_MODEL", help="Weights of the local engine: catalogue name, folder or hub id."),
 ]
-_Script = Annotated[
-    Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="The answers of the scripted engine.", show_default=False)
-]
+_Script = Annotated[Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="The answers of the scripted engine.")]
 _ContinueEngines = Annotated[
     bool,
     typer.Option(
@@ -44,7 +38,6 @@ _Shards = Annotated[
         min=1,
         max=256,
         help="Number of processes behind one address; --store is their directory.",
-        show_default=False,
     ),
 ]
 _Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]

@@ -53,7 +53,6 @@ class Comparison:
         return sum(report.diverged_at is None for report in self.reports)
 
     def to_json(self) -> Json:
-        """Return the output of `--json`."""
         return {
             "is_close": self.is_close,
             "prompts": len(self.reports),

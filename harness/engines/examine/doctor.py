@@ -62,7 +62,6 @@ class Diagnosis:
         return all(each.level is not Level.FAIL for each in self.findings)
 
     def to_json(self) -> Json:
-        """Return the output of `--json`."""
         findings = [
             {
                 "capability": each.check,

@@ -223,6 +223,5 @@ class LocalEngine:
         live.listener(outcome)
 
     def _remove(self, live: _LiveRequest) -> None:
-        del self._live[live.generation.request.request_id]
         del self._by_tokens[live.generation.tokens]
         self._scheduler.finish(live.generation.tokens)

@@ -54,7 +54,6 @@ class SequenceKv:
         return stored
 
     def copy(self, tokens: int, capacity: int) -> "SequenceKv":
-        """See `LayerKv.copy`."""
         target = SequenceKv()
         target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
         return target

@@ -122,12 +122,10 @@ class HuggingFaceTokenProvider:
 
     @property
     def weight_version(self) -> str:
-        """See `TokenProvider.weight_version`."""
         return self._version if self._thread.engine is None else self._thread.engine.version
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -161,7 +159,6 @@ class HuggingFaceTokenProvider:
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         self._check(request)
         outcome = await self._outcome(request)
@@ -169,7 +166,6 @@ class HuggingFaceTokenProvider:
         return outcome
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """See `TokenProvider.stream`."""
         self._check(request)
         async with aclosing(self._events(request, wants_deltas=True)) as events:
             async for event in events:
@@ -178,7 +174,6 @@ class HuggingFaceTokenProvider:
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; the input may fill the whole context."""
-        del session_id
         params = SamplingParams(max_new_tokens=1)
         request = GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start)
         check_request(replace(self.capabilities, context_length=self.capabilities.context_length + 1), request)
@@ -197,30 +192,24 @@ class HuggingFaceTokenProvider:
         await self._call(lambda engine: engine.pause(mode))
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
         await self._call(lambda engine: engine.resume())
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`."""
         await self._call(lambda engine: engine.update_weights(path, version))
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         return self.weight_version
 
     async def flush_cache(self) -> bool:
-        """See `FlushesPrefixes`."""
         return await self._call(lambda engine: engine.flush_cache())
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider.health`."""
         engine = self._thread.engine
         if engine is None:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=self._thread.failure)
         return EngineHealth(ready=True, paused=engine.is_paused, running=engine.running, waiting=engine.waiting)
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`."""
         engine = self._require_entered()
         return EngineCount("the local engine", self._since, engine.sampled_tokens)
 

@@ -136,7 +136,6 @@ class Placement:
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:
-        """See `EngineWorkers`."""
         return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
 
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
@@ -212,9 +211,7 @@ class Placement:
             offered = [each for each in self.workers.values() if not each.fence and each.name not in kind.tried]
             awake = [each for each in offered if not each.is_resting(now)]
             least_busy[kind.tried] = min(
-                awake or offered,
-                key=lambda each: (not self._has_room(each), *_busy(each)),
-                default=None,
+                awake or offered, key=lambda each: (not self._has_room(each), *_busy(each)), default=None
             )
         return least_busy[kind.tried]
 

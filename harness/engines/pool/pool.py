@@ -293,7 +293,6 @@ class EnginePool:
     # Control
 
     async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`."""
         waiting = self._queue.abort(request_id)
         worker = None if request_id is None else self._serving.get(request_id)
         if worker is not None:

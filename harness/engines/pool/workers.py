@@ -111,7 +111,6 @@ class Workers:
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
 
     def next_for(self, session_id: str) -> str | None:
-        """See `EngineWorkers`."""
         load = self._placement.next_for(session_id, asyncio.get_running_loop().time())
         return None if load is None else load.name
 
@@ -120,16 +119,13 @@ class Workers:
         return self._entered[load].provider
 
     def count_labels_by(self, order: LabelOrder) -> None:
-        """See `EngineWorkers`."""
         self.order = order
 
     def observe(self, observer: PoolObserver) -> None:
-        """See `EngineWorkers`."""
         self.observer = observer
         self._tell_change()
 
     def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """See `EngineWorkers`."""
         self._is_held = while_held
 
     def _tell_change(self) -> None:
@@ -195,13 +191,11 @@ class Workers:
                 stack.push_async_exit(self._members.pop(name).stack)
 
     def fence(self, name: str, reason: str) -> None:
-        """See `EngineWorkers`."""
         self._members[name].load.fence = reason
         log.warning("worker_fenced", worker=name, reason=reason)
         self._tell_change()
 
     def unfence(self, name: str) -> None:
-        """See `EngineWorkers`."""
         member = self._members[name]
         member.load.fence = self._objection(member)
         self._tell_change()

@@ -110,7 +110,6 @@ class EngineClient:
         return self._require_success(call, await self.ask(call))
 
     async def get_text(self, path: str, *, deadline_s: float) -> str:
-        """GET `path` and return the text."""
         call = HttpCall("GET", path, deadline_s)
         return self._require_success(call, await self.ask(call)).content.decode("utf-8", errors="replace")
 

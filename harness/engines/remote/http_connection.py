@@ -172,11 +172,9 @@ class EngineConnection(asyncio.Protocol):
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = cast("asyncio.Transport", transport)  # that of uvloop is of no such class
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         from httptools import HttpParserError, HttpParserUpgrade
 
         assert self._transport is not None
@@ -195,7 +193,6 @@ class EngineConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._fail(exc)
         self.closed.set_result(None)
 

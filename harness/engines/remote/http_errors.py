@@ -29,7 +29,6 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_for_status(status: int, message: str) -> EngineError:
-    """Return the error for an HTTP status."""
     if status in (429, 503):
         error = EngineUnavailable(message)
         error.may_have_sampled = any(words in message for words in _HAD_BEGUN)

@@ -22,11 +22,7 @@ from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
 from harness.engines.routed_experts import find_router
-from harness.errors import (
-    EngineRejected,
-    EngineReplyInvalid,
-    EngineUnavailable,
-)
+from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.machine.log import get_logger
 from harness.token_rows import RoutedExperts
 from harness.tokens.tokenizer import Tokenizer
@@ -104,12 +100,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @property
     def weight_version(self) -> str:
-        """See `TokenProvider.weight_version`."""
         return self._served.label
 
     @property
     def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
         return OneWorker(self)
 
     async def __aenter__(self) -> Self:
@@ -183,7 +177,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         return router
 
     async def expect_transfer(self, version: str) -> None:
-        """See `ExpectsTransfer`."""
         await self._change.expect(version)
 
     @abstractmethod

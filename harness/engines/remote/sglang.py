@@ -88,7 +88,6 @@ class SGLangTokenProvider(RemoteProvider):
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
@@ -106,7 +105,6 @@ class SGLangTokenProvider(RemoteProvider):
         return self._learn_from(result, moment)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """See `TokenProvider.stream`."""
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
@@ -149,7 +147,6 @@ class SGLangTokenProvider(RemoteProvider):
         await self._client.post("/pause_generation", {"mode": _PAUSES[mode]}, deadline_s=_CONTROL_S)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
         await self._change.require_settled()
         try:
             await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
@@ -162,7 +159,6 @@ class SGLangTokenProvider(RemoteProvider):
         await self._change.run(path, version)
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         moment = self._served.asking()
         info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
         self._served.learn(info.weight_version, moment)
@@ -173,12 +169,10 @@ class SGLangTokenProvider(RemoteProvider):
         return self._flight.is_held
 
     async def require_fitting(self, path: Path) -> None:
-        """See `ChangingServer`."""
         info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
         await asyncio.to_thread(require_fitting, Path(info.model_path), path)
 
     async def announce_change(self, label: str) -> None:
-        """See `ChangingServer`."""
         # Other engines behind this protocol change label and weights in one step.
         if self._server.engine == "sglang":
             body = {"new_version": label, "abort_all_requests": False}
@@ -193,7 +187,6 @@ class SGLangTokenProvider(RemoteProvider):
             raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
 
     async def adopt(self, version: str) -> None:
-        """See `ChangingServer`."""
         reported = await self.read_version()
         if reported != version:
             raise EngineReplyInvalid(
@@ -223,7 +216,6 @@ class SGLangTokenProvider(RemoteProvider):
         return await count_sglang(self._client)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`."""
         asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
         asked = msgspec.structs.replace(asked, probes_guard=True)
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))

@@ -83,7 +83,6 @@ class VLLMTokenProvider(RemoteProvider):
         input_ids: Sequence[int] = (),
         sampling_params: SamplingParams | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider.generate`."""
         request = GenerationRequest.of(request, input_ids, sampling_params)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
@@ -141,13 +140,11 @@ class VLLMTokenProvider(RemoteProvider):
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`."""
         # New requests wait inside vLLM, which can abort them there. Frozen ones (`PauseMode.KEEP`) recompute their
         # cache on resume, so weights can change in between.
         await self._control.pause(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
         self._control.require_dev_mode("resume")
         # Without usable weights, as after a failed reload, the server would end at its next token.
         await self._change.require_settled()
@@ -159,7 +156,6 @@ class VLLMTokenProvider(RemoteProvider):
         await self._change.run(path, version)
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
         moment = self._served.asking()
         self._served.learn(await self._control.label(), moment)
         return self._served.label
@@ -169,25 +165,19 @@ class VLLMTokenProvider(RemoteProvider):
         return await self._control.is_paused()
 
     async def require_fitting(self, path: Path) -> None:
-        """See `ChangingServer`."""
         await self._control.require_fitting(path)
 
     async def announce_change(self, label: str) -> None:
-        """See `ChangingServer`."""
         await self._control.relabel(label)
 
     async def load(self, path: Path, version: str) -> None:
-        """See `ChangingServer`."""
-        del version
         await self._control.reload(path)
 
     async def adopt(self, version: str) -> None:
-        """See `ChangingServer`."""
         await self._control.flush()
         await self._control.relabel(version)
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider.health`."""
         try:
             metrics = await self._metrics()
             running, waiting = metrics.total(_RUNNING), metrics.total("vllm:num_requests_waiting")
@@ -204,11 +194,9 @@ class VLLMTokenProvider(RemoteProvider):
         )
 
     async def count_sampled(self) -> EngineCount:
-        """See `CountsTokens`."""
         return await count_vllm(self._client, self._scorings_answered, self._scorings_sent)
 
     async def active_guard(self) -> str | None:
-        """See `RemoteProvider`."""
         asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
         asked = msgspec.structs.replace(asked, probes_guard=True)
         reply = await self._client.call(self._call_of(asked), self._offer.api.kind)

@@ -104,22 +104,19 @@ class TokenApi(Protocol):
 
 
 class GenerateApi:
-    """`/inference/v1/generate`."""
+    """`TokenApi` at `/inference/v1/generate`."""
 
     path = "/inference/v1/generate"
     kind = GenerateChunk
     reports_spans = True
 
     def engine_id(self, request_id: str) -> str:
-        """See `TokenApi`."""
         return f"generate-tokens-{request_id}"
 
     def abort_id(self, request_id: str) -> str:
-        """See `TokenApi`."""
         return self.engine_id(request_id)
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
-        """See `TokenApi`."""
         params = asked.request.params
         # A row of alternatives starts with the sampled token, so one more is requested.
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
@@ -134,7 +131,6 @@ class GenerateApi:
         return asked.write_body(fields | _streaming(interval), "token_ids")
 
     def piece(self, asked: Asked, chunk: GenerateChunk) -> VLLMPiece:
-        """See `TokenApi`."""
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
         piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
@@ -156,14 +152,13 @@ class GenerateApi:
 
 
 class CompletionsApi:
-    """`/v1/completions` with token ids."""
+    """`TokenApi` at `/v1/completions`, with token ids."""
 
     path = "/v1/completions"
     kind = CompletionChunk
     reports_spans = False
 
     def engine_id(self, request_id: str) -> str:
-        """See `TokenApi`."""
         return f"cmpl-{request_id}"
 
     def abort_id(self, request_id: str) -> str:
@@ -171,7 +166,6 @@ class CompletionsApi:
         return f"cmpl-{request_id}-0"
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
-        """See `TokenApi`."""
         wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
         fields = {
             "model": model,
@@ -188,7 +182,6 @@ class CompletionsApi:
         return asked.write_body(fields, "prompt")
 
     def piece(self, asked: Asked, chunk: CompletionChunk) -> VLLMPiece:
-        """See `TokenApi`."""
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
         piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.id)

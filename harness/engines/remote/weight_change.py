@@ -84,7 +84,6 @@ class WeightChange:
                     await to_the_end(self._server.resume())
 
     async def expect(self, version: str) -> None:
-        """See `ExpectsTransfer.expect_transfer`."""
         require_settled(version)
         async with self._one_at_a_time:
             self._served.set(unsettled_label(version))

@@ -145,7 +145,6 @@ class NativeServer:
         return _json({"status": "ok", "message": "Generation continued."})
 
     async def _flush_cache(self, request: Request) -> Response:
-        del request
         if isinstance(self._provider, FlushesPrefixes) and not await self._provider.flush_cache():
             raise EngineRejected("the cache is not flushed while requests are live: abort or await them first")
         return Response("Cache flushed.\n")
@@ -163,7 +162,6 @@ class NativeServer:
         return _json({"success": True, "message": f"weights of {asked.model_path}", "num_paused_requests": 0})
 
     async def _model_info(self, request: Request) -> Response:
-        del request
         return _json(
             {
                 "model_path": str(self._model_path),
@@ -174,7 +172,6 @@ class NativeServer:
         )
 
     async def _server_info(self, request: Request) -> Response:
-        del request
         capabilities = self._provider.capabilities
         return _json(
             {
@@ -190,14 +187,12 @@ class NativeServer:
         )
 
     async def _models(self, request: Request) -> Response:
-        del request
         capabilities = self._provider.capabilities
         card = {"id": capabilities.model, "object": "model", "owned_by": capabilities.engine}
         limits = {"root": capabilities.model, "max_model_len": capabilities.context_length}
         return _json({"object": "list", "data": [card | limits]})
 
     async def _loads(self, request: Request) -> Response:
-        del request
         health = await self._provider.health()
         if not health.ready:
             raise EngineUnavailable(f"the engine does not serve: {health.detail}")
@@ -205,17 +200,14 @@ class NativeServer:
         return _json({"version": __version__, "loads": [load]})
 
     async def _health(self, request: Request) -> Response:
-        del request
         health = await self._provider.health()
         return Response(status_code=200 if health.ready else 503)
 
     async def _ready(self, request: Request) -> Response:
-        del request
         health = await self._provider.health()
         return Response(status_code=200 if health.ready and not health.paused else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        del request
         if not isinstance(self._provider, CountsTokens):
             return Response(status_code=404)
         # SGLang's names; unlike SGLang, a request counts however it ended.

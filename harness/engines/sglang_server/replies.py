@@ -9,15 +9,7 @@ from itertools import pairwise
 from typing import Any, assert_never
 
 from harness.engines.sglang_server.requests import GenerateRequest
-from harness.types import (
-    FinishReason,
-    GenerationDelta,
-    GenerationResult,
-    Json,
-    Logprobs,
-    PromptLogprobs,
-    TokenIds,
-)
+from harness.types import FinishReason, GenerationDelta, GenerationResult, Json, Logprobs, PromptLogprobs, TokenIds
 from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
 
 

@@ -46,7 +46,6 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        del scope
         with suppress(ClientDisconnect):
             await while_connected(receive, self._send(send))
 

@@ -20,7 +20,6 @@ _SAMPLE = re.compile(rb"^([A-Za-z_:][\w:]*)(\{(.*)\})?( .*)$")
 
 
 def add_counts(counts: Iterable[ShardCounts]) -> ShardCounts:
-    """Sum the counts."""
     columns = list(zip(*map(msgspec.structs.astuple, counts), strict=True))
     return ShardCounts(*map(sum, columns))
 

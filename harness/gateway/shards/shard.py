@@ -99,7 +99,6 @@ class Shard:
         return DesiredStateAnswer(self._told_by, self._telling, counts)
 
     async def _continue_engines(self, request: Request) -> Response:
-        del request
         await self._server.left_engines.wake()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 

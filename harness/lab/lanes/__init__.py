@@ -4,14 +4,4 @@ from harness.lab.lanes.lane import down, find_lanes, open_lane, start_lane
 from harness.lab.lanes.spec import INSTALLED, Dtype, LaneEngine, LaneSpec
 from harness.lab.lanes.state import Lane
 
-__all__ = [
-    "INSTALLED",
-    "Dtype",
-    "Lane",
-    "LaneEngine",
-    "LaneSpec",
-    "down",
-    "find_lanes",
-    "open_lane",
-    "start_lane",
-]
+__all__ = ["INSTALLED", "Dtype", "Lane", "LaneEngine", "LaneSpec", "down", "find_lanes", "open_lane", "start_lane"]

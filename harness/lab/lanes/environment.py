@@ -5,8 +5,9 @@ servers alone. One that exists is whole. Nothing of this project is installed in
 """
 
 import hashlib
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +15,10 @@ from pathlib import Path
 from harness.errors import LaneError
 from harness.lab.lanes.overlay import server_patch
 from harness.lab.lanes.spec import LaneEngine
-from harness.lab.lanes.torch_source import TORCH, torch_source
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
 from harness.machine.locks import hold_lock_async
-from harness.machine.uv import run_uv
+from harness.machine.program import run
+from harness.machine.uv import pip_command, run_uv, try_uv
 
 Say = Callable[[str], None]
 
@@ -125,3 +126,45 @@ def require_no_gpu(engine: LaneEngine) -> None:
             f"this machine has an NVIDIA GPU and lanes are for CPUs; install {engine} in an environment of its own,"
             f" start it there and pass --engine {engine}=URL"
         )
+
+
+TORCH = "torch==2.13.0"
+_CPU_BUILD = f"{TORCH}+cpu"
+_LOOK_S = 120.0
+_DOWNLOAD_S = 1200.0
+
+
+async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
+    """Return the options by which uv finds the CPU build of torch: three ways are tried, the cheapest first.
+
+    A plain index offers the CUDA build of the same version, which is reported, never installed. `wheels` keeps what pip
+    downloads. Raises `LaneError` if there is none.
+    """
+    probe = ("pip", "install", "--dry-run", "--no-deps", "--python", str(python))
+    if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S)).code == 0:
+        return ()
+    # pip may be configured with folders that uv does not read. It downloads the build once, for uv.
+    offered = await _ask_pip()
+    if offered.endswith("+cpu"):
+        options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
+        ended = await run(*pip_command(), "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
+        if ended.code:
+            raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {ended.messages.strip()}")
+        return ("--find-links", str(wheels))
+    backend = ("--torch-backend", "cpu")
+    if (await try_uv(*probe, *backend, TORCH, deadline_s=_LOOK_S)).code == 0:
+        return backend
+    pip_offers = f"{offered}, a CUDA build" if offered else "none"
+    raise LaneError(
+        f"the engines' CPU environments need {_CPU_BUILD}; pip offers {pip_offers}, and uv finds no CPU build;"
+        " configure an index or a folder that has it (PIP_FIND_LINKS, UV_FIND_LINKS, UV_INDEX) and try again"
+    )
+
+
+async def _ask_pip() -> str:
+    options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--quiet", "--report", "-")
+    asked = await run(*pip_command(), "install", *options, TORCH, deadline_s=_LOOK_S)
+    if asked.code:
+        return ""
+    report = json.loads(asked.output)
+    return str(report["install"][0]["metadata"]["version"])

@@ -53,7 +53,7 @@ SMOLLM2_135M_INSTRUCT = CatalogueModel(
 )
 
 CATALOGUE: Mapping[str, CatalogueModel | GeneratedModel] = MappingProxyType(
-    {model.name: model for model in (SMOLLM2_135M_INSTRUCT, TINY_RANDOM_QWEN3)},
+    {model.name: model for model in (SMOLLM2_135M_INSTRUCT, TINY_RANDOM_QWEN3)}
 )
 
 

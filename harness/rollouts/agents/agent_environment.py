@@ -42,7 +42,6 @@ def agent_environment(
     parent: Mapping[str, str],
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> dict[str, str]:
-    """Return the whole environment of `agent`."""
     exempt = (parent.get("no_proxy") or parent.get("NO_PROXY"), urlsplit(session.base_url).hostname)
     no_proxy = ",".join(filter(None, exempt))
     workdir = task.workdir.absolute()

@@ -9,7 +9,6 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def bundled_directory(name: Literal["agents", "scenarios"], *, package: Path = _PACKAGE) -> Path:
-    """Return the folder of the bundled `name`."""
     # In the wheel they are in `harness/_bundled/`, in an editable install beside the package.
     candidates = (package / "_bundled" / name, package.parent / name)
     for candidate in candidates:

@@ -106,10 +106,8 @@ class LogPipe(asyncio.Protocol):
         """Done when the pipe's last writer or the transport closed."""
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._log.write(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        """See `asyncio.Protocol`."""
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
         if not self.closed.done():
             self.closed.set_result(None)

@@ -12,14 +12,7 @@ from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.install import environment_of, install_agent, search_path
 from harness.rollouts.agents.node import Say
-from harness.rollouts.agents.profile import (
-    PROFILE_FILE,
-    AgentProfile,
-    closest,
-    files_beside,
-    literal,
-    load_profile,
-)
+from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, files_beside, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent
 
 _PREPARE_DEADLINE_S = 300.0
@@ -28,7 +21,6 @@ _AGENT_FILES = (PROFILE_FILE, "agent.py")
 
 
 def bundled_agents() -> list[str]:
-    """Return the names of the bundled agents."""
     folders = bundled_directory("agents").iterdir()
     return sorted(folder.name for folder in folders if any((folder / name).is_file() for name in _AGENT_FILES))
 

@@ -45,7 +45,6 @@ def read_result(path: Path) -> AgentResult:
 
 
 def parse_result(data: bytes) -> AgentResult:
-    """Parse the bytes of a result."""
     if len(data) > MAX_RESULT_BYTES:
         return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
     try:

@@ -97,10 +97,7 @@ class Connections:
         if method not in ("GET", "HEAD"):  # strict proxies refuse other requests without a length
             head += f"content-length: {len(content)}\r\n"
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._send(room, [f"{head}\r\n".encode(), content]) as connection,
-            ):
+            async with asyncio.timeout(timeout_s), self._send(room, [f"{head}\r\n".encode(), content]) as connection:
                 answer = await self._read(connection, None if room.waits else self._silence_s)
                 if not 200 <= connection.status < 300:
                     raise _error_of(method, path, connection, answer)

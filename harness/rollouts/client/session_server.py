@@ -275,7 +275,6 @@ class SessionServerClient:
         return GateClient(self.address.url, self._connections, holder, ttl_s)
 
     async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> ReportedHolds:
-        """Read the holds from `since` on."""
         content = await self._call(BRIEF, "GET", f"/sessions/holds?since={since}", deadline_s=deadline_s)
         return decode(content, ReportedHolds)
 

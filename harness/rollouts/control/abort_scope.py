@@ -43,7 +43,7 @@ class AbortScope(Protocol):
 
 
 class WholeServers:
-    """Everything behind `gates` and on `workers`."""
+    """`AbortScope` of everything behind `gates` and on `workers`."""
 
     def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
         self._gates = gates
@@ -51,7 +51,6 @@ class WholeServers:
         self._continues = continues
 
     def hold(self) -> AbstractAsyncContextManager[object]:
-        """See `AbortScope`."""
         return renew_holds(self._gates)
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
@@ -74,7 +73,7 @@ class WholeServers:
 
 
 class NamedSessions:
-    """Sessions with these `ids`, on any server."""
+    """`AbortScope` of the sessions `ids`, on any server."""
 
     def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
         if isinstance(ids, str):  # a collection of strings too: one per character
@@ -87,7 +86,6 @@ class NamedSessions:
         return nullcontext()
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`."""
         answers = await asyncio.gather(*(self._ask(server, server.drain, seconds) for server in self._servers))
         return [answer for answer, _ in answers]
 
@@ -100,8 +98,6 @@ class NamedSessions:
         return Quiet(turns_left=sum(known) if known else None)
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`."""
-        del seconds
         return []
 
     async def _ask(

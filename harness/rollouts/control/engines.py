@@ -44,7 +44,7 @@ class Pausable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineServer:
-    """An engine server over HTTP."""
+    """`EngineWorker` on a server, over HTTP."""
 
     url: str
     kind: str | None = None
@@ -61,7 +61,6 @@ class EngineServer:
         return self.url
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        """See `EngineWorker`."""
         async with self._connect() as client:
             if not await self._is_done(client, [kind.abort_all for kind in self._kinds], deadline_s):
                 raise EngineRejected(
@@ -70,7 +69,6 @@ class EngineServer:
                 )
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """See `Pausable`."""
         async with self._connect() as client:
             for question in [kind.paused for kind in self._kinds]:
                 answer = await client.ask(HttpCall("GET", question.path, deadline_s))
@@ -80,7 +78,6 @@ class EngineServer:
         return False
 
     async def resume(self, *, deadline_s: float) -> None:
-        """See `Pausable`."""
         async with self._connect() as client:
             if not await self._is_done(client, [kind.resume for kind in self._kinds], deadline_s):
                 raise EngineRejected(f"{client.name} has no route that continues it")
@@ -118,30 +115,22 @@ class EngineServer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInProcess:
-    """An engine behind a provider of this process."""
+    """`EngineWorker` behind a provider of this process."""
 
     provider: TokenProvider
     name: str = "in process"
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        """See `EngineWorker`."""
-        del deadline_s
         await self.provider.abort(None)
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """See `Pausable`."""
-        del deadline_s
         return (await self.provider.health()).paused
 
     async def resume(self, *, deadline_s: float) -> None:
-        """See `Pausable`."""
-        del deadline_s
         await self.provider.resume()
 
 
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
-    """Convert `engines` to workers."""
-
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:
             case str():

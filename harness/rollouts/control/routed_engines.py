@@ -34,8 +34,6 @@ class SilentEngine:
     error: str
 
     async def abort_all(self, *, deadline_s: float) -> None:
-        """See `EngineWorker`."""
-        del deadline_s
         raise EngineUnavailable(self.error)
 
 

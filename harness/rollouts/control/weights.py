@@ -16,10 +16,7 @@ from pathlib import Path
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_random
 
 from harness.engines.base import PauseMode, TokenProvider
-from harness.errors import (
-    EngineError,
-    EngineUnavailable,
-)
+from harness.errors import EngineError, EngineUnavailable
 from harness.machine.deadlines import last_result, to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.client.connections import SessionServerAddress
@@ -91,11 +88,7 @@ class WeightUpdater:
 
 class WeightUpdate:
     def __init__(
-        self,
-        report: UpdateReport,
-        engines: Engines,
-        clients: Sequence[SessionServerClient],
-        budget: UpdateBudget,
+        self, report: UpdateReport, engines: Engines, clients: Sequence[SessionServerClient], budget: UpdateBudget
     ) -> None:
         self.report = report
         self._engines = EnginesInUpdate(engines, report, budget)

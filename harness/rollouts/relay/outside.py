@@ -221,7 +221,6 @@ class _Calls:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """See `ByteStream`."""
         self._filter.feed_answer(data)
         self._answered.set()
         await self._client.write(data)

@@ -39,7 +39,6 @@ class Box(NamedTuple):
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
     ) -> RunningCommand:
-        """See `Sandbox.exec`."""
         return await self.sandbox.exec((*self.entry, *command), env=env, cwd=cwd, on_host=on_host)
 
 

@@ -36,7 +36,7 @@ _OBEY = ("/usr/bin/env", "--default-signal=TERM,INT,HUP")
 
 
 class BwrapSandbox:
-    """Box of bwrap."""
+    """`Sandbox` of bwrap."""
 
     def __init__(self, spec: SandboxSpec, place: Place) -> None:
         self._spec = spec
@@ -45,7 +45,6 @@ class BwrapSandbox:
         self.has_own_network = not spec.network
 
     async def start(self) -> None:
-        """See `Sandbox`."""
         # A trial, because bwrap exits with 1 if the box cannot be made, as an agent may.
         trial = await call(
             *("bwrap", *self._options(), "--", *_OBEY, "/bin/true"), deadline_s=_START_S, env=_own_environment()
@@ -57,28 +56,23 @@ class BwrapSandbox:
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
     ) -> RunningCommand:
-        """See `Sandbox`."""
         folders = " ".join(map(str, self._group.folders))
         entered = ("/bin/sh", "-c", _ENTER, "sh", folders, shutil.which("bwrap") or "bwrap")
         boxed = (*entered, *self._options(), "--chdir", str(cwd), "--", *_OBEY, *command)
         return await on_host(boxed, env, self._place.folder)
 
     async def put(self, source: Path, target: Path) -> None:
-        """See `Sandbox`."""
         await asyncio.to_thread(self._put, source, target)
 
     async def get(self, source: Path, target: Path) -> None:
-        """See `Sandbox`."""
         await asyncio.to_thread(self._get, source, target)
 
     async def find_failure(self) -> str | None:
-        """See `Sandbox`."""
         if await asyncio.to_thread(self._group.count_killed):
             return f"the memory limit of {self._spec.memory_mb} MB killed it; set a larger memory_mb"
         return await asyncio.to_thread(describe_full_disk, self._place.workdir)
 
     async def stop(self) -> None:
-        """See `Sandbox`."""
         await asyncio.to_thread(self._group.remove)
 
     def _options(self) -> Iterator[str]:

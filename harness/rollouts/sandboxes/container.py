@@ -34,7 +34,7 @@ _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_
 
 
 class ContainerSandbox:
-    """Box of podman or docker."""
+    """`Sandbox` of podman or docker."""
 
     has_own_network = True
 
@@ -45,7 +45,6 @@ class ContainerSandbox:
         self._is_running = False
 
     async def start(self) -> None:
-        """See `Sandbox`."""
         assert self._spec.image is not None
         await self._require("create", *self._options(), self._spec.image, "sh", "-c", _KEEPER, deadline_s=_PULL_S)
         await self._start()
@@ -57,7 +56,6 @@ class ContainerSandbox:
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
     ) -> RunningCommand:
-        """See `Sandbox`."""
         # No command line shows the variables, which hold the session's key; `--env-file` knows no lines in a value.
         variables = self._place.folder / _VARIABLES
         try:
@@ -72,15 +70,12 @@ class ContainerSandbox:
         return ContainerCommand(self, client)
 
     async def put(self, source: Path, target: Path) -> None:
-        """See `Sandbox`."""
         await self._require("cp", str(source), f"{self._place.name}:{target}", deadline_s=_PULL_S)
 
     async def get(self, source: Path, target: Path) -> None:
-        """See `Sandbox`."""
         await self._require("cp", f"{self._place.name}:{source}", str(target), deadline_s=_PULL_S)
 
     async def find_failure(self) -> str | None:
-        """See `Sandbox`."""
         if await self._has_hit_memory_limit():
             return f"the memory limit of {self._spec.memory_mb} MB killed it; set a larger memory_mb"
         # A container that has exited was ended from inside: an agent may kill all of its processes.
@@ -92,7 +87,6 @@ class ContainerSandbox:
         return await asyncio.to_thread(describe_full_disk, self._place.workdir)
 
     async def stop(self) -> None:
-        """See `Sandbox`."""
         ended = await self.ask("rm", "--force", "--volumes", self._place.name, deadline_s=_REMOVE_S)
         if ended.code and "no such container" not in ended.messages.lower():
             raise SandboxFailed(f"{self._place.name} could not be removed: {ended.messages.strip()[-300:]}")
@@ -158,7 +152,7 @@ class ContainerSandbox:
 
 
 class ContainerCommand:
-    """Command behind the engine's client, which passes output on but no signals."""
+    """`RunningCommand` behind the engine's client, which passes output on but no signals."""
 
     def __init__(self, box: ContainerSandbox, client: RunningCommand) -> None:
         self._box = box
@@ -167,7 +161,6 @@ class ContainerCommand:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def wait(self) -> int:
-        """See `RunningCommand`."""
         return await self._client.wait()
 
     def signal(self, number: int) -> bool:
@@ -180,7 +173,6 @@ class ContainerCommand:
         return self._client.signal(0)
 
     async def stop(self, *, grace_s: float) -> list[int]:
-        """See `RunningCommand`."""
         try:
             await self._send(SIGTERM)
             await within(grace_s, self._client.wait())

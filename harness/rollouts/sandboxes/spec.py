@@ -74,7 +74,6 @@ class SandboxSpec(BaseModel):
 
     @property
     def shown(self) -> tuple[Mount, ...]:
-        """The mounts."""
         return tuple(map(parse_mount, self.mounts))
 
 

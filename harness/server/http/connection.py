@@ -110,7 +110,6 @@ class ClientConnection:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """Return the client of `request`."""
         return cls(connection_of(request.scope), request.headers)
 
     @contextmanager
@@ -271,7 +270,6 @@ class Callers:
         log.info(SERVER_STOPPED, requests=before, cut_short=told, unanswered=len(self))
 
     def dismiss(self, *, hand_over_s: float) -> None:
-        """Dismiss all clients."""
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
 

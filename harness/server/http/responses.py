@@ -47,7 +47,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
-    """Encode `value` as JSON."""
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 
@@ -112,9 +111,9 @@ class ErrorAnswers:
         return stream.fail(error, error.message_to_agents if to_agent else error.message)
 
     def _count(self, error: HarnessError) -> None:
-        self._metrics.error_answered(error.code)
+        self._metrics.errors.labels(error.code).inc()
         if isinstance(error, OverLimit):
-            self._metrics.over_limit(error.limit)
+            self._metrics.over_limit.labels(error.limit).inc()
 
     def _note(self, request: Request, error: HarnessError, request_id: str) -> None:
         self._count(error)
@@ -137,11 +136,11 @@ class ErrorAnswers:
         else:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
-        self._metrics.error_answered(answer.code)
+        self._metrics.errors.labels(answer.code).inc()
         # Clients try an upgrade first, and `harness ctl` probes every server for a router.
         is_expected = isinstance(answer, UpgradeRefused) or path == "/router"
         if not is_expected:
-            self._metrics.route_unknown(name_dialect(path))
+            self._metrics.unknown_routes.labels(name_dialect(path)).inc()
         pattern = None if is_expected else self._unknown_routes.note(method, path)
         if pattern is not None:
             hint = "told once: an agent with another dialect or base URL?"
@@ -149,13 +148,12 @@ class ErrorAnswers:
         return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
-        del request, error
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
         request_id = _new_id()
         log.error("request_failed", path=_path_in_log(request), request_id=request_id, exc_info=error)
-        self._metrics.error_answered(HarnessError.code)
+        self._metrics.errors.labels(HarnessError.code).inc()
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
         return error_response(told, to_agent=False, request_id=request_id, dialect=self._dialect_of(request))
 

@@ -71,7 +71,6 @@ class StreamedAnswer(Response, Generic[_T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the turn. Raises its error if nothing was sent yet."""
-        del scope, receive
         with self._place, self._client.watch():
             await self._serve_and_send(send)
 

@@ -59,7 +59,6 @@ class MemoryStore:
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
         """Return 0."""
-        del older_than_s, most
         return 0
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
@@ -70,12 +69,10 @@ class MemoryStore:
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
         """Return no sessions."""
-        del take
         return LoadedSessions()
 
     async def outline(self, session_id: str) -> SessionOutline | None:
         """Return None."""
-        del session_id
         return None
 
     async def read(self, session_id: str) -> Session:
@@ -88,12 +85,10 @@ class MemoryStore:
 
     async def find_heir(self, session_id: str) -> str | None:
         """Return None: the server has the heirs."""
-        del session_id
         return None
 
     async def load_rows(self, session_id: str) -> dict[int, RecordedRows]:
         """Return no rows: the server has them."""
-        del session_id
         return {}
 
     async def keep_hold(self, hold: Hold) -> None:
@@ -115,5 +110,4 @@ class MemoryStore:
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
         """Return no times: the server has them."""
-        del most
         return []

@@ -61,16 +61,13 @@ class SQLiteStore:
 
     @property
     def reads_back(self) -> bool:
-        """See `SessionStore`."""
         return True
 
     @property
     def problem(self) -> str | None:
-        """See `SessionStore`."""
         return self._writer.problem
 
     async def create(self, session: Session) -> None:
-        """See `SessionStore`."""
         statements: list[rows.Statement] = [(rows.INSERT_SESSION, rows.session_row(session, self.tokenizer))]
         for turn in session.turns:
             statements += _insert_turn(session.session_id, turn)
@@ -79,7 +76,6 @@ class SQLiteStore:
         await self._writer.write(*statements)
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """See `SessionStore`."""
         statements = [
             (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
             *(
@@ -101,23 +97,18 @@ class SQLiteStore:
         await self._writer.write(*statements, changes=len(statements))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """See `SessionStore`."""
         await self._writer.insert(*_insert_turn(session_id, turn))
 
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """See `SessionStore`."""
         await self._writer.write(*((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)) for turn in turns))
 
     async def keep_teaching(self, session_id: str, name: str, turns: Sequence[Turn]) -> None:
-        """See `SessionStore`."""
         await self._writer.write(*(_insert_teaching(session_id, turn, name) for turn in turns))
 
     async def set_phase(self, session: Session | SessionStub) -> None:
-        """See `SessionStore`."""
         await self._writer.write((rows.UPDATE_PHASE, rows.phase_row(session, self._clock())))
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """See `SessionStore`."""
         until = self._clock() - older_than_s
 
         def find() -> list[str]:
@@ -130,16 +121,12 @@ class SQLiteStore:
         return len(closed)
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
-        """See `SessionStore`."""
         self._writer.note((rows.UPDATE_DELIVERED, (int(delivered), session_id, index)))
 
     def mark_end(self, session_id: str, end: RolloutEnd) -> None:
-        """See `SessionStore`."""
         self._writer.note((rows.UPDATE_END, (*end, session_id)))
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """See `SessionStore`."""
-
         def read() -> LoadedSessions:
             sessions: list[Session | SessionStub] = []
             damaged: list[DamagedSession] = []
@@ -155,8 +142,6 @@ class SQLiteStore:
         return await asyncio.to_thread(read)
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """See `SessionStore`."""
-
         def read() -> SessionOutline | None:
             with reading(self._path) as connection:
                 connection.execute("BEGIN")  # one snapshot for both queries
@@ -170,16 +155,12 @@ class SQLiteStore:
             raise StoreError(f"{self._path}: session {session_id} is damaged: {error}") from error
 
     async def read(self, session_id: str) -> Session:
-        """See `SessionStore`."""
         return await asyncio.to_thread(read_session, self._path, session_id)
 
     async def read_record(self, session_id: str) -> StoredRecord:
-        """See `SessionStore`."""
         return await asyncio.to_thread(read_record, self._path, session_id)
 
     async def find_heir(self, session_id: str) -> str | None:
-        """See `SessionStore`."""
-
         def read() -> str | None:
             with reading(self._path) as connection:
                 row = connection.execute(rows.SELECT_HEIR, (session_id,)).fetchone()
@@ -188,24 +169,18 @@ class SQLiteStore:
         return await asyncio.to_thread(read)
 
     async def load_rows(self, session_id: str) -> dict[int, RecordedRows]:
-        """See `SessionStore`."""
         return await asyncio.to_thread(read_rows, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:
-        """See `SessionStore`."""
         await self._writer.write((rows.KEEP_HOLD, rows.hold_row(hold)))
 
     async def drop_hold(self, holder: str) -> None:
-        """See `SessionStore`."""
         await self._writer.write((rows.DROP_HOLD, (holder,)))
 
     async def keep_label(self, label: str, number: int) -> None:
-        """See `SessionStore`."""
         await self._writer.write((rows.KEEP_LABEL, (label, number)))
 
     async def load_labels(self) -> dict[str, int]:
-        """See `SessionStore`."""
-
         def read() -> dict[str, int]:
             with reading(self._path) as connection:
                 return {row["label"]: row["number"] for row in connection.execute(rows.SELECT_LABELS)}

@@ -4,7 +4,6 @@ Each server has its own registry, so several fit in one process. Names are fixed
 few values, never session ids.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -47,8 +46,8 @@ class ServerMetrics:
         self._unknown_tokens = counter(
             "harness_unknown_tokens", "The most that engines can have sampled for them unheard"
         )
-        self._errors = counter("harness_errors", "Error answers", ["code"])
-        self._over_limit = counter("harness_over_limit", "Requests that held more than a limit allows", ["limit"])
+        self.errors = counter("harness_errors", "Error answers", ["code"])
+        self.over_limit = counter("harness_over_limit", "Requests that held more than a limit allows", ["limit"])
         self._ignored = counter(
             "harness_ignored_parameters",
             "Turns that were asked for with a field of the body that is not served",
@@ -57,18 +56,18 @@ class ServerMetrics:
         self._ignored_names: set[str] = set()
         self._heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
         self._heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
-        self._sessions = counter("harness_sessions_created", "Sessions created")
+        self.sessions_created = counter("harness_sessions_created", "Sessions created")
         self._open = gauge("harness_sessions_open", "Sessions held")
         self._paged_out = gauge("harness_sessions_paged_out", "Those of them that only the store has")
-        self._read_back = histogram(
+        self.read_back = histogram(
             "harness_session_read_back_seconds", "Seconds in which a session that was paged out was read back"
         )
-        self._expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
-        self._quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
-        self._in_flight = gauge("harness_turns_in_flight", "Turns without an outcome yet")
+        self.sessions_expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
+        self.sessions_quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
+        self.turns_in_flight = gauge("harness_turns_in_flight", "Turns without an outcome yet")
         self._repeat_terminated = counter("harness_repeat_terminated_turns", "Turns that the repeat guard ended")
-        self._guard_active = gauge("harness_repeat_guard_active", "1 when every turn runs under the repeat guard")
-        self._guard_disagreements = counter(
+        self.guard_active = gauge("harness_repeat_guard_active", "1 when every turn runs under the repeat guard")
+        self.guard_disagreements = counter(
             "harness_repeat_guard_disagreements", "Turns whose tokens do not bear out what the repeat guard said"
         )
         self._engine = histogram("harness_engine_seconds", "Seconds from admission to the engine's last token")
@@ -78,27 +77,22 @@ class ServerMetrics:
         self._parts = tuple(map(parts.labels, TurnSeconds._fields))
         self._prompt = counter("harness_prompt_tokens", "Tokens of the prompts of turns")
         self._cached = counter("harness_cached_prompt_tokens", "Those of them that an engine had cached")
-        self._unknown_routes = counter("harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"])
+        self.unknown_routes = counter("harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"])
         self._moved = counter("harness_sessions_moved", "Sessions served by another worker than before")
         self._recomputed = counter("harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach")
         self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
         self._settled = counter("harness_sweep_tokens_settled", "Tokens that met their next version in a sweep")
         self._unmet = counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach")
-        self._holds_expired = counter("harness_gate_holds_expired", "Holds on the gate that ran out")
-        self._engines_woken = counter(
-            "harness_engines_woken", "Times the server continued engines that a hold had left"
-        )
-        self._spans_sent = counter("harness_spans_sent", "Spans that a collector took")
-        self._spans_dropped = counter("harness_spans_dropped", "Spans that no collector got", ["reason"])
-        self._span_posts_failed = counter(
+        self.holds_expired = counter("harness_gate_holds_expired", "Holds on the gate that ran out")
+        self.engines_woken = counter("harness_engines_woken", "Times the server continued engines that a hold had left")
+        self.spans_sent = counter("harness_spans_sent", "Spans that a collector took")
+        self.spans_dropped = counter("harness_spans_dropped", "Spans that no collector got", ["reason"])
+        self.span_posts_failed = counter(
             "harness_span_posts_failed", "Requests with spans that a collector did not take"
         )
-        self._overhead = histogram(
+        self.overhead = histogram(
             "harness_overhead_seconds", "Seconds the server itself spent on a turn: everything but the engine"
         )
-
-    def over_limit(self, limit: str) -> None:
-        self._over_limit.labels(limit).inc()
 
     def parameter_ignored(self, dialect: str, name: str) -> None:
         # Clients choose names, so the number of labels is bounded.
@@ -119,24 +113,9 @@ class ServerMetrics:
         self._heavy.dec()
         self._heavy_bytes.dec(size_bytes)
 
-    def session_created(self) -> None:
-        self._sessions.inc()
-
     def sessions_held(self, count: int, paged_out: int) -> None:
         self._open.set(count)
         self._paged_out.set(paged_out)
-
-    def session_read_back(self, seconds: float) -> None:
-        self._read_back.observe(seconds)
-
-    def sessions_expired(self, count: int) -> None:
-        self._expired.inc(count)
-
-    def sessions_quarantined(self, count: int) -> None:
-        self._quarantined.set(count)
-
-    def count_turns_in_flight(self, count: Callable[[], float]) -> None:
-        self._in_flight.set_function(count)
 
     def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
         """Record the end of an attempt, which adds `new` tokens. The prompt counts on the first one only."""
@@ -153,9 +132,6 @@ class ServerMetrics:
         self._unknown_tokens.inc(new.unknown.tokens)
         self._engine.observe(turn.seconds)
 
-    def turn_served(self, overhead_s: float) -> None:
-        self._overhead.observe(overhead_s)
-
     def session_moved(self, recomputed_tokens: int) -> None:
         """Count a move to a worker that lacked `recomputed_tokens` of the prefix."""
         self._moved.inc()
@@ -164,40 +140,11 @@ class ServerMetrics:
     def workers_serving(self, count: int) -> None:
         self._workers.set(count)
 
-    def guard_proven(self) -> None:
-        self._guard_active.set(1)
-
-    def guard_disagreed(self) -> None:
-        self._guard_disagreements.inc()
-
     def sweep_ended(self, settled: int, left: int) -> None:
         self._settled.inc(settled)
         self._unmet.inc(left)
 
-    def hold_expired(self) -> None:
-        self._holds_expired.inc()
-
-    def engines_woken(self) -> None:
-        self._engines_woken.inc()
-
-    def spans_sent(self, count: int) -> None:
-        self._spans_sent.inc(count)
-
-    def spans_dropped(self, reason: str, count: int) -> None:
-        self._spans_dropped.labels(reason).inc(count)
-
-    def span_post_failed(self) -> None:
-        self._span_posts_failed.inc()
-
-    def route_unknown(self, dialect: str) -> None:
-        """Count a request for an unknown route; `dialect` may be `other`."""
-        self._unknown_routes.labels(dialect).inc()
-
-    def error_answered(self, code: str) -> None:
-        self._errors.labels(code).inc()
-
     def render(self) -> bytes:
-        """Return the page."""
         return generate_latest(self._registry)
 
 

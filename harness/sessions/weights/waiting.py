@@ -19,7 +19,6 @@ class WaitingTurns:
         self._by_version: defaultdict[int, set[int]] = defaultdict(set)
 
     def note(self, turn: Turn) -> None:
-        """Add a turn."""
         for span in turn.version_spans:
             try:
                 self._by_version[version_of(span)].add(turn.index)

@@ -1,16 +1,119 @@
 """Rows of a data set: all in order, or one by its number."""
 
+import json
+import re
+from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from harness.errors import ScenarioError
-from harness.suite.data.data_files import find_data_files
-from harness.suite.data.json_lines import JsonLinesFile
 from harness.suite.data.tables import ArrowFile, CsvFile, ParquetFile
 from harness.types import Json
+
+_SHOWN = 60
+"""Characters shown of a wrong row."""
+
+
+class JsonLinesFile:
+    """One JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts, position, count = array("q", [0]), 0, 0
+        """Starts of the lines, and the end of the last one."""
+        with _open(path) as file:
+            for line in file:
+                position += len(line)
+                self._starts.append(position)
+                count = count if line.isspace() else len(self)
+        del self._starts[count + 1 :]
+        self.columns: Sequence[str] = tuple(self.read(0)) if len(self) else ()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def scan(self, columns: Collection[str]) -> Iterator[Json]:
+        del columns  # a line is read whole
+        with _open(self._path) as file:
+            for number, line in enumerate(islice(file, len(self))):
+                yield self._parse(number, line)
+
+    def read(self, number: int) -> Json:
+        with _open(self._path) as file:
+            file.seek(self._starts[number])
+            return self._parse(number, file.read(self._starts[number + 1] - self._starts[number]))
+
+    def where(self, number: int) -> str:
+        return f"{self._path}:{number + 1}"
+
+    def _parse(self, number: int, line: bytes) -> Json:
+        try:
+            row = json.loads(line.decode())
+            json.dumps(row, ensure_ascii=False).encode()  # UTF-8 has no lone surrogates, which JSON can name
+        except (ValueError, RecursionError) as error:
+            row, problem = line.decode(errors="replace").rstrip("\n"), f": {error}"
+        else:
+            if isinstance(row, dict):
+                return row
+            problem = ""
+        raise ScenarioError(
+            f"{self.where(number)}: expected a JSON object in UTF-8, got {str(row)[:_SHOWN]!r}{problem}"
+        )
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror}") from None
+
+
+DATA_SUFFIXES = (".parquet", ".csv", ".arrow", ".jsonl", ".ndjson")
+
+_STATE = "state.json"
+"""List of the data files beside it, in order."""
+_SHARD = re.compile(r"[-_./]?\d+(-of-\d+)?(-[0-9a-f]{16})?$")
+
+
+def find_data_files(path: Path, split: str | None) -> list[Path]:
+    """Return the data files of `path`, in order. Raises `ScenarioError` unless one split is meant."""
+    if not path.is_dir():
+        if split is not None:
+            raise ScenarioError(f"{path}: expected a folder beside data.split = {split!r}, got a file")
+        return [path]
+    splits = _saved_splits(path) or _hub_splits(path)
+    if not splits:
+        raise ScenarioError(f"{path}: expected files of a data set ({', '.join(DATA_SUFFIXES)}), got a folder of none")
+    fitting = [name for name in splits if split is None or name == split or name.endswith(f"/{split}")]
+    if len(fitting) != 1:
+        got = "none" if split is None else repr(split)
+        raise ScenarioError(f"{path}: data.split: expected one of {', '.join(splits)}, got {got}")
+    return splits[fitting[0]]
+
+
+def _saved_splits(path: Path) -> dict[str, list[Path]]:
+    splits = {}
+    for state in sorted(path.rglob(_STATE)):
+        try:
+            names = [str(each["filename"]) for each in json.loads(state.read_bytes())["_data_files"]]
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise ScenarioError(f"{state}: expected the file of a saved data set, got another: {error!r}") from None
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ScenarioError(f"{state}: expected files of its folder, got {outside[0]!r}")
+        splits[state.parent.relative_to(path).as_posix()] = [state.parent / name for name in names]
+    return splits
+
+
+def _hub_splits(path: Path) -> dict[str, list[Path]]:
+    """Group files by name without the shard: `data/train-00000-of-00002.parquet` is of `data/train`."""
+    splits = defaultdict(list)
+    for file in sorted(each for each in path.rglob("*") if each.suffix in DATA_SUFFIXES):
+        splits[_SHARD.sub("", file.relative_to(path).with_suffix("").as_posix())].append(file)
+    return dict(splits)
 
 
 class Rows(Protocol):

@@ -79,7 +79,6 @@ class _Arrival:
 
     @property
     def is_lost(self) -> bool:
-        """See `Connection`."""
         return self._has_left.is_set()
 
     @property
@@ -93,11 +92,9 @@ class _Arrival:
             self._carrier.on_reset = callback
 
     def is_closed_by_client(self) -> bool:
-        """See `Connection`."""
         return self.is_lost or (self._carrier is not None and self._carrier.is_closed_by_client())
 
     def is_reset(self) -> bool:
-        """See `Connection`."""
         return self.is_lost or (self._carrier is not None and self._carrier.is_reset())
 
 
@@ -112,8 +109,6 @@ class AgentSeam:
         self._dropped: set[asyncio.Task[None]] = set()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app`."""
-
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             task = asyncio.current_task()
             assert task is not None

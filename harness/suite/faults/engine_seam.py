@@ -18,14 +18,7 @@ from typing import NamedTuple, Protocol, Self
 from harness.engines.base import Capabilities, EngineHealth, OneWorker, PauseMode, TokenProvider
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.suite.scenarios.fault import Action
-from harness.types import (
-    FinishReason,
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    PromptLogprobs,
-    TokenIds,
-)
+from harness.types import FinishReason, GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs, TokenIds
 
 DEADLINE_S = 600.0
 """Seconds that a provider waits for a silent server."""
@@ -208,7 +201,6 @@ class FaultyProvider:
         return self._inner.stream(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """See `TokenProvider`."""
         self._require_alive()
         return await self._inner.score(input_ids, start=start, session_id=session_id)
 
@@ -218,27 +210,22 @@ class FaultyProvider:
         return await self._inner.abort(request_id)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider`."""
         self._require_alive()
         await self._inner.pause(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider`."""
         self._require_alive()
         await self._inner.resume()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider`."""
         self._require_alive()
         await self._inner.update_weights(path, version)
 
     async def read_version(self) -> str:
-        """See `TokenProvider`."""
         self._require_alive()
         return await self._inner.read_version()
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider`."""
         if self._is_dead:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=_KILLED)
         return await self._inner.health()

@@ -92,12 +92,10 @@ class FaultLog:
         self._path = path
 
     def append(self, firing: Firing) -> None:
-        """Append a firing."""
         with disk_failures(self._path), self._path.open("ab") as file:
             file.write(_line(firing))
 
     def replace(self, firings: Sequence[Firing]) -> None:
-        """Replace all lines."""
         scratch = self._path.with_name(f".{self._path.name}")
         with disk_failures(self._path):
             scratch.write_bytes(b"".join(map(_line, firings)))
@@ -114,7 +112,6 @@ class FaultLog:
 
 
 def report_faults(scenario: str, faults: Sequence[Fault], firings: Sequence[Firing]) -> list[FaultReport]:
-    """Report on `faults`, in order."""
     mine = [firing for firing in firings if firing.scenario == scenario]
     return [
         FaultReport(fault, [firing for firing in mine if firing.fault == position])

@@ -31,12 +31,7 @@ class FaultInjector:
     """Faults of a running scenario; the `Watcher` of its requests."""
 
     def __init__(
-        self,
-        faults: Sequence[Fault],
-        roster: Roster,
-        seams: Seams,
-        manager: SessionManager,
-        log: FaultLog,
+        self, faults: Sequence[Fault], roster: Roster, seams: Seams, manager: SessionManager, log: FaultLog
     ) -> None:
         self._faults = faults
         self._roster = roster
@@ -109,7 +104,6 @@ class FaultInjector:
     # Events
 
     async def on_request(self, call: EngineCall) -> None:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         if session is not None:
             call.faults += self._actions.take_armed(session)
@@ -117,13 +111,11 @@ class FaultInjector:
                 await self._fire(TurnBegan(session, call.turn), call)
 
     async def on_tokens(self, call: EngineCall) -> None:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         if session is not None:
             await self._fire(TokensSampled(session, call.turn, call.tokens), call)
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        """See `Watcher`."""
         session = self._roster.position(call.session_id)
         return session is not None and self._timeline.counts_tokens(session, call.turn)
 

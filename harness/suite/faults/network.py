@@ -112,7 +112,6 @@ class FaultProxy:
         return f"http://{_LOOPBACK}:{self._port}"
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
-        """See `Network`."""
         passage = self._passages.get(request_id)
         if passage is None:
             self._armed[request_id].append(fault)
@@ -122,7 +121,6 @@ class FaultProxy:
             passage.faults.append(fault)
 
     def disarm(self, request_id: str) -> None:
-        """See `Network`."""
         self._armed.pop(request_id, None)
 
     async def kill(self) -> None:
@@ -188,13 +186,11 @@ class FaultyNetwork:
         self._proxies = proxies
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
-        """See `Network`."""
         for proxy in self._proxies:
             # Any of the servers may get the request.
             proxy.arm(request_id, fault)
 
     def disarm(self, request_id: str) -> None:
-        """See `Network`."""
         for proxy in self._proxies:
             proxy.disarm(request_id)
 

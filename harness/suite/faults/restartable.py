@@ -107,20 +107,14 @@ class KillableServer(Restartable):
         return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
 
     async def start(self) -> None:
-        """See `Restartable.start`."""
         serving = serve(
-            self._engine,
-            self._chat_tokenizer,
-            open_store(self._database),
-            self._settings,
-            around=self._behind_seam,
+            self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._behind_seam
         )
         self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url
         self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
 
     async def kill(self) -> None:
-        """See `Restartable.kill`."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -149,7 +143,6 @@ class KillableLane(Restartable):
         """Valid after the start."""
 
     async def start(self) -> None:
-        """See `Restartable.start`."""
         self._lane = await self._holds.enter_async_context(open_lane(self._spec, say=self._say))
         self.provider, self.url = self._lane.provider, self._lane.url
         self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)

@@ -55,7 +55,6 @@ class Seams:
     engine_is_up: bool = True
 
     async def kill_engine(self) -> None:
-        """Kill the engine and all its requests."""
         self.engine_is_up = False
         if self.engine_servers is None:
             self.engine.kill()

@@ -113,7 +113,6 @@ class _Pipes(asyncio.SubprocessProtocol):
             await self._news.wait()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """See `asyncio.SubprocessProtocol`."""
         if fd == 1:
             self.output += data
             self._news.set()
@@ -121,14 +120,12 @@ class _Pipes(asyncio.SubprocessProtocol):
             self.messages += data
             del self.messages[: -4 * _MAX_ERROR]  # characters have up to four bytes
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        """See `asyncio.SubprocessProtocol`."""
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # asyncio's signature
         if fd == 1:
             self.has_ended = True
             self._news.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        """See `asyncio.SubprocessProtocol`."""
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
         self.has_ended = True
         self._news.set()
         self.closed.set()

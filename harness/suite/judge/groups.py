@@ -126,9 +126,5 @@ def t_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t, within 0.3 % for four or more degrees of freedom."""
     # Abramowitz and Stegun, 26.7.5.
     z: float = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))

@@ -15,13 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
-from harness.suite.scenarios.folder import (
-    SCENARIO_FILE,
-    ScenarioFolder,
-    check_files,
-    find_scenarios,
-    load_scenario,
-)
+from harness.suite.scenarios.folder import SCENARIO_FILE, ScenarioFolder, check_files, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
 from harness.suite.tasks.harbor_task import PLAYED

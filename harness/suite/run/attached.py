@@ -137,7 +137,6 @@ class AttachedServices(Services):
         """See `Services`; the server does not report it."""
 
     def open_manager(self) -> SessionManager:
-        """See `Services`."""
         return SessionManager(self.address.url, admin_token=self.address.admin_token, client=self.client)
 
     async def drain(self) -> None:
@@ -145,7 +144,6 @@ class AttachedServices(Services):
         await self.client.drain_own()
 
     async def close_abandoned_sessions(self) -> None:
-        """See `Services`."""
         missing = await self.client.delete_abandoned_sessions()
         if missing:
             self.say(f"{missing} sessions of the run before are not on the server: what they sampled is not known")

@@ -187,7 +187,6 @@ class RolloutBatch:
 
 
 def record_of(planned: PlannedRollout, rollout: Rollout, score: Score) -> RolloutRecord:
-    """Build the record of a rollout."""
     return RolloutRecord(
         number=planned.number,
         group=planned.group,

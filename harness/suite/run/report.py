@@ -106,12 +106,10 @@ class ScenarioReport:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward."""
         return mean_reward(self.records)
 
     @property
     def prompts(self) -> list[PromptRewards]:
-        """Rewards by prompt."""
         return by_prompt(
             Rewarded(record.scenario, record.group, record.number, record.reward)
             for record in self.records

@@ -6,13 +6,19 @@
 An error or the user may end a run early; records are durable, and the next run continues from them.
 """
 
+import asyncio
 import time
-from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from typing import Any
 
-from harness.rollouts.client.session_server import Deadlines
+from harness.errors import SessionServerError
+from harness.machine.deadlines import beside
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import Deadlines, SessionServerClient, SessionSummary
+from harness.rollouts.manager import SessionManager
 from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
 from harness.suite.faults.injector import FaultInjector
@@ -30,7 +36,6 @@ from harness.suite.run.one_error import one_error
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
 from harness.suite.run.token_readings import read_engine_counts, read_token_readings
-from harness.suite.run.watch import watch_sessions
 from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -172,3 +177,37 @@ class SuiteRun:
         if report.is_complete:
             self.directory.write_json(self.directory.result, report.to_json())
         return report
+
+
+_EVERY_S = 1.0
+_MOST = 100
+_ANSWER_S = 5.0
+
+
+@asynccontextmanager
+async def watch_sessions(
+    manager: SessionManager, address: SessionServerAddress, look: Callable[[Mapping[str, SessionSummary]], None]
+) -> AsyncIterator[None]:
+    """Call `look` once a second with the manager's sessions, by scenario and rollout number.
+
+    An error costs only one look.
+    """
+
+    async def keep_looking() -> None:
+        async with SessionServerClient(address) as server:
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                # By id: a shared server has other users' sessions. `_MOST` is the limit of one request.
+                names = {each: _name(task.session["metadata"]) for each, task in islice(manager.live.items(), _MOST)}
+                try:
+                    seen = await server.look(list(names), deadline_s=_ANSWER_S)
+                except SessionServerError:
+                    continue
+                look({names[each.session_id]: each for each in seen if each.session_id in names})
+
+    async with beside(keep_looking(), name="watch sessions"):
+        yield
+
+
+def _name(metadata: Any) -> str:
+    return f"{metadata['scenario']}/{metadata['rollout']}"

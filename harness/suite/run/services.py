@@ -62,7 +62,6 @@ class EngineChoice(NamedTuple):
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
-        """Return the choice of `folder`."""
         scenario, spec, services = folder.scenario, folder.scenario.engine, folder.scenario.services
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if scenario.weights else None
@@ -148,11 +147,9 @@ class OwnServices(Services):
 
     @property
     def tokenizer(self) -> Path:
-        """See `Services`."""
         return self.model_dir
 
     def open_manager(self) -> SessionManager:
-        """See `Services`."""
         return SessionManager(self.address.url, admin_token=self.address.admin_token)
 
     async def drain(self) -> None:
@@ -161,7 +158,6 @@ class OwnServices(Services):
             await server.gate().drain(deadline_s=_GATE_S)
 
     async def close_abandoned_sessions(self) -> None:
-        """See `Services`."""
         async with SessionServerClient(self.address) as server:
             for session in await server.sessions():
                 await server.delete(session.session_id)
@@ -174,7 +170,6 @@ class OwnServices(Services):
                         raise
 
     async def start_of_server(self) -> str:
-        """See `Services`."""
         # Constant: only a fault restarts this server, and the injector knows the affected rollouts.
         return ""
 

@@ -209,7 +209,6 @@ def _of_tasks(directory: Path) -> Json:
 
 
 def bundled_scenarios() -> list[ScenarioFolder]:
-    """Return all bundled scenarios."""
     return find_scenarios(str(bundled_directory("scenarios")))
 
 

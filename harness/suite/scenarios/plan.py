@@ -92,7 +92,6 @@ class ScenarioPlan:
 
 
 def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[ScenarioPlan]:
-    """Plan all rollouts, one plan for each scenario."""
     plans: list[ScenarioPlan] = []
     first = group = 0
     for folder in folders:

@@ -165,7 +165,6 @@ class _InlineRows:
         return len(self._prompts)
 
     def scan(self, columns: Collection[str]) -> Iterator[Json]:
-        del columns
         return (prompt.model_dump() for prompt in self._prompts)
 
     def read(self, number: int) -> Json:

@@ -18,7 +18,6 @@ SCHEMAS: Mapping[str, Callable[[], Json]] = {
 
 
 def schema_of(kind: str) -> Json:
-    """Return a schema."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **SCHEMAS[kind]()}
 
 

@@ -65,7 +65,6 @@ class TrainingJournal:
         self._checkpoints.restore(learner, steps)
 
     async def planned(self, step: int) -> None:
-        """See `StepJournal`."""
         await asyncio.to_thread(self._table.plan, step)
 
     async def packed(self, step: PackedStep) -> None:

@@ -40,13 +40,11 @@ class KeptRollouts:
         return scored
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
-        """See `RolloutSource`."""
         for index in running.keys() & self._sought:
             running[index].cancel()  # it has no session
         await self.source.end(running, keep)
 
     async def give_back(self, session_id: str) -> None:
-        """See `RolloutSource`."""
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:

@@ -40,7 +40,6 @@ class ScenarioTasks:
     """Forks of each trained turn but the first, whose state the whole group shares."""
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
-        """Return the task at `index`."""
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
         spec = scenario.agent
         limits = scenario.limits.model_dump(exclude_none=True)

@@ -8,28 +8,30 @@ Policy version n follows n steps. Sessions survive updates when rollouts continu
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
+from harness.engines.connect import EngineName
+from harness.lab.lanes import LaneEngine
 from harness.machine.disk import disk_failures
 from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.open_run import OpenedRun
-from harness.suite.run.services import OwnServices, serve_engine
+from harness.suite.run.services import EngineChoice, OwnServices, find_model, serve_engine
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.figures import describe_step
 from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.publication import Publication
+from harness.suite.training.publication import WEIGHTS_SECONDS, Publication
 from harness.suite.training.report import TrainReport, read_telemetry
-from harness.suite.training.services import choose_engine, open_learner
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.learner.learner import Learner
+from harness.training.learner.scripted import ScriptedLearner
 from harness.training.step_stores import ReportStep, StepStore, report_steps
 
 
@@ -112,12 +114,7 @@ class TrainRun:
             await self.interrupts.guard(self._run_steps(services, learner, table, gauges, report), drain=drain)
 
     async def _run_steps(
-        self,
-        services: OwnServices,
-        learner: Learner,
-        table: StepTable,
-        gauges: FigureGauges | None,
-        report: ReportStep,
+        self, services: OwnServices, learner: Learner, table: StepTable, gauges: FigureGauges | None, report: ReportStep
     ) -> None:
         directory, train = self.opened.directory, self._train
         checkpoints = Checkpoints(directory, train.checkpoints.every)
@@ -153,3 +150,48 @@ class TrainRun:
                 await asyncio.to_thread(report, learner.step, figures)
                 if gauges is not None:
                     gauges.set(figures)
+
+
+def describe_step(figures: Mapping[str, float], steps: int) -> str:
+    """Summarize a step and its publication in one line."""
+    learn_s = figures["time/forward_s"] + figures["time/finish_s"]
+    return (
+        f"step {figures['global_step'] + 1:.0f}/{steps}  reward {figures['rollout/reward_mean']:.3f}"
+        f"  {figures['train/micro_steps']:.0f} packs, {figures['train/trained_tokens']:,.0f} tokens"
+        f"  {figures['time/step_s']:.2f} s: generate {figures['time/rollout_generate_s']:.2f}, learn {learn_s:.2f};"
+        f" weights {figures[WEIGHTS_SECONDS]:.2f}"
+    )
+
+
+async def choose_engine(folder: ScenarioFolder) -> EngineChoice:
+    """Return the engine, and run its model program, if any. Raises `ModelError`."""
+    choice = EngineChoice.of(folder)
+    if choice.model_program is not None:
+        choice = choice._replace(model=str(await find_model(choice)), model_program=None)
+    # Sharing the interpreter and torch's threads with the learner would prevent overlap: use another process.
+    if choice.name == LaneEngine.LOCAL:
+        choice = choice._replace(name=f"lanes={LaneEngine.LOCAL}", lanes=(LaneEngine.LOCAL,))
+    return choice
+
+
+async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
+    """Open a learner with the weights of `choice`; a scripted one for a scripted engine.
+
+    Raises `LearnerError` when the weights cannot be loaded.
+    """
+    if not choice.lanes and not choice.workers and EngineName.parse(choice.name).plays_script:
+        return ScriptedLearner()
+    model_dir = await find_model(choice)
+    return await asyncio.to_thread(_open_torch_learner, model_dir, train)
+
+
+def _open_torch_learner(model_dir: Path, train: TrainSpec) -> Learner:
+    from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+    from harness.training.learner.torch_learner import TorchLearner
+
+    loss, optimizer = train.loss, train.optimizer
+    return TorchLearner.open(
+        model_dir,
+        LossSettings(LossKind(loss.name), loss.clip_low, loss.clip_high, loss.weight_cap),
+        OptimizerSettings(**optimizer.model_dump()),
+    )

@@ -92,16 +92,9 @@ async def open_pipeline(
         manager = await stack.enter_async_context(services.open_manager())
         rules = rules_of(scenario, train)
         workdirs = Workdirs(journal.directory.sessions)
+        groups = rules.budget.groups
         tasks = ScenarioTasks(
-            folder,
-            agent,
-            standing,
-            services.model,
-            scenario.seed,
-            rules.budget.groups,
-            workdirs,
-            manager,
-            train.value_forks,
+            *(folder, agent, standing, services.model, scenario.seed, groups, workdirs, manager, train.value_forks)
         )
         source = SessionSource(manager, tasks.task_of, tasks.valued_reward, training_seed=scenario.seed)
         pipeline = StepPipeline(

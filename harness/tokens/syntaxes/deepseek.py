@@ -9,15 +9,7 @@
 import re
 from collections.abc import Sequence
 
-from harness.tokens.parsing import (
-    CallSyntax,
-    ParsedOutput,
-    Piece,
-    ToolCall,
-    decode_json,
-    read_calls,
-    tool_call,
-)
+from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, ToolCall, decode_json, read_calls, tool_call
 from harness.types import Json
 
 
@@ -40,7 +32,6 @@ class DeepSeek(CallSyntax):
         return (begin, "") if name is None else (begin, f"{name}\n```json\n")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        del tools
         return read_calls(pieces, _BEGIN, _END, _read_call, around=(_CALLS_BEGIN, _CALLS_END))
 
 

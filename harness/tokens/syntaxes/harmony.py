@@ -82,7 +82,7 @@ class _HarmonyMessage(NamedTuple):
 
 
 class _Reader:
-    """Reader that returns message texts up to the first call, or the first text that is no message."""
+    """`CallReader` that returns message texts up to the first call, or the first text that is no message."""
 
     def __init__(self, syntax: Harmony, tools: Sequence[Json]) -> None:
         self._syntax = syntax
@@ -95,7 +95,6 @@ class _Reader:
         self._commentary: list[str] = []
 
     def push(self, piece: Piece) -> Delta:
-        """See `CallReader`."""
         if self._open is not None:
             if piece.is_marker and piece.text in _ENDS:
                 self._open = None
@@ -112,7 +111,6 @@ class _Reader:
         return self._say(message, self._begin(is_reasoning=message.is_reasoning))
 
     def end(self) -> ParsedOutput:
-        """See `CallReader`."""
         commentary = "".join(self._commentary)
         if not self._waiting:
             return ParsedOutput(commentary)

@@ -42,7 +42,6 @@ class Hermes(CallSyntax):
         return _beginning(f"{_BEGIN}\n", name, "arguments")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        del tools
         return read_calls(pieces, _BEGIN, _END, lambda block: _call(decode_json(block)))
 
 
@@ -56,11 +55,9 @@ class Mistral(CallSyntax):
         return _beginning(f"{_CALLS.text}[", name, "arguments")
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        del before
         return piece == _CALLS
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        del tools
         text = "".join(piece.text for piece in pieces)
         if _CALLS not in pieces:
             return ParsedOutput(text)

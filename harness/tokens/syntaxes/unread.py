@@ -20,17 +20,14 @@ class Unread(CallSyntax):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `CallSyntax`."""
         return (self._marker,)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Raise `MalformedRequest`."""
-        del name
         raise MalformedRequest(
             "tool_choice: expected 'auto' or 'none', the server cannot read the tool calls of this model's template",
             param="tool_choice",
         )
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        del tools
         return as_malformed(pieces)

@@ -36,18 +36,7 @@ COMMON_TRANSITIONS = frozenset(
     for system, after_tools, has_tools in product((False, True), repeat=3)
 )
 """Transitions of almost every session."""
-_HARD_TEXTS = (
-    "",
-    "word",
-    " lead",
-    "trail ",
-    "\n\nlines\n",
-    "\t",
-    "  ",
-    "日本語 \N{FAMILY}",
-    '"a" \\ {"b": [1]}',
-    "'1",
-)
+_HARD_TEXTS = ("", "word", " lead", "trail ", "\n\nlines\n", "\t", "  ", "日本語 \N{FAMILY}", '"a" \\ {"b": [1]}', "'1")
 
 
 class _Fixed(NamedTuple):

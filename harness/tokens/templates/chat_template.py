@@ -77,7 +77,6 @@ class ChatTemplateTokenizer:
 
     @property
     def end_of_turn_id(self) -> int | None:
-        """See `ChatTokenizer`."""
         return min(self.end_ids or self.tokenizer.eos_ids, default=None)
 
     @classmethod
@@ -89,7 +88,6 @@ class ChatTemplateTokenizer:
         return cls(Tokenizer.load(directory), JinjaTemplate.load(directory, template_file))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        """See `ChatTokenizer`."""
         guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
         try:
             return guard.encode(self.template.render(guard.messages, guard.tools))
@@ -97,7 +95,6 @@ class ChatTemplateTokenizer:
             raise refusal_of(messages, error.message) from error
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
-        """See `ChatTokenizer`."""
         if self._depends_on_history:
             return None
         messages = self.form.place(messages, goes_on=True)
@@ -115,7 +112,6 @@ class ChatTemplateTokenizer:
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplateTokenizer":
-        """See `ChatTokenizer`."""
         key = json.dumps(variables, sort_keys=True)
         if variables and key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
@@ -156,21 +152,17 @@ class ChatTemplateTokenizer:
         return next((text for text in found if not any(text in each for each in known)), None)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """See `ChatTokenizer`."""
         return self._reader.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """See `ChatTokenizer`."""
         return self._reader.read(output, tools)
 
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        """See `ChatTokenizer`."""
         return self._reader.open(output.context_ids, output.forced_ids, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
-        """See `ChatTokenizer`."""
         return self._description
 
     @cached_property

@@ -26,15 +26,7 @@ from harness.tokens.tokenizer import declared_token, read_json
 from harness.types import Json, Message
 
 # A template may raise any of these over messages it was not written for, which is the client's error.
-_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
@@ -86,7 +78,6 @@ class JinjaTemplate:
         return frozenset(read - _environment().globals.keys() - {*_SPECIAL_TOKENS, *_OF_CONVERSATIONS})
 
     def with_variables(self, variables: Mapping[str, Any]) -> Self:
-        """See `ChatTokenizer`."""
         for name in variables:
             if name not in self.variable_names:
                 known = ", ".join(sorted(self.variable_names)) or "none"

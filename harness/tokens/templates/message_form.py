@@ -168,8 +168,6 @@ _TOOL: Json = {
 _CALLS: Message = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [
-        {"id": "call_0_0", "type": "function", "function": {"name": "find", "arguments": _TEXT_ARGUMENTS}},
-    ],
+    "tool_calls": [{"id": "call_0_0", "type": "function", "function": {"name": "find", "arguments": _TEXT_ARGUMENTS}}],
 }
 _RESULT: Message = {"role": "tool", "tool_call_id": "call_0_0", "content": "result"}

@@ -52,7 +52,6 @@ class RenderersTokenizer:
         )
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        """See `ChatTokenizer`."""
         if self._bridges_only:
             return self._template.render_ids(messages, tools)
         guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
@@ -67,11 +66,9 @@ class RenderersTokenizer:
 
     @property
     def end_of_turn_id(self) -> int | None:
-        """See `ChatTokenizer`."""
         return self._template.end_of_turn_id
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
-        """See `ChatTokenizer`."""
         if not messages or any(message["role"] == "assistant" for message in messages):
             return self._template.extend_ids(previous, messages, tools)  # bridges have no assistant messages
         # A bridge closes what the answer left open, then writes the new messages. With nothing to close it depends on
@@ -84,7 +81,6 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
-        """See `ChatTokenizer`."""
         key = json.dumps(variables, sort_keys=True)
         if variables and key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
@@ -102,11 +98,9 @@ class RenderersTokenizer:
         return self._bound[key] if variables else self
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
-        """See `ChatTokenizer`."""
         return self._template.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """See `ChatTokenizer`."""
         # Our own parsers read all that they can. The renderer reads calls that they do not know.
         if not tools or output.stop is not None or self._template.reads_calls:
             return self._template.parse(output, tools)
@@ -124,13 +118,11 @@ class RenderersTokenizer:
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        """See `ChatTokenizer`."""
         if tools and not self._template.reads_calls:
             return None
         return self._template.open_output(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
-        """See `ChatTokenizer`."""
         return self._description
 
     @cached_property
@@ -212,14 +204,12 @@ class TokenizerView:
 
     def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
         """Return the ids of `text`, ignoring options of other tokenizers."""
-        del args, options
         if len(text) <= _SHORT_TEXT:
             return list(self._encode_short(text))
         return self._tokenizer.encode(text) if self._guard is None else self._guard.encode(text)
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:
         """Return the text of ids, or of one."""
-        del args, options
         return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:

@@ -46,7 +46,6 @@ class SessionSource:
         self._told: dict[RolloutIndex, Keep] = {}  # rollouts that the collector ends
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
-        """See `RolloutSource`."""
         task = self._make_task(index)
         sampling = {"seed": index.seed(self._training_seed), **task.session.get("sampling", {})}
         task = replace(task, session={**task.session, "sampling": sampling}, resumes=resumes)
@@ -64,7 +63,6 @@ class SessionSource:
             self._told.pop(index, None)
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
-        """See `RolloutSource`."""
         for index in running:
             self._told.setdefault(index, keep)
             # Cancel scoring, unless sessions are kept: then the reward still arrives.
@@ -78,7 +76,6 @@ class SessionSource:
         await self._manager.abort(running.values(), sessions=sessions, keep=keep, budget=self._budget)
 
     async def give_back(self, session_id: str) -> None:
-        """See `RolloutSource`."""
         await self._manager.delete(session_id)
 
     async def _score(self, index: RolloutIndex, rollout: Rollout) -> ScoredRollout:

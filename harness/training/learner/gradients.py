@@ -56,12 +56,10 @@ class Gradients:
         return sums
 
     def scale(self, factor: float) -> None:
-        """Multiply by `factor`."""
         for bucket in self._buckets:
             bucket.mul_(factor)
 
     def norm(self) -> float:
-        """Return the Euclidean norm."""
         return float(torch.stack([torch.linalg.vector_norm(bucket) for bucket in self._buckets]).norm())
 
     def clear(self) -> None:

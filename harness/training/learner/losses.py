@@ -93,7 +93,6 @@ LOSSES: Mapping[LossKind, Callable[[TrainedTokens, LossSettings], TokenLosses]] 
 
 
 def loss_of(settings: LossSettings) -> Loss:
-    """Return the loss of `settings`."""
     function = LOSSES[settings.kind]
     return lambda tokens: function(tokens, settings)
 

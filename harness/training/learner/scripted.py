@@ -57,7 +57,6 @@ class ScriptedLearner:
         return StepReport(self._step, len(packs), sums, normalizer, gradient_norm=0.0, learning_rate=0.0)
 
     def discard_step(self) -> None:
-        """See `Learner`."""
         self.packs, self._sums = [], LossSums()
 
     def save(self, folder: Path) -> None:

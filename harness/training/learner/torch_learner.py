@@ -117,7 +117,6 @@ class TorchLearner:
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """See `Learner`."""
         sums = LossSums()
         if pack.loss_mask.any():
             with replaying(self._routers, pack.routed_experts, self.model.device):
@@ -131,7 +130,6 @@ class TorchLearner:
         return sums
 
     def finish_step(self, normalizer: float) -> StepReport:
-        """See `Learner`."""
         try:
             normalizer, packs, *sums = self._gradients.sum_over_ranks([normalizer, self._packs, *astuple(self._sums)])
             learning_rate = self._settings.learning_rate * self._schedule(self._step)
@@ -158,7 +156,6 @@ class TorchLearner:
                         shutil.copyfile(path, unfinished / path.name)
 
     def save_state(self, folder: Path) -> None:
-        """See `Learner`."""
         state = {
             "step": self._step,
             "settings": asdict(self._settings),
@@ -169,7 +166,6 @@ class TorchLearner:
             torch.save(state, unfinished / _STATE)
 
     def load_state(self, folder: Path) -> None:
-        """See `Learner`."""
         try:
             state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
             step, settings, weights, optimizer = (state[key] for key in ("step", "settings", "model", "optimizer"))

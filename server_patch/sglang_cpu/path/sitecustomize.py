@@ -20,7 +20,6 @@ _declared: list[object] = []  # torch forgets operators whose library object is 
 class _BeforeTorchvision(MetaPathFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Declare the operators when torchvision is imported."""
-        del path, target
         if fullname == "torchvision" and not _declared:
             _declare_operators()
         return None

@@ -41,12 +41,7 @@ class ClientLibrary(NamedTuple):
         return found.group(1)
 
 
-PACKAGES = {
-    "openai_2": "openai",
-    "openai_3": "openai",
-    "anthropic_2": "anthropic",
-    "google_genai_3": "google-genai",
-}
+PACKAGES = {"openai_2": "openai", "openai_3": "openai", "anthropic_2": "anthropic", "google_genai_3": "google-genai"}
 LIBRARIES = tuple(
     ClientLibrary(program, package, streams) for program, package in PACKAGES.items() for streams in (False, True)
 )

@@ -172,9 +172,7 @@ async def refused_for_a_while(cast: Cast) -> Outcome:
 
 @asynccontextmanager
 async def scene(
-    cast: Cast,
-    script: Sequence[ScriptStep] = SCRIPT,
-    settings: ServerSettings = TALKATIVE,
+    cast: Cast, script: Sequence[ScriptStep] = SCRIPT, settings: ServerSettings = TALKATIVE
 ) -> AsyncIterator[Scene]:
     """A server whose model says `script` to each client of `cast`."""
     chat_tokenizer = toy_template()

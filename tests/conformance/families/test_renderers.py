@@ -15,12 +15,7 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
-from harness.tokens.templates.renderers import (
-    RenderersTokenizer,
-    TokenizerView,
-    renderer_class,
-    renderer_names,
-)
+from harness.tokens.templates.renderers import RenderersTokenizer, TokenizerView, renderer_class, renderer_names
 from harness.tokens.tokenizer import Tokenizer
 
 QWEN3 = pytest.mark.parametrize("family", ["qwen3"], indirect=True)

@@ -22,13 +22,7 @@ from tests.conformance.libraries.scene import Conversation, Findings, Played, pr
 
 BEGIN, END = "<!-- libraries: begin -->", "<!-- libraries: end -->"
 WAYS = ("whole", "streamed")
-COLUMNS = (
-    "library",
-    "dialect",
-    "branches",
-    "comes back otherwise, and is recognized",
-    "side calls",
-)
+COLUMNS = ("library", "dialect", "branches", "comes back otherwise, and is recognized", "side calls")
 
 
 def play_offline(libraries: Sequence[Library]) -> Findings:

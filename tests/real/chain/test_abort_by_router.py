@@ -104,10 +104,7 @@ async def chain(model_dir: Path, program: GatewayProgram, directory: Path, *work
     script.write_text(AGENT.lstrip())
     settings = ServerSettings(admin_token=TOKEN, allow_forced_tokens=True)
     opening = open_routed(
-        RouterSettings(worker_urls=workers),
-        program,
-        vocab_size=chat_tokenizer.tokenizer.vocab_size,
-        admin_token=TOKEN,
+        RouterSettings(worker_urls=workers), program, vocab_size=chat_tokenizer.tokenizer.vocab_size, admin_token=TOKEN
     )
     async with (
         opening as routed,

@@ -22,13 +22,7 @@ from harness.sessions.continuation import Endings, Output
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import OBJECT_KEY_TEXT, RepeatTerminateConfig
-from tests.looping_prompt import (
-    OTHER_PROMPTS,
-    PROMPT_IDS,
-    SERVED_CONFIG,
-    SERVED_STOP_AFTER,
-    looped_ids,
-)
+from tests.looping_prompt import OTHER_PROMPTS, PROMPT_IDS, SERVED_CONFIG, SERVED_STOP_AFTER, looped_ids
 from tests.real_engines import on_real
 
 Server = SGLangTokenProvider | VLLMTokenProvider

@@ -195,11 +195,7 @@ async def test_vllm_says_that_it_aborted_and_goes_on(vllm: VLLMTokenProvider, vl
 
 
 async def test_sglang_has_another_name_after_an_update_from_disk(
-    sglang: SGLangTokenProvider,
-    sglang_url: str,
-    prompt: TokenIds,
-    model_dir: Path,
-    perturbed_dir: Path,
+    sglang: SGLangTokenProvider, sglang_url: str, prompt: TokenIds, model_dir: Path, perturbed_dir: Path
 ):
     """Its model is then called like the folder, and requests for the old name are refused; the provider names none."""
     before = await generates(sglang, prompt)

@@ -156,10 +156,7 @@ async def test_oracle_and_agent_play_the_tasks_in_containers(tmp_path: Path, mon
         assert trial["exception_info"] is None
         rewards[trial["agent_info"]["name"]][trial["task_name"]] = trial["verifier_result"]["rewards"]["reward"]
     names = [path.name for path in tasks.iterdir()]
-    assert rewards == {
-        "oracle": dict.fromkeys(names, 1.0),
-        "shell": {name: float(name in SOLVED) for name in names},
-    }
+    assert rewards == {"oracle": dict.fromkeys(names, 1.0), "shell": {name: float(name in SOLVED) for name in names}}
     for trial in trials:
         if trial["agent_info"]["name"] == "oracle":
             continue

@@ -29,11 +29,7 @@ async def _run_agent(workdir: Path) -> AsyncIterator[RunAgent]:
     async with AsyncExitStack() as stack:
 
         async def run(
-            name: str,
-            *steps: ScriptStep,
-            prompt: Any = "Let us begin.",
-            env: dict[str, str] | None = None,
-            **task: Any,
+            name: str, *steps: ScriptStep, prompt: Any = "Let us begin.", env: dict[str, str] | None = None, **task: Any
         ) -> Rollout:
             server = await stack.enter_async_context(scripted_server(*steps))
             manager = await stack.enter_async_context(SessionManager(server.url))

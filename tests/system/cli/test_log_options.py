@@ -21,8 +21,7 @@ def test_a_log_beside_a_document(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "is_told"),
-    [((), {}, True), (("-q",), {}, False), ((), {"HARNESS_LOG_LEVEL": "error"}, False)],
+    ("arguments", "env", "is_told"), [((), {}, True), (("-q",), {}, False), ((), {"HARNESS_LOG_LEVEL": "error"}, False)]
 )
 def test_a_server_says_as_much_as_it_is_asked_to(
     arguments: tuple[str, ...], env: dict[str, str], is_told: bool, tmp_path: Path

@@ -12,12 +12,7 @@ from aiohttp import web
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.errors import (
-    EngineConnectionLost,
-    EngineError,
-    EngineReplyInvalid,
-    EngineUnavailable,
-)
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.samples.codec import sample_from_json
 from harness.suite.faults.engine_seam import NetworkFault
 from harness.suite.faults.network import FaultyNetwork, open_network

@@ -57,7 +57,7 @@ FUNCTIONS: dict[tuple[str, str], list[str]] = {
     ("miles/utils/misc.py", "call_agent_abort_hook"): ["args"],
     ("miles/rollout/inference_rollout/inference_rollout_train.py", "abort"): ["state", "pendings", "rollout_id"],
     ("miles/rollout/inference_rollout/inference_rollout_train.py", "generate_rollout_async"): [
-        *("state", "rollout_id", "data_source"),
+        *("state", "rollout_id", "data_source")
     ],
     ("miles/backends/training_utils/loss_hub/logit_processors.py", "get_log_probs_and_entropy"): [
         *("logits", "args", "unconcat_tokens", "total_lengths", "response_lengths"),

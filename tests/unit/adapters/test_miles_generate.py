@@ -398,10 +398,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, c
     ("changes", "message"),
     [
         ({"lora_rank": 16}, "^--lora-rank cannot be kept: "),
-        (
-            {"custom_generate_function_path": None},
-            "^--custom-generate-function-path: expected harness",
-        ),
+        ({"custom_generate_function_path": None}, "^--custom-generate-function-path: expected harness"),
         ({"harness_agent": "plain_caht"}, "^--harness-agent: no bundled agent 'plain_caht'"),
         ({"harness_agent": "no/agent.py"}, "^--harness-agent: no agent script at no/agent.py"),
         (of_function("no_such_module.run"), "^--custom-agent-function-path no_such_module.run: ModuleNotFoundError"),

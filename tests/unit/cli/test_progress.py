@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.live_sessions import LiveSessions
-from harness.cli.runs.progress import SILENCE_S, RunProgress
-from harness.cli.runs.run_status import RunStatus
+from harness.cli.runs.progress import SILENCE_S, RunProgress, RunStatus
 from harness.rollouts.client.session_server import SessionSummary
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger

@@ -49,10 +49,7 @@ def test_every_token_of_a_step_is_in_one_column(uses: list[Disposition], packing
     assert ledger.trained == sum(int(pack.loss_mask.sum()) for pack in step.packs)
     assert ledger.difference == 0
     assert ledger.dropped.get("after_incomplete", 0) == 3 * len(ended)
-    for use, reason in (
-        (Disposition.FILTERED, "filtered"),
-        (Disposition.OVER_SAMPLED, "over_sampled"),
-    ):
+    for use, reason in ((Disposition.FILTERED, "filtered"), (Disposition.OVER_SAMPLED, "over_sampled")):
         delivered = [each.ledger["trained"] + each.ledger["masked"] for each in ended if each.use is use]
         assert ledger.dropped.get(reason, 0) == sum(delivered)
 

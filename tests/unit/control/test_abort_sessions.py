@@ -96,10 +96,7 @@ async def test_only_their_agents_are_stopped(tmp_path: Path, agent):
 
 async def test_two_managers_share_a_server(tmp_path: Path):
     """One ends surplus rollouts again and again; no turn of the 8 sessions of the other is refused or cut."""
-    async with (
-        stage(tmp_path, SLOW) as staged,
-        SessionManager(staged.server.url, grace_s=0.3, deadlines=FAST) as other,
-    ):
+    async with stage(tmp_path, SLOW) as staged, SessionManager(staged.server.url, grace_s=0.3, deadlines=FAST) as other:
 
         async def play_surplus(number: int) -> None:
             agent = as_agent(cooperate)

@@ -176,11 +176,7 @@ def test_a_custom_tool_is_a_function_with_one_text():
         ),
         (
             ("local_shell", '{"command": ["ls"]}'),
-            {
-                "type": "local_shell_call",
-                "call_id": "call_0",
-                "action": {"type": "exec", "command": ["ls"], "env": {}},
-            },
+            {"type": "local_shell_call", "call_id": "call_0", "action": {"type": "exec", "command": ["ls"], "env": {}}},
         ),
     ],
 )

@@ -108,11 +108,7 @@ def test_samples_of_one_prompt_compute_it_once() -> None:
     for sequence in samples:
         schedule.add(sequence)
 
-    assert [spans(step(schedule)) for _ in range(3)] == [
-        [(0, 64)],
-        [(64, 100)],
-        [(100, 101), (99, 100), (99, 100)],
-    ]
+    assert [spans(step(schedule)) for _ in range(3)] == [[(0, 64)], [(64, 100)], [(100, 101), (99, 100), (99, 100)]]
 
 
 def test_positions_whose_logits_are_wanted_are_always_computed() -> None:

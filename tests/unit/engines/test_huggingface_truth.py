@@ -11,14 +11,7 @@ import pytest
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.errors import EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import (
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenIds,
-    as_ids,
-)
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from tests.local_model import KV_BYTES, LOCAL_ENGINE_GROUP, Asking
 
 pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]

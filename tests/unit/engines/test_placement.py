@@ -267,11 +267,7 @@ class PlacementMachine(RuleBasedStateMachine):
             self.under.join(name)
         self.grant()
 
-    @rule(
-        session_id=SESSIONS,
-        tried=st.sets(st.sampled_from("xyz"), max_size=1),
-        group=st.sampled_from([None, 0, 1]),
-    )
+    @rule(session_id=SESSIONS, tried=st.sets(st.sampled_from("xyz"), max_size=1), group=st.sampled_from([None, 0, 1]))
     def ask(self, session_id: str | None, tried: set[str], group: int | None) -> None:
         self.tickets += 1
         is_new = self.under.place_of(session_id) is None and len(self.under.workers) > 1
@@ -325,9 +321,7 @@ class PlacementMachine(RuleBasedStateMachine):
             offered = self.offered(asked.tried)
             awake = [worker for worker in offered if not worker.is_resting(self.now)]
             worker = self.usable_home(asked) or min(
-                awake or offered,
-                key=lambda each: (busy[each] >= self.LIMIT, busy[each], each.sessions),
-                default=None,
+                awake or offered, key=lambda each: (busy[each] >= self.LIMIT, busy[each], each.sessions), default=None
             )
             if worker is not None and busy[worker] < self.LIMIT:
                 busy[worker] += 1

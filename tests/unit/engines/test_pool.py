@@ -22,14 +22,7 @@ from harness.errors import (
     EngineUnavailable,
     ScenarioError,
 )
-from harness.types import (
-    FinishReason,
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    as_ids,
-)
+from harness.types import FinishReason, GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.builders import toy_tokenizer
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.fake_engines.lies import Lie

@@ -89,10 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"input_ids": [1], "sampling_params": {"repetition_penalty": 1.2}},
         "repetition_penalty: this server can only do 1, got 1.2",
     ),
-    (
-        {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1},
-        "logprob_start_len: expected -1..0, got 1",
-    ),
+    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len: expected -1..0, got 1"),
     ({"input_ids": [10**6]}, "token id 1000000 is outside the vocabulary"),
     ({"input_ids": []}, "at least one input id"),
 ]

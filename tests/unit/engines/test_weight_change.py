@@ -66,10 +66,7 @@ def unmeasured(fake: FakeServer) -> Provider:
 async def served(kind: str) -> AsyncIterator[Server]:
     """A server that has taken a number of updates."""
     fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")))
-    async with (
-        serving(fake, notices_disconnects=kind == "vllm"),
-        unmeasured(fake) as provider,
-    ):
+    async with serving(fake, notices_disconnects=kind == "vllm"), unmeasured(fake) as provider:
         server = Server(fake, provider, {"0": fake.first_weights})
         for version in range(1, GOOD_UPDATES + 1):
             await server.update(version)

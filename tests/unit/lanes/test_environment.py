@@ -11,8 +11,7 @@ import uv
 
 from harness.errors import LaneError
 from harness.lab.lanes import LaneEngine
-from harness.lab.lanes.environment import Requirements, provide_python
-from harness.lab.lanes.torch_source import torch_source
+from harness.lab.lanes.environment import Requirements, provide_python, torch_source
 
 
 @pytest.fixture(name="requirements")

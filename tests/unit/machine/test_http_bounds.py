@@ -192,11 +192,7 @@ OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings:
 @pytest.mark.parametrize("pieces", ["at once", "head and body", "byte by byte"])
 @pytest.mark.parametrize(
     ("framing", "body"),
-    [
-        (b"content-length: 4\r\n", b"body"),
-        (b"transfer-encoding: chunked\r\n", b"4\r\nbody\r\n0\r\n\r\n"),
-        (b"", b""),
-    ],
+    [(b"content-length: 4\r\n", b"body"), (b"transfer-encoding: chunked\r\n", b"4\r\nbody\r\n0\r\n\r\n"), (b"", b"")],
 )
 async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_served(
     framing: bytes, body: bytes, pieces: str

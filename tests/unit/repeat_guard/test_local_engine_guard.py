@@ -15,15 +15,7 @@ from harness.types import FinishReason, GenerationRequest, GenerationResult, Sam
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.local_model import LocalEngines
-from tests.looping_prompt import (
-    CONFIG,
-    LOOP_START,
-    MAX_NEW_TOKENS,
-    OTHER_PROMPTS,
-    PROMPT,
-    PROMPT_IDS,
-    STOP_INDEX,
-)
+from tests.looping_prompt import CONFIG, LOOP_START, MAX_NEW_TOKENS, OTHER_PROMPTS, PROMPT, PROMPT_IDS, STOP_INDEX
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 

@@ -513,10 +513,7 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
     sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
     before = resources()
-    async with (
-        scripted_server() as server,
-        SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager,
-    ):
+    async with scripted_server() as server, SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
         tasks = [
             program(tmp_path / str(n), source, deadline_s=deadline_s)
             for n, (source, deadline_s) in enumerate([*sources.items()] * 2)

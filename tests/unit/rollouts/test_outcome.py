@@ -87,11 +87,7 @@ def test_an_ending_has_its_outcome(facts: RolloutFacts, kind: Kind, cause: Cause
 @pytest.mark.parametrize("end", [WELL, BADLY, RETURNED, RAISED])
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [
-        ("branch_ended", Kind.LIMITED),
-        ("limit_reached", Kind.LIMITED),
-        ("session_closed", Kind.DRAINED),
-    ],
+    [("branch_ended", Kind.LIMITED), ("limit_reached", Kind.LIMITED), ("session_closed", Kind.DRAINED)],
 )
 def test_an_agent_that_was_refused_is_not_to_blame(end: AgentEnd, code: str, kind: Kind):
     """However it took the refusal: exit code 0, another one, an exception."""

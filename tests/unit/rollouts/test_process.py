@@ -217,12 +217,7 @@ async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, wat
 
 
 @pytest.mark.parametrize(
-    ("env", "workdir"),
-    [
-        ({"PATH": "a\0b"}, "."),
-        ({"TOO_LARGE": "x" * (1 << 22)}, "."),
-        ({}, "no/such/directory"),
-    ],
+    ("env", "workdir"), [({"PATH": "a\0b"}, "."), ({"TOO_LARGE": "x" * (1 << 22)}, "."), ({}, "no/such/directory")]
 )
 async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watchdog: Watchdog, env, workdir):
     open_files = psutil.Process().num_fds()

@@ -21,8 +21,7 @@ WATCHED = {"output_ids": [1], "meta_info": {"finish_reason": {"type": "stop", MA
 
 
 @pytest.mark.parametrize(
-    ("answer", "triggered"),
-    [(SGLANG_CHAT, 1), (VLLM_CHAT, 1), (VLLM_OWN, 0), (STOPPED, 0), (GUARDED, 1), (WATCHED, 0)],
+    ("answer", "triggered"), [(SGLANG_CHAT, 1), (VLLM_CHAT, 1), (VLLM_OWN, 0), (STOPPED, 0), (GUARDED, 1), (WATCHED, 0)]
 )
 def test_the_engine_s_own_word_decides(answer: dict, triggered: int) -> None:
     """VLLM's own detection of repetitions is not the guard."""

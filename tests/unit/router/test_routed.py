@@ -188,11 +188,7 @@ async def test_a_session_server_that_is_a_router_too_lets_operators_alone_turn_i
         async with (
             open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
             serve(
-                routed.pool,
-                toy_template(),
-                MemoryStore(),
-                ServerSettings(admin_token="secret"),
-                around=routed.around,
+                routed.pool, toy_template(), MemoryStore(), ServerSettings(admin_token="secret"), around=routed.around
             ) as running,
             httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
         ):

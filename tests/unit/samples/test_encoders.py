@@ -166,10 +166,7 @@ def test_only_the_last_turn_is_the_answer():
     columns = {name: getattr(both, name).copy() for name in ("loss_mask", "rollout_log_probs", "behavior_versions")}
     columns["loss_mask"][where], columns["rollout_log_probs"][where], columns["behavior_versions"][where] = 0, 0.0, -1
     both = replace(
-        both,
-        **columns,
-        proximal_logprobs=columns["rollout_log_probs"],
-        proximal_versions=columns["behavior_versions"],
+        both, **columns, proximal_logprobs=columns["rollout_log_probs"], proximal_versions=columns["behavior_versions"]
     )
     encoded = encoder(CAT, DOG).encode(ROLLOUT, both)
     assert encoded.segment is not None

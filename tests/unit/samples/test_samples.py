@@ -281,11 +281,7 @@ def test_a_forged_difference_is_a_bug_that_fails_loudly(forged):
 
 
 def test_the_ledger_of_a_run_is_the_sum_of_its_sessions():
-    ledgers = [
-        Ledger(10, 4, 1, {"other_sample": 5}),
-        Ledger(7, 0, 0, {"other_sample": 3, "failed_turn": 4}),
-        Ledger(),
-    ]
+    ledgers = [Ledger(10, 4, 1, {"other_sample": 5}), Ledger(7, 0, 0, {"other_sample": 3, "failed_turn": 4}), Ledger()]
 
     assert total(ledgers) == Ledger(17, 4, 1, {"other_sample": 8, "failed_turn": 4})
 

@@ -109,10 +109,7 @@ async def test_an_agent_is_not_told_where_engines_are() -> None:
         engine = SGLangTokenProvider(
             fake.url, vocab_size=toy_tokenizer().vocab_size, logprob_scale=LogprobScale.AFTER_TEMPERATURE
         )
-        async with (
-            serve(engine, toy_template(), MemoryStore(), settings) as running,
-            stranger(running.url) as http,
-        ):
+        async with serve(engine, toy_template(), MemoryStore(), settings) as running, stranger(running.url) as http:
             created = (await http.post("/sessions", json={}, headers=bearer("sekret"))).json()
             session = Served(**created)
             fake.lie = Lie.STATUS_503

@@ -301,11 +301,7 @@ async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
         repeated = await client.record(heir)
 
     assert again == before
-    assert [turn["messages_delta"] for turn in record["turns"][:3]] == [
-        [user("go")],
-        [user("other")],
-        [user("more 1")],
-    ]
+    assert [turn["messages_delta"] for turn in record["turns"][:3]] == [[user("go")], [user("other")], [user("more 1")]]
     assert record["inherits"]["edits"] == edits
     assert (record["inherits"]["ended_at"], record["inherits"]["because"]) == (1, "fork")
     assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1, None]

@@ -153,11 +153,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_kn
         chat = await client.chat(session, [user("word " * most)])
 
     told = answer.json()["error"]
-    assert (answer.status_code, told["type"], told["code"]) == (
-        400,
-        "invalid_request_error",
-        "context_length_exceeded",
-    )
+    assert (answer.status_code, told["type"], told["code"]) == (400, "invalid_request_error", "context_length_exceeded")
     assert re.fullmatch(rf"prompt is too long: \d+ tokens > {most} maximum", told["message"])
     assert chat.json()["error"]["message"].startswith(
         f"This model's maximum context length is {most} tokens. However, "

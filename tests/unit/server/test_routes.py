@@ -7,13 +7,7 @@ import pytest
 
 from harness.cli.options import ServerOptions
 from harness.dialects.request_limits import RequestLimits
-from harness.errors import (
-    EngineConnectionLost,
-    EngineError,
-    EngineReplyInvalid,
-    HarnessError,
-    ScenarioError,
-)
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, HarnessError, ScenarioError
 from harness.samples.codec import samples_from_tensors
 from harness.server.http.responses import error_response
 from harness.server.settings import ServerSettings
@@ -267,10 +261,7 @@ async def test_a_client_that_leaves_while_sending_harms_nobody():
     assert (next_turn.status_code, len(record["turns"])) == (200, 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "may_retry"),
-    [(EngineConnectionLost, True), (EngineReplyInvalid, False)],
-)
+@pytest.mark.parametrize(("kind", "may_retry"), [(EngineConnectionLost, True), (EngineReplyInvalid, False)])
 def test_a_client_retries_an_engine_that_may_do_better_next_time(kind: type[EngineError], may_retry: bool) -> None:
     """Every one is 502, which clients retry unless the header says that it is in vain."""
     answer = error_response(kind("so it was"), to_agent=True)

@@ -296,11 +296,7 @@ async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) ->
     must_be_taught(sample)
 
 
-_FAULTS: Mapping[str, Answer | None] = {
-    **WRONG,
-    "rejected": _broken(EngineError("no")),
-    "none": None,
-}
+_FAULTS: Mapping[str, Answer | None] = {**WRONG, "rejected": _broken(EngineError("no")), "none": None}
 
 
 @given(

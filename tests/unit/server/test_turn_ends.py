@@ -19,15 +19,7 @@ from harness.types import GenerationResult, Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import tool, toy_tokenizer, user
 from tests.logged import capture_logs
-from tests.session_servers.served import (
-    PATIENCE_S,
-    Client,
-    Served,
-    eventually,
-    serving_with,
-    session_on,
-    url_of,
-)
+from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, serving_with, session_on, url_of
 
 HI = [user("hi")]
 TEXT = "a long and slow answer"

@@ -42,9 +42,9 @@ def test_a_worker_that_one_shard_has_fenced_serves_nobody():
 def test_pages_of_metrics_are_one_page_that_a_scraper_reads():
     """Families stay together, and each sample says whose it is."""
     one, two = ServerMetrics(), ServerMetrics()
-    one.error_answered("gate_closed")
-    two.error_answered("gate_closed")
-    two.count_turns_in_flight(lambda: 7)
+    one.errors.labels("gate_closed").inc()
+    two.errors.labels("gate_closed").inc()
+    two.turns_in_flight.set_function(lambda: 7)
     families = list(text_string_to_metric_families(merge_metrics({"0": one.render(), "1": two.render()}).decode()))
 
     names = [family.name for family in families]

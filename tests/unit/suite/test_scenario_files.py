@@ -227,8 +227,7 @@ def test_a_profile_of_any_name_is_read_when_the_scenario_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
-    [("gone.txt", "does not exist"), ("../s/agent.py", "leaves it"), ("/etc/passwd", "leaves it")],
+    ("name", "problem"), [("gone.txt", "does not exist"), ("../s/agent.py", "leaves it"), ("/etc/passwd", "leaves it")]
 )
 def test_files_of_an_agent_are_in_the_folder(tmp_path: Path, name: str, problem: str):
     scenario = write_scenario(tmp_path / "s", agent={"command": ["true"], "files": [name]})

@@ -33,9 +33,7 @@ def marked_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = marked_tokenizer()
-SYNTAXES: list[CallSyntax] = [
-    *(Hermes(), QwenXml(), Harmony(), Mistral(), MistralNamed(), DeepSeek(), LlamaJson()),
-]
+SYNTAXES: list[CallSyntax] = [*(Hermes(), QwenXml(), Harmony(), Mistral(), MistralNamed(), DeepSeek(), LlamaJson())]
 
 
 def ids(text: str) -> list[int]:

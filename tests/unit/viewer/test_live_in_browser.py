@@ -63,11 +63,7 @@ async def until_true(sight: Sight, expression: str) -> None:
 
 async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Browser):
     """Of a session that began after the page was opened; without a reload, and without its token reaching the page."""
-    async with (
-        serving(SLOW, settings=SETTINGS) as client,
-        live(client) as page,
-        looking_at(browser, page.url) as sight,
-    ):
+    async with serving(SLOW, settings=SETTINGS) as client, live(client) as page, looking_at(browser, page.url) as sight:
         await sight.until("facts", "sessions: none")
         session = await client.create()
         await sight.until("sessions", session.session_id[:8])
@@ -198,10 +194,7 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
             await until_texts(sight, "#sessions .session", 3)
 
             assert await sight.text("standing") == ""
-            assert (await sight.texts("#sessions .session b"))[:2] == [
-                kept.session_id[:8],
-                deleted.session_id[:8],
-            ]
+            assert (await sight.texts("#sessions .session b"))[:2] == [kept.session_id[:8], deleted.session_id[:8]]
 
 
 async def test_a_page_whose_harness_view_has_stopped_says_so(browser: Browser):

@@ -50,11 +50,6 @@ def test_a_score_has_what_the_check_gave_and_no_more() -> None:
     """The document that the page and `show --json` read."""
     whole = _line(0, reward=0.0, figures={"tests": 3.0}, reason="3 of 7 pass", score={"log": "x"})
 
-    assert whole.score == {
-        "reward": 0.0,
-        "figures": {"tests": 3.0},
-        "reason": "3 of 7 pass",
-        "details": {"log": "x"},
-    }
+    assert whole.score == {"reward": 0.0, "figures": {"tests": 3.0}, "reason": "3 of 7 pass", "details": {"log": "x"}}
     assert _line(1, reward=1.0).score == {"reward": 1.0}
     assert _line(2, score_error="check.py: late").score == {}

@@ -43,10 +43,7 @@ def test_a_later_turn_can_put_an_earlier_one_out_of_the_samples():
 
     assert since == 1
     assert [turn["index"] for turn in longer["turns"]] == [1]
-    assert [(turn["index"], turn["fate"]) for turn in forked["turns"]] == [
-        (1, "other_sample"),
-        (2, "trained"),
-    ]
+    assert [(turn["index"], turn["fate"]) for turn in forked["turns"]] == [(1, "other_sample"), (2, "trained")]
     assert [("tokens" in turn, "logprobs" in turn) for turn in forked["turns"]] == [(False,) * 2, (True,) * 2]
     assert forked["turns"][0]["messages"] == longer["turns"][0]["messages"]
     assert told(seen, 0)["turns"][0]["tokens"] == before["turns"][0]["tokens"]

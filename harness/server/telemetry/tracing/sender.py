@@ -94,7 +94,7 @@ class SpanSender:
         try:
             spans = list(map(_readable, traced.spans()))
         except (ValueError, OverflowError):  # the clock of its machine was never set
-            self._metrics.spans_dropped(SpanDropReason.INVALID, traced.span_count)
+            self._metrics.spans_dropped.labels(SpanDropReason.INVALID).inc(traced.span_count)
         self._exporter.give_back(traced.span_count - len(spans))
         for span in spans:
             self._processor.on_end(span)
@@ -150,7 +150,7 @@ class _CountingExporter(SpanExporter):
         with self._lock:
             if self._is_over.is_set() or self._waiting + spans > most:
                 reason = SpanDropReason.STOPPED if self._is_over.is_set() else SpanDropReason.QUEUE_FULL
-                self._metrics.spans_dropped(reason, spans)
+                self._metrics.spans_dropped.labels(reason).inc(spans)
                 return False
             self._waiting += spans
             self._unsettled += spans
@@ -174,8 +174,8 @@ class _CountingExporter(SpanExporter):
             if self._is_over.is_set():
                 return result
             self._unsettled -= len(spans)
-            self._metrics.spans_dropped(SpanDropReason.REFUSED, rejected)
-            self._metrics.spans_sent(len(spans) - rejected)
+            self._metrics.spans_dropped.labels(SpanDropReason.REFUSED).inc(rejected)
+            self._metrics.spans_sent.inc(len(spans) - rejected)
         if self._is_failing and not rejected:
             self._is_failing = False
             log.info(SPANS_TAKEN, collector=self._url)
@@ -186,7 +186,7 @@ class _CountingExporter(SpanExporter):
             if self._is_over.is_set():
                 return
             self._is_over.set()
-            self._metrics.spans_dropped(SpanDropReason.STOPPED, self._unsettled)
+            self._metrics.spans_dropped.labels(SpanDropReason.STOPPED).inc(self._unsettled)
         self._otlp.shutdown()  # type: ignore[no-untyped-call]  # the SDK's
 
     def hear(self, record: logging.LogRecord) -> bool:
@@ -194,7 +194,7 @@ class _CountingExporter(SpanExporter):
         if record.thread != self._thread:
             return True
         if not self._is_over.is_set():
-            self._metrics.span_post_failed()
+            self._metrics.span_posts_failed.inc()
             self._fail(record.getMessage())
         return False
 

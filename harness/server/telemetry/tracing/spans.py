@@ -107,7 +107,6 @@ class TracedRequest(NamedTuple):
 
     @classmethod
     def of(cls, segment: TurnSegment) -> Self:
-        """Convert a segment."""
         return cls(
             segment.request_id,
             segment.start,
@@ -144,7 +143,6 @@ class TracedTurn(NamedTuple):
 
     @classmethod
     def of(cls, session_id: str, turn: Turn) -> Self:
-        """Convert a turn."""
         notes = turn.notes
         return cls(
             session_id,

@@ -16,11 +16,7 @@ QUESTIONS = ("Please note what the two sums are.", "Is it noted?")
 MODEL = "scripted"
 SCHEMAS = {
     "look": {"type": "object", "properties": {}},
-    "add": {
-        "type": "object",
-        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
-        "required": ["a", "b"],
-    },
+    "add": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]},
     "note": {
         "type": "object",
         "properties": {

@@ -10,14 +10,7 @@ from conversation import MODEL, QUESTIONS, Way, play
 from openai import AsyncOpenAI
 from typed_tools import TOOLS
 
-from agents import (  # type: ignore[attr-defined]  # the package, not our folder of that name
-    Agent,
-    Runner,
-    function_tool,
-    set_default_openai_api,
-    set_default_openai_client,
-    set_tracing_disabled,
-)
+from agents import Agent, Runner, function_tool, set_default_openai_api, set_default_openai_client, set_tracing_disabled  # type: ignore[attr-defined]  # the package, not our folder of that name
 
 
 async def converse(way: Way) -> list[str]:

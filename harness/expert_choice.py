@@ -41,7 +41,7 @@ class Routers:
         """Let `choose` decide in every pass of the block, including those that a backward pass repeats."""
         assert self.shape is not None
         for layer, module in self._modules.items():
-            choice = _Choice(self.shape, partial(choose, layer))
+            choice = _TopK(self.shape, partial(choose, layer))
             module.forward = partial(_route, module.forward, choice)
         try:
             yield
@@ -64,7 +64,7 @@ class Routers:
             self.shape = None
 
 
-class _Choice(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+class _TopK(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, shape: RoutedExperts, choose: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self._shape = shape
@@ -80,6 +80,6 @@ class _Choice(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed he
         return torch.return_types.topk((args[0].gather(-1, experts), experts))
 
 
-def _route(forward: Callable[..., Any], choice: _Choice, *args: Any, **kwargs: Any) -> Any:
+def _route(forward: Callable[..., Any], choice: _TopK, *args: Any, **kwargs: Any) -> Any:
     with choice:
         return forward(*args, **kwargs)

@@ -1,11 +1,11 @@
 """Rows beside tokens: the experts that a model's layers chose, and the ids that were candidates for a token (I12).
 
-The row of experts at position p comes from the pass that reads the token at p and computes the next one, so its weights
-are those of the next sampled token. A request over n tokens, prompt and output, has n - 1 rows: its last token is read
-by a later request, if at all. So a turn holds the rows from the last token before it up to its own last but one.
+The row of experts at position p comes from the pass that reads the token at p, so its weights are those of the next
+sampled token. A request over n tokens has n - 1 rows: its last token is read by a later request, if at all. So a turn
+holds the rows from the last token before it up to its own last but one.
 
-A position keeps the row of the request that first computed it. A later prefill may compute another one, under other
-weights or with other rounding, and that row explains no sampled token. A row that no request returned stays missing.
+A position keeps the row of the request that first computed it: the row of a later prefill explains no sampled token. A
+row that no request returned stays missing.
 
 A mask, the candidates of a sampled token, stands at that token itself. Masks differ in length, so they are ragged:
 values end to end, with offsets.

@@ -59,7 +59,6 @@ def add_log_options(app: typer.Typer) -> None:
 
 
 def _takes_log_options(command: Callable[..., Any], usual: Level) -> Callable[..., Any]:
-    """Add three options to `command`, through its signature, which typer reads."""
 
     @functools.wraps(command)
     def run_command(*, verbose: int, quiet: bool, log_level: Level | None, **options: Any) -> Any:

@@ -186,7 +186,6 @@ def _read_blocks(content: msgspec.Raw, place: str) -> Sequence[_Block]:
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str, kinds: str) -> _T:
-    """Decode `content`. The error for an unexpected block lists the allowed `kinds`."""
     try:
         return decode_json(decoder, content, place)
     except MalformedRequest as error:

@@ -237,7 +237,6 @@ def _refuse_unsupported(wire: _ChatBody) -> None:
 
 
 def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:
-    """Return the chat template variables; `reasoning_effort` is one of them."""
     variables = dict(wire.chat_template_kwargs or {})
     limits.require("schema_bytes", len(msgspec.json.encode(variables)), "chat_template_kwargs")
     check_json(variables, "chat_template_kwargs", limits.json_depth)

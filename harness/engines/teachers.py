@@ -1,7 +1,6 @@
-"""Names of teachers: engines that score what a session's own engine sampled.
+"""Names of teachers, engines that score sampled tokens: `NAME=ENGINE`, with `scripted`, `local=FOLDER`, or servers.
 
-`NAME=ENGINE`, where the engine is `scripted`, `local=FOLDER`, or servers as in `--engine`. A teacher reads the
-sessions' token ids, so its tokenizer must be theirs; servers are tested for that when they are first reached.
+A teacher reads the sessions' token ids, so its tokenizer must be theirs; servers are tested for that.
 """
 
 import re

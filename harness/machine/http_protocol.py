@@ -3,18 +3,16 @@
 A client that times out just as its answer arrives retries, and the retry must get that same answer (I5). So the server
 must know whether an answer was read. It cannot know that one was, but the client's kernel often shows that one was not:
 
-1. Before the answer is sent. The client has closed its side, and its FIN waits in our socket. The event loop notices
-   some rounds later; the kernel knows already (`POLLRDHUP`). `Delivery` asks it when created.
+1. Before the answer is sent: the client's FIN waits in our socket (`POLLRDHUP`), and the event loop has not noticed.
+   `Delivery` asks the kernel when created.
 2. When the last byte has been written. If the client closed in between, with bytes unread or its socket gone, its
    kernel answers with a reset, an error on our socket (`POLLERR`, `POLLHUP`). `Delivery.hand_over` asks for it, and
    otherwise marks the answer delivered.
 3. Later. The reset arrives after 2. The loop ends the connection with a `ConnectionError`, `on_reset` is called, and
    the mark is withdrawn.
 
-The third window ends when the next request begins on the connection: a client that goes on has read its last answer,
-and a later reset concerns another one. A plain close ends it too and proves nothing, since clients close the same way
-whether they keep or discard an answer. A proxy reads for the client, so an answer counts as delivered once the proxy
-has it.
+The third window ends when the next request begins on the connection, or with a plain close, which proves nothing. A
+proxy reads for the client.
 """
 
 import asyncio

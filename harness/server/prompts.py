@@ -111,7 +111,6 @@ def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str
 
 @contextmanager
 def _nearby() -> Iterator[Callable[[_Find], _Find]]:
-    """Bound lookups in the record: within the block, large results raise `_LongBefore`."""
     size_bytes, is_within = 0, True
 
     def bounded(look_up: _Find) -> _Find:

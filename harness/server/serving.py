@@ -132,7 +132,6 @@ def _check(settings: ServerSettings, store: SessionStore) -> None:
 
 
 def _prepared(engine: TokenProvider, gate: Gate, settings: ServerSettings) -> TokenProvider:
-    """Return `engine`, which continues and proves at entry what this server needs."""
     # Controllers cannot resume an engine through a server that waits for it at startup. The gate stays closed
     # meanwhile.
     is_ours = any(hold.engines and hold.work for hold in gate.holds)

@@ -1,8 +1,7 @@
 """Teachers at work: they score recorded turns while the agent's tool runs.
 
-A teacher never delays a turn: it has a queue of sessions of its own, and a few requests at a time. What it has not
-scored when a session's samples are collected is caught up within `CATCH_UP_S`, if the teacher answers at all, or is
-missing with the reason. What to score is decided in `sessions.teaching`.
+A teacher never delays a turn: it has its own queue. What it has not scored when samples are collected is caught up
+within `CATCH_UP_S`, or missing with the reason. `sessions.teaching` decides what to score.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ class Teachers:
                 teacher.ask_for(session.session_id)
 
     async def catch_up(self, session: Session) -> None:
-        """Wait until the session's tokens are scored, for `CATCH_UP_S` and only for teachers that answer."""
+        """Wait for teachers that answer, for `CATCH_UP_S`."""
         teachers = [self._teachers[name] for name in session.config.teachers or () if name in self._teachers]
         await within(CATCH_UP_S, asyncio.gather(*(teacher.finish(session) for teacher in teachers)))
 
@@ -108,7 +107,7 @@ class Teacher:
                 session.untaught.setdefault(self.spec.name, self._problem)
 
     async def work_for_ever(self) -> None:
-        """Open the engine and score sessions, again after each failure, until cancelled."""
+        """Score sessions until cancelled; open the engine again after a failure."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:

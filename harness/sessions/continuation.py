@@ -4,15 +4,13 @@ Usually a turn is one engine request. If an engine cuts it short (a weight updat
 left and came back), the next request takes prompt + partial output as input, and the agent sees one answer. Every
 segment keeps its request id, versions and logprobs. No token is sampled twice.
 
-The engine takes the partial output for prompt and does not see the joint. So everything that an engine decides from its
-own output is decided here from the whole output:
+The engine takes the partial output for prompt, so what it decides from its own output is decided here from the whole:
 
 - A stop string may span the joint. It is searched in the whole text; later tokens are cut off and counted
   (`after_stop`).
-- An abort may cross with the end: the partial already ends with a stop id or uses up the budget. Then nothing is left
-  to request.
-- The next request gets the remaining budget, and a seed for its position. The same seed would draw the same numbers for
-  other tokens, and a repeated request must sample the same tokens (I10).
+- An abort may cross with the end: a partial that ends with a stop id or uses up the budget is the whole.
+- The next request gets the remaining budget, and a seed for its position: a repeated request must sample the same
+  tokens (I10).
 - Engines apply a grammar from their first token. A partial output under a grammar is discarded, and the turn starts
   over (`restarted`).
 - A scripted turn has its remaining ids left to say.

@@ -1,7 +1,7 @@
 """Teachers' logprobs: which tokens a teacher scores next, and what a turn keeps of it.
 
-A teacher scores sampled tokens in their exact context. A turn is scored at most once, under one version of the
-teacher's weights; branches share the scores of the turns that they share. A token without a score stays missing.
+A turn is scored at most once, under one version of the teacher's weights; branches share its scores. A token without a
+score stays missing.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -134,7 +134,6 @@ class TurnTree:
         return turn
 
     def _compare(self, index: int, matched: int, prefixes: Sequence[Prefix], messages: Sequence[Message]) -> int | None:
-        """Count messages spelled differently; None if one contradicts."""
         # From the leaf upward, and once per exact prefix: a request costs only what is new in it (I11).
         walked: list[tuple[tuple[ChainKey, int], int | None]] = []
         count: int | None = 0

@@ -125,7 +125,6 @@ def _cuts(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _for_ascii(pattern: str) -> str:
-    """Replace Unicode classes by their ASCII members, and make groups non-capturing."""
     if "[[" in pattern or "&&" in pattern:
         raise ValueError(f"{pattern} has classes of classes")
     written: list[str] = []

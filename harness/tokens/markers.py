@@ -60,7 +60,6 @@ class GuardedMessages:
 
 
 def _placeholders(found: Collection[str], texts: Collection[str]) -> dict[str, str]:
-    """Map each marker to a private character that is in no text."""
     used = {
         character
         for text in texts

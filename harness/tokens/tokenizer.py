@@ -174,7 +174,6 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> "RawTokenizer":
-        """Tokenizer that reads markers as characters."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as RawTokenizer
 

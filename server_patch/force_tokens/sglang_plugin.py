@@ -36,7 +36,6 @@ def _add_processor(manager: Any, request: Any, *arguments: Any, **options: Any) 
 def _keep_logprobs(
     original: Any, sampler: Any, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any
 ) -> Any:
-    """Call `Sampler.forward`, then give forced rows the model's own logprobs."""
     # SGLang's next arguments: whether logprobs are wanted, and the number of alternatives per row.
     # SGLang computes logprobs from a processor's output: 0.0 for a forced token.
     return_logprob, top_counts = arguments[:2]

@@ -86,7 +86,6 @@ class RepeatDetector:
         self.push_all(tokens)
 
     def _push_many(self, tokens: Sequence[int]) -> int | None:
-        """Do `push_all` on a fresh detector, leaving the same state."""
         config = self._config
         counted = columns_of(tokens, len(self._window), self._key_ids)
         trips = counted.runs < 0  # none

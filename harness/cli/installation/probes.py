@@ -71,7 +71,6 @@ def _examine_cache(scratch: Scratch) -> list[Finding]:
 
 
 def _size(cache: Path) -> str:
-    """Measure the cache, as far as time allows."""
     until, total, folders = time.monotonic() + _WALK_S, 0, [os.fspath(cache)]
     while folders and time.monotonic() < until:
         try:
@@ -133,7 +132,6 @@ def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
 
 
 def _examine_loopback(_: Scratch) -> list[Finding]:
-    """Check that a server can listen on this machine and be reached."""
     try:
         with (
             socket.create_server((_LOOPBACK, 0)) as server,

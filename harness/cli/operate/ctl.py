@@ -115,7 +115,6 @@ def resume(
 
 
 def _place(verb: str, server: str, admin_token: str | None, holder: str | None, ttl_s: float, *, as_json: bool) -> None:
-    """Pause or drain under a hold, and print its name."""
     from msgspec import to_builtins
 
     from harness.rollouts.client.gate import new_holder

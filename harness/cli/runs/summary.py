@@ -63,7 +63,6 @@ def report_json(report: RunReport) -> Json:
 
 
 def _end(report: RunReport) -> Iterator[Text]:
-    """Yield the most frequent problems and the command to type next."""
     problems = find_problems(look_at(report.directory).sessions)
     for problem in problems[:_MOST_PROBLEMS]:
         yield Text(printable(problem.words), style="red")
@@ -73,7 +72,6 @@ def _end(report: RunReport) -> Iterator[Text]:
 
 
 def _prompts(scenario: ScenarioReport) -> RenderableType:
-    """Return pass@k, and the prompts with the lowest mean reward."""
     prompts = sorted(scenario.prompts, key=lambda each: each.mean)
     passed = ", ".join(f"pass@{k} {share:.3f}" for k, share in scenario.pass_at.items())
     table = Table(

@@ -142,7 +142,6 @@ async def _identify(client: EngineClient) -> ExaminedServer:
 
 
 async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer:
-    """See `kinds.Examined`."""
     info = client.decode(HttpCall("GET", "/model_info", _ANSWER_S), content, _SGLangInfo)
     server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
     return ExaminedServer(
@@ -159,7 +158,6 @@ async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer
 
 
 async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
-    """See `kinds.Examined`."""
     version = client.decode(HttpCall("GET", "/version", _ANSWER_S), content, VersionAnswer)
     model = await find_model(client)
     spans = await client.ask(HttpCall("POST", _SPAN_ROUTE, _ANSWER_S, {}))

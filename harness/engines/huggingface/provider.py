@@ -61,10 +61,8 @@ class HuggingFaceTokenProvider:
         max_batch: Sequences computed together.
         kv_cache_bytes: Limit for KV, cached prefixes included.
         step_tokens: Tokens per step; limits how long a prompt delays other requests.
-        shares_prefixes: Reuse other sessions' KV, which changes logprobs in the last bit. Without it, and with every
-            prompt within `step_tokens`, outputs do not depend on the batch.
-        threads: For matrix products; None leaves one core free, since threads that wait for each other lose to other
-            processes.
+        shares_prefixes: Reuse other sessions' KV, which changes logprobs in the last bit.
+        threads: For matrix products; None leaves one core free.
         dtype: torch type; `float32` is exact enough as ground truth.
         version: Label of the weights in `model_dir`.
         name: Model name; empty takes the folder's.

@@ -137,7 +137,6 @@ class RequestFilter:
 
     @property
     def _is_declined(self) -> bool:
-        """True if the request offers a protocol that it can do without."""
         is_needed = self._parser.get_method() == b"CONNECT" or _asks_for_websocket(self._headers)
         return self._parser.should_upgrade() and not is_needed
 

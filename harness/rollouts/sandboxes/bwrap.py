@@ -93,7 +93,6 @@ class BwrapSandbox:
 
     @property
     def _mounts(self) -> list[Mount]:
-        """The mounts and the workdir, each after those that would hide it."""
         workdir = Mount(self._place.workdir, str(self._place.workdir), is_writable=True)
         return sorted((*self._spec.shown, workdir), key=lambda mount: len(Path(mount.target).parts))
 

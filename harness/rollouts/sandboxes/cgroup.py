@@ -72,7 +72,6 @@ def groups_named(prefix: str) -> list[Cgroup]:
 
 
 def _limits_v1(spec: SandboxSpec) -> list[tuple[str, str, str]]:
-    """Return controller, file and value of each limit."""
     limits = []
     if spec.memory_mb is not None:
         limits.append(("memory", "memory.limit_in_bytes", str(spec.memory_mb << 20)))

@@ -100,5 +100,4 @@ def _remove_local(found: LeftBehind) -> None:
 
 
 def _system(boot: str) -> str:
-    """Name this boot and process namespace."""
     return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:8]

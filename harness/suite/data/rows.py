@@ -109,7 +109,6 @@ def _saved_splits(path: Path) -> dict[str, list[Path]]:
 
 
 def _hub_splits(path: Path) -> dict[str, list[Path]]:
-    """Group files by name without the shard: `data/train-00000-of-00002.parquet` is of `data/train`."""
     splits = defaultdict(list)
     for file in sorted(each for each in path.rglob("*") if each.suffix in DATA_SUFFIXES):
         splits[_SHARD.sub("", file.relative_to(path).with_suffix("").as_posix())].append(file)

@@ -99,7 +99,6 @@ class ParquetFile(ArrowFile):
 
 
 def _map_batches(schema: Any, batches: Iterable[Any]) -> Any:
-    """Map batches, from a temporary file that its last reader frees."""
     import pyarrow as pa
 
     with tempfile.NamedTemporaryFile(prefix="harness-rows-", suffix=".arrow") as scratch:

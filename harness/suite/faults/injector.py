@@ -122,7 +122,6 @@ class FaultInjector:
     # Faults that are due
 
     async def _fire(self, event: Event, call: EngineCall | None) -> None:
-        """Apply the faults that `event` makes due. Returns after their immediate effects."""
         for due in self._timeline.after(event):
             fault = self._faults[due.position]
             firing = Firing(

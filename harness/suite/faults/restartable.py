@@ -59,7 +59,6 @@ class Restartable(ABC):
         """End abruptly. Idempotent."""
 
     async def _release(self) -> None:
-        """Release what the kernel reclaims from a dead process."""
         holds, self._holds = self._holds, AsyncExitStack()
         await holds.aclose()
 

@@ -83,7 +83,6 @@ class Trial:
         )
 
     async def _prepare(self) -> SandboxSpec:
-        """Make the folders and the image."""
         await asyncio.to_thread(self._make_folders)
         mounts = ["agent:/logs/agent:rw", "verifier:/logs/verifier:rw", "artifacts:/logs/artifacts:rw", "tests:/tests"]
         mounts += ["solution:/solution"] if self._is_oracle else []
@@ -244,6 +243,5 @@ async def _build(task: HarborTask, kind: str, image: str) -> None:
 
 
 def _show(source: Path, target: Path, script: str) -> None:
-    """Copy what the box shows, with a script that can be executed."""
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     (target / script).chmod(0o755)

@@ -177,7 +177,6 @@ class RunDirectory:
         return True
 
     def _is_unused(self) -> bool:
-        """Return True if it holds only what an unfinished `create` left."""
         if not self.path.is_dir():
             return False
         rest = [path for path in self.path.iterdir() if path != self.config or path.stat().st_size]

@@ -62,7 +62,6 @@ def _recipe(program: Path, seed: int) -> dict[str, str]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yield hand-written files: no caches, version control or runs."""
     for path in sorted(folder.iterdir()):
         if path.is_file():
             yield path

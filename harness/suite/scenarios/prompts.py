@@ -89,7 +89,6 @@ class ScenarioPrompts:
 
     @cached_property
     def _kept(self) -> RowNumbers:
-        """Numbers of the rows of an epoch."""
         kept = np.fromiter(self._fitting(self._spec.limit if self._spec.shuffle is None else None), np.int64)
         if not kept.size:
             raise NothingSelected(f"{self._place}: expected a row that passes {self._spec.filter}, got none")

@@ -38,7 +38,6 @@ _REFUSED = (
 
 
 def _to_megabytes(size: object) -> object:
-    """Convert a size of an older task, such as `2G`; leave others."""
     form = _SIZE.fullmatch(size) if isinstance(size, str) else None
     return size if form is None else int(float(form[1]) * _MEGABYTES[form[2].upper()])
 

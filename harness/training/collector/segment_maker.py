@@ -219,9 +219,8 @@ class SegmentMaker:
 def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArray[np.float32]:
     """Return each response token's advantage by its teachers: weight times (teacher's minus behavior logprob).
 
-    Its policy gradient is that of the reverse KL divergence from the policy to the teacher, without credit for later
-    tokens (arXiv:2306.08543). 0 where the teacher's logprob is missing. Raises `StepError` for a sample without that
-    teacher.
+    Its policy gradient is that of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing.
+    Raises `StepError` for a sample without that teacher.
     """
     advantages = np.zeros(sample.response_length, np.float32)
     for name, weight in weights.items():

@@ -111,7 +111,6 @@ def _attend(
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from [1, heads, n, d] to [1, n, heads, d]."""
     unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
     if attention_mask is not None or dropout or unknown:
         reasons = ", ".join(unknown) or "a mask or dropout"

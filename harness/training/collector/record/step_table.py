@@ -236,7 +236,6 @@ class StepTable:
 
     @contextmanager
     def _writing(self, *, durably: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run one transaction; `durably` survives a power cut, with all before it."""
         with self._reading() as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
             connection.execute("BEGIN IMMEDIATE")

@@ -223,5 +223,6 @@ class LocalEngine:
         live.listener(outcome)
 
     def _remove(self, live: _LiveRequest) -> None:
+        del self._live[live.generation.request.request_id]
         del self._by_tokens[live.generation.tokens]
         self._scheduler.finish(live.generation.tokens)

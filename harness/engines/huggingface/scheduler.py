@@ -260,6 +260,7 @@ class Scheduler:
         return True
 
     def _take_over(self, prefix: _Prefix, sequence: Sequence) -> None:
+        del self._prefixes[prefix.kv]
         sequence.kv, sequence.capacity = prefix.kv, prefix.capacity
 
     def _reserve(self, sequence: Sequence, tokens: int) -> None:
@@ -295,6 +296,7 @@ class Scheduler:
                 self._evict(prefix)
 
     def _evict(self, prefix: _Prefix) -> None:
+        del self._prefixes[prefix.kv]
         self._kv_ops.append(KvDrop(prefix.kv))
 
 

@@ -46,11 +46,23 @@ def step_figures(samples: Iterable[ReportedSample]) -> dict[str, float]:
             sums[f"dropped/{reason}"] += share * tokens
         if reward is not None:
             means["rollout/reward_mean"].append((share, reward))
-        for name, figure in stamps.get("score", {}).get("figures", {}).items():
+        for name, figure in _figures_of(stamps).items():
             means[f"score/{name}"].append((share, figure))
     return dict(sums) | {
-        key: sum(share * value for share, value in given) / sum(share for share, _ in given)
+        key: sum(share * value for share, value in given) / total
         for key, given in means.items()
+        if (total := sum(share for share, _ in given)) > 0
+    }
+
+
+def _figures_of(stamps: Json) -> Mapping[str, float]:
+    # A data set may have a key `score` of its own.
+    score = stamps.get("score")
+    figures = score.get("figures") if isinstance(score, dict) else None
+    return {
+        str(name): float(figure)
+        for name, figure in (figures.items() if isinstance(figures, dict) else ())
+        if isinstance(figure, int | float) and not isinstance(figure, bool)
     }
 
 
@@ -84,5 +96,8 @@ def _open(names: str, directory: str) -> ReportStep:
     if not directory:
         raise AdapterError(f"{DIRECTORY_VARIABLE}: expected the folder of the stores {names}, got none")
     Path(directory).mkdir(parents=True, exist_ok=True)
-    atexit.register(close_reports)  # trainers tell when a step ends, and never that it was the last
-    return _stores.enter_context(report_steps([StepStore(name) for name in names.split()], Path(directory)))
+    report = _stores.enter_context(report_steps([StepStore(name) for name in names.split()], Path(directory)))
+    # Trainers tell when a step ends, and never that it was the last. Registered behind the stores' own handlers, so
+    # that it runs before them.
+    atexit.register(close_reports)
+    return report

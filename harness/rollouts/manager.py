@@ -131,7 +131,11 @@ class SessionManager:
                 break
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(life.rollout.session_id), life=number + 2)
             inherits = Inheritance(life.rollout.session_id, strict=task.inherits is not None and task.inherits.strict)
-            await asyncio.to_thread(set_aside, task.workdir)
+            try:
+                await asyncio.to_thread(set_aside, task.workdir.absolute())
+            except OSError as error:  # the last life stands
+                _log.warning(ROLLOUT_NOT_RESUMED, detail=f"{task.workdir}: {error}")
+                break
             heir = replace(without_session(task), inherits=inherits, deadline_s=left_s)
             again = await self._run_once(heir, task)
             if again.rollout.session_id is None:  # the last life stands

@@ -115,6 +115,12 @@ class OwnSessions(SessionsApi):
                 " docs/replay.md",
                 param="record",
             )
+        if Recorded.SAMPLING_MASK in config.record and (config.sampling.top_k or 0) > engine.max_mask_ids:
+            raise MalformedRequest(
+                f"sampling.top_k: expected at most {engine.max_mask_ids} beside sampling masks, the engine's bound; got"
+                f" {config.sampling.top_k}",
+                param="sampling.top_k",
+            )
         names = self._teachers.names if config.teachers is None else config.teachers
         if not set(names).issubset(self._teachers.names):
             raise MalformedRequest(

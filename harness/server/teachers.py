@@ -86,6 +86,7 @@ class Teacher:
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
         self._again: set[str] = set()  # asked for while at work
         self._broken: Counter[str] = Counter()
+        self._has_scored = False  # since the engine was opened
         self._problem = ""  # code of the last failure to answer; empty while it answers or starts
 
     def ask_for(self, session_id: str) -> asyncio.Event:
@@ -112,13 +113,16 @@ class Teacher:
         while True:
             try:
                 async with self.spec.open(self._tokenizer) as engine, asyncio.TaskGroup() as workers:
-                    self._problem, pause_s = "", _FIRST_PAUSE_S
+                    self._problem = ""
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
-            except* HarnessError as group:
+            except* Exception as group:  # noqa: BLE001  # a provider may be the user's own, and other teachers go on
                 [error, *_] = _leaves(group)
-                self._problem = error.code
-                log.warning("teacher_unavailable", teacher=self.spec.name, code=error.code, error=error.message)
+                if self._has_scored:
+                    pause_s = _FIRST_PAUSE_S
+                self._has_scored = False
+                self._problem = _code_of(error)
+                log.warning("teacher_unavailable", teacher=self.spec.name, code=self._problem, error=str(error))
                 self._release_waiting()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -130,15 +134,16 @@ class Teacher:
                 async with self._sessions.borrow(session_id) as session:
                     if session is not None:
                         await self._score_session(engine, session)
-            except StoreError as error:
-                self._say(session_id, error)
-            except BaseException:  # the next engine goes on
+            except (EngineUnavailable, EngineConnectionLost, asyncio.CancelledError):  # the next engine goes on
                 self._queue.put_nowait(session_id)
                 raise
+            except Exception as error:  # noqa: BLE001  # such as that of a selection function: this session goes without
+                self._say(session_id, error)
             if session_id in self._again:
                 self._again.discard(session_id)
                 self._queue.put_nowait(session_id)
             else:
+                self._broken.pop(session_id, None)
                 self._done.pop(session_id).set()
 
     async def _score_session(self, engine: TokenProvider, session: Session) -> None:
@@ -151,10 +156,10 @@ class Teacher:
                 scoring = await _score(engine, task, session_id)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                changed = teach(session, name, task, scoring)
-                await self._store.keep_teaching(session_id, name, changed)
-                given_up.discard(task.leaf)
-                del self._broken[session_id]
+                if changed := teach(session, name, task, scoring):
+                    await self._store.keep_teaching(session_id, name, changed)
+                    given_up.discard(task.leaf)
+                    self._has_scored = True
             except (EngineError, StoreError) as error:
                 is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
                 self._broken[session_id] += is_away
@@ -171,8 +176,8 @@ class Teacher:
             self._done[session_id] = asyncio.Event()
             done.set()
 
-    def _say(self, session_id: str, error: HarnessError) -> None:
-        said = {"session_id": shorten_secrets(session_id), "code": error.code, "error": error.message}
+    def _say(self, session_id: str, error: Exception) -> None:
+        said = {"session_id": shorten_secrets(session_id), "code": _code_of(error), "error": str(error)}
         log.warning("teaching_failed", teacher=self.spec.name, **said)
 
 
@@ -184,8 +189,12 @@ async def _score(engine: TokenProvider, task: ScoringTask, session_id: str) -> P
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
 
 
-def _leaves(group: BaseExceptionGroup[HarnessError]) -> list[HarnessError]:
-    found: list[HarnessError] = []
+def _code_of(error: Exception) -> str:
+    return error.code if isinstance(error, HarnessError) else type(error).__name__
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    found: list[Exception] = []
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found

@@ -1,7 +1,7 @@
 """Edits of a fork: messages of the forked turn that the model reads with another text than its agent sends.
 
-The agent runs again and sends its conversation as it knows it. Every call that goes on from the fork's place is read
-with the edits, so tokens and record have what the model saw.
+The agent runs again and sends its conversation as it knows it. A call with the recorded conversation up to an edited
+message is read with the edit, so tokens and record have what the model saw.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,17 @@ def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
                 f"expected a tool result or user message that turn {turn.index} adds: {listed}; got message"
                 f" {edit.message}"
             )
-    if branch:
-        place = next_key(branch[-1].key, branch[-1].reply, previous.normal_form)
-    else:
-        place = bytes.fromhex(turn.notes.toolset)
-    return replace(inherits, edits=(*earlier, *(replace(edit, place=place) for edit in inherits.edits)))
+    form = previous.normal_form
+    key = next_key(branch[-1].key, branch[-1].reply, form) if branch else bytes.fromhex(turn.notes.toolset)
+    asked = {edit.message: edit for edit in inherits.edits}
+    placed = []
+    for number, message in enumerate(turn.messages_delta, first):
+        place = next_key(key, message, form)
+        if number in asked:
+            placed.append(replace(asked[number], place=place))
+            place = next_key(key, {**message, "content": asked[number].content}, form)
+        key = place
+    return replace(inherits, edits=(*earlier, *placed))
 
 
 def apply_edits(
@@ -48,12 +54,10 @@ def apply_edits(
 ) -> tuple[Sequence[Message], Sequence[Prefix]]:
     """Return messages and prefixes of a call with those `edits` from whose place it goes on."""
     for edit in sorted(edits, key=lambda edit: edit.message):
-        known = list(prefixes[: edit.message + 1])
-        if edit.message >= len(messages) or all(prefix.key != edit.place for prefix in known):
+        if edit.message >= len(messages) or prefixes[edit.message + 1].key != edit.place:
             continue
-        sent = messages[edit.message]
-        if sent["role"] in _EDITABLE:
-            sent = {**sent, "content": edit.content}
+        known = list(prefixes[: edit.message + 1])
+        sent = {**messages[edit.message], "content": edit.content}
         messages = [*messages[: edit.message], sent, *messages[edit.message + 1 :]]
         for message in messages[edit.message :]:
             known.append(known[-1].extend(message, form, is_first=len(known) == 1))

@@ -5,19 +5,22 @@ A restarted agent repeats its calls. Each repeated call gets its recorded answer
 earlier record never changes. Their tokens keep ids, logprobs and versions, and `generated` does not count them again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec import structs
 
 from harness.errors import MalformedRequest
 from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
+from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.edits import place_edits
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance, SessionConfig
+from harness.tokens.matching import EXACT, NormalForm
 from harness.turn_ends import TurnStatus
 from harness.types import INHERITED_MASKED, INHERITED_TRAINED, Json, Turn
 
@@ -60,6 +63,7 @@ def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance)
         metadata={**previous.config.metadata, **config.metadata},
         matching=previous.config.matching,
         script=previous.config.script,
+        record=previous.config.record,
         inherits=place_edits(previous, inherits),
     )
 
@@ -109,6 +113,28 @@ def inheritance_record(session: Session) -> Json | None:
         "because": end,
         "difference": (first and first.notes.diverged) or None,
     }
+
+
+def find_drift(
+    record: Json, turn: int, fork: Json, edits: Mapping[int, str] = MappingProxyType({}), form: NormalForm = EXACT
+) -> Divergence | InheritanceEnd | None:
+    """Return how the first own turn of `fork` differs from `turn` of the forked `record`; None if it does not."""
+    inherits = fork["inherits"]
+    if inherits is None or inherits["ended_at"] is None:
+        return InheritanceEnd.AGENT
+    turns = {each["turn"]: each for each in record["turns"]}
+    recorded, own = turns[turn], next(each for each in fork["turns"] if each["turn"] == inherits["ended_at"])
+    first, parent = 0, recorded["parent"]
+    while parent is not None:
+        first += len(turns[parent]["messages_delta"]) + 1
+        parent = turns[parent]["parent"]
+    if (own["parent"], own["notes"].get("toolset")) != (recorded["parent"], recorded["notes"].get("toolset")):
+        return InheritanceEnd(inherits["because"])
+    messages = [
+        {**message, "content": edits.get(number, message.get("content"))}
+        for number, message in enumerate(recorded["messages_delta"], start=first)
+    ]
+    return find_divergence(messages, own["messages_delta"], first, form)
 
 
 def _end_at(first: Turn, inherits: Inheritance) -> InheritanceEnd:

@@ -63,7 +63,7 @@ class Edit:
     """Index in the conversation."""
     content: str
     place: ChainKey = b""
-    """Conversation before the edited turn; set by the server."""
+    """Conversation up to the recorded message; set by the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,5 +66,8 @@ def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) 
             continue  # its ancestors are fresh, or they would not be in `taken`
         # Aborted turns wait to be taken up. The new agent has received none of the answers.
         is_cut = turn.status is TurnStatus.ABORTED and not turn.is_suspended
-        taken[turn.index] = replace(turn, end=TurnEnd.CLIENT_LEFT if is_cut else turn.end, delivered=False)
+        teachers = {} if turn.status is TurnStatus.ABORTED else turn.teachers  # its tokens may change
+        taken[turn.index] = replace(
+            turn, end=TurnEnd.CLIENT_LEFT if is_cut else turn.end, delivered=False, teachers=teachers
+        )
     return list(taken.values())

@@ -12,6 +12,7 @@ import numpy as np
 from harness.errors import EngineReplyInvalid
 from harness.sessions.session import Session
 from harness.sessions.weights.scoring import ScoringTask, scored_branches, without_in_flight
+from harness.turn_ends import TurnStatus
 from harness.types import PromptLogprobs, TeacherScores, Turn, as_ids, as_logprobs
 
 _ROUNDING = 1e-3  # by which a certain token's logprob may exceed 0
@@ -40,7 +41,9 @@ def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprob
     _check(name, task, scoring)
     changed = []
     for turn in _untaught(session, session.branch(task.leaf), name):
-        if task.start <= turn.prompt_length and _end(turn) <= task.input_ids.size:
+        if task.start <= turn.prompt_length and np.array_equal(
+            task.input_ids[turn.prompt_length : _end(turn)], turn.output_ids
+        ):
             logprobs = scoring.logprobs[turn.prompt_length - task.start : _end(turn) - task.start]
             scores = TeacherScores(scoring.version, as_logprobs(np.minimum(logprobs, 0.0)))
             changed.append(replace(turn, teachers={**turn.teachers, name: scores}))
@@ -64,7 +67,14 @@ def _check(name: str, task: ScoringTask, scoring: PromptLogprobs) -> None:
 
 
 def _untaught(session: Session, branch: Iterable[Turn], name: str) -> Sequence[Turn]:
-    return [turn for turn in without_in_flight(session, branch) if turn.output_ids.size and name not in turn.teachers]
+    return [
+        turn
+        for turn in without_in_flight(session, branch)
+        if turn.output_ids.size
+        and name not in turn.teachers
+        # While the session is open, a retry may continue an aborted turn, or begin it again.
+        and not (session.is_open and turn.status is TurnStatus.ABORTED)
+    ]
 
 
 def _end(turn: Turn) -> int:

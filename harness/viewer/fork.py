@@ -13,8 +13,9 @@ from harness.errors import RunError
 from harness.samples.rollout import Rollout
 from harness.samples.turn_values import TurnValue, value_turns
 from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
-from harness.sessions.divergence import find_divergence
-from harness.sessions.inheritance import InheritanceEnd
+from harness.sessions.divergence import Divergence
+from harness.sessions.inheritance import find_drift
+from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
 from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import score_session
@@ -169,19 +170,13 @@ def _require_same_weights(session: Session, turns: Sequence[int], live: Set[str]
 
 
 def _difference(session: Session, turn: int, fork: Rollout, variation: Variation) -> str | None:
+    record = session_record(session, RecordIds.NONE)
+    found = find_drift(record, turn, fork.session, variation.edits, session.normal_form)
+    if found is None:
+        return None
     inherits = fork.session["inherits"]
-    if inherits is None or inherits["because"] != InheritanceEnd.FORK:
-        return (inherits and end_words(inherits)) or "its last call: it did not come to the turn"
-    # The fork's record lacks the forked turn, so its own first turn is compared here.
-    own = next(each for each in fork.session["turns"] if each["turn"] == inherits["ended_at"])
-    recorded = session.turn(turn)
-    first = sum(len(each.messages_delta) + 1 for each in session.branch(recorded.parent))
-    messages = [
-        {**message, "content": variation.edits.get(number, message.get("content"))}
-        for number, message in enumerate(recorded.messages_delta, start=first)
-    ]
-    found = find_divergence(messages, own["messages_delta"], first, session.normal_form)
-    return None if found is None else end_words({**inherits, "difference": found.to_json()})
+    told = {**inherits, "difference": found.to_json()} if isinstance(found, Divergence) else inherits
+    return (told and end_words(told)) or "its last call: it did not come to the turn"
 
 
 async def _score(planned: PlannedRollout, rollout: Rollout) -> Fork:

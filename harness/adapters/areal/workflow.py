@@ -65,7 +65,7 @@ class SessionWorkflow:
         if reward is None:
             _log.warning(EPISODE_REJECTED, outcome=str(rollout.outcome.kind), detail=rollout.outcome.detail)
             return None
-        stamps = {**rollout.samples[0].metadata, "ledger": rollout.session["ledger"]}
+        stamps = {"ledger": rollout.session["ledger"], "score": rollout.samples[0].metadata.get("score", {})}
         figures = step_figures([ReportedSample(None, stamps)])
         means = {key: value for key, value in figures.items() if key.startswith(("score/", "ledger/"))}
         stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward, **means)

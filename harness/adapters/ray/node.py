@@ -4,7 +4,8 @@ Turns cross the network to the engine only, and a lost node loses only its own s
 """
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from harness.server.store.base import SessionStore
 from harness.server.store.connect import open_store
 from harness.server.store.sqlite import SQLiteStore, read_rows
 from harness.sessions.session import Session
+from harness.sessions.session_config import Inheritance
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 
@@ -33,6 +35,13 @@ ABORT_S = 600.0
 
 
 _log = get_logger(__name__)
+
+
+class LostLife(NamedTuple):
+    """A rollout's session on a node that was lost."""
+
+    store: Path
+    session_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +90,12 @@ class RolloutNode:
             self._starting.add_done_callback(read_end)  # its caller may be gone
         return (await asyncio.shield(self._starting)).address
 
-    async def run(self, task: AgentTask, lost: Path | None = None) -> tuple[Rollout, tuple[Sample, ...]]:
-        """Run `task`, whose record the store of a lost node may have. Return the rollout, and its samples apart."""
+    async def run(self, task: AgentTask, lost: Sequence[LostLife] = ()) -> tuple[Rollout, tuple[Sample, ...]]:
+        """Run `task`, from the record of its last `lost` life with one. Return the rollout, and its samples apart."""
         serving = self._require_serving()
-        if lost is not None:
-            await asyncio.to_thread(set_aside, task.workdir)  # on a disk that the nodes share
+        if lost:
+            with suppress(OSError):  # then the agent finds what the lost life left
+                await asyncio.to_thread(set_aside, task.workdir.absolute())  # on a disk that the nodes share
             task = await _adopt(task, lost, serving.store)
         rollout = await serving.manager.run(task)
         return replace(rollout, samples=()), rollout.samples
@@ -152,18 +162,20 @@ class RolloutNode:
         return self._serving
 
 
-async def _adopt(task: AgentTask, lost: Path, store: SessionStore) -> AgentTask:
-    # Without the record, which only the disk of the lost node may have, the rollout begins anew.
-    assert task.inherits is not None, "a rollout of a lost node has an earlier session"
-    try:
-        record = await _read_last_life(lost, task.inherits.session_id)
-        record.close()
-        await store.create(record)
-        await store.set_phase(record)
-    except StoreError as error:
-        _log.warning(RAY_RECORD_LOST, error=error.message)
-        return replace(task, inherits=None)
-    return replace(task, inherits=replace(task.inherits, session_id=record.session_id))
+async def _adopt(task: AgentTask, lost: Sequence[LostLife], store: SessionStore) -> AgentTask:
+    # Without a record, which only the disk of a lost node may have, the rollout begins as its task says.
+    for life in reversed(lost):
+        try:
+            record = await _read_last_life(life.store, life.session_id)
+            record.close()
+            await store.create(record)
+            await store.set_phase(record)
+        except StoreError as error:
+            _log.warning(RAY_RECORD_LOST, error=error.message)
+            continue
+        strict = task.inherits is not None and task.inherits.strict
+        return replace(task, inherits=Inheritance(record.session_id, strict=strict))
+    return task
 
 
 async def _read_last_life(path: Path, session_id: str) -> Session:

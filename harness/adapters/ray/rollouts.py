@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from harness.adapters.ray.node import NodeSetup, RolloutNode
+from harness.adapters.ray.node import LostLife, NodeSetup, RolloutNode
 from harness.errors import AdapterError, Cause
 from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
@@ -25,7 +25,6 @@ from harness.rollouts.manager import ROLLOUT_RESUMED, without_session
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.record import empty_record
-from harness.sessions.session_config import Inheritance
 from harness.types import Json
 
 RAY_NODE_LOST = "ray_node_lost"
@@ -137,7 +136,8 @@ class RayRollouts:
         If the node is lost, the rollout goes on elsewhere, up to `resume_attempts` times: from its record if that node
         can read it (`NodeSetup.store`), else anew.
         """
-        started, life, lost = time.monotonic(), task, None
+        started, life = time.monotonic(), task
+        lost: tuple[LostLife, ...] = ()
         for left in range(task.resume_attempts, -1, -1):
             session: Json = {"session_id": uuid4().hex, **life.session}
             life = replace(life, session=session, resume_attempts=left)
@@ -147,12 +147,11 @@ class RayRollouts:
             if not left or left_s <= 0 or not (node.is_lost and made.samples is None and self._alive()):
                 break
             _log.info(ROLLOUT_RESUMED, session_id=shorten_secrets(session["session_id"]), node=node.node_id)
-            lost = Path(node.setup.store)
-            inherits = Inheritance(session["session_id"])
-            life = replace(without_session(task), inherits=inherits, deadline_s=left_s)
+            lost = (*lost, LostLife(Path(node.setup.store), session["session_id"]))
+            life = replace(without_session(task), deadline_s=left_s)
         return made._replace(rollout=replace(made.rollout, seconds=time.monotonic() - started))
 
-    async def _run_on(self, node: "_Node", task: AgentTask, lost: Path | None) -> NodeRollout:
+    async def _run_on(self, node: "_Node", task: AgentTask, lost: Sequence[LostLife]) -> NodeRollout:
         import ray
         from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 

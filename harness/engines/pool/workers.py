@@ -264,13 +264,13 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         version=" and ".join(sorted({each.version for each in all_capabilities})),
         # The pool sends scripts only to workers that follow them.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),
-        max_mask_ids=min(each.max_mask_ids for each in all_capabilities),
+        max_mask_ids=first.max_mask_ids,
         routed_experts=first.routed_experts if len({each.routed_experts for each in all_capabilities}) == 1 else None,
     )
 
 
 def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
-    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
+    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard", "max_mask_ids"):
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:
             raise ScenarioError(f"the workers of a pool must serve one model: {what} is {' and '.join(found)}")

@@ -58,7 +58,10 @@ INSERT_TEACHER_SCORES = (
     "INSERT OR REPLACE INTO teacher_scores SELECT session_id, turn, ?, ?, ? FROM turns"
     " WHERE session_id = ? AND turn = ? AND length(output_ids) = ?"
 )
-MOVE_TEACHER_SCORES = "UPDATE teacher_scores SET session_id = ? WHERE session_id = ? AND turn = ?"
+MOVE_TEACHER_SCORES = (
+    "UPDATE OR REPLACE teacher_scores SET session_id = ? WHERE session_id = ?"
+    " AND turn IN (SELECT turn FROM turns WHERE session_id = ? AND status != 'aborted')"
+)
 SELECT_TEACHER_SCORES = "SELECT turn, teacher, version, logprobs FROM teacher_scores WHERE session_id = ?"
 SELECT_ROWS = "SELECT turn, rows FROM turn_rows WHERE session_id = ?"
 SELECT_ROWS_OF_ABORTED = (

@@ -87,14 +87,11 @@ class SQLiteStore:
                 for turn in session.turns
                 if session.has_rows(turn)
             ),
-            *(
-                (rows.MOVE_TEACHER_SCORES, (session.session_id, previous.session_id, turn.index))
-                for turn in session.turns
-                if turn.teachers
-            ),
             (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),
         ]
         await self._writer.write(*statements, changes=len(statements))
+        if any(turn.teachers for turn in session.turns):  # a note: what it loses is scored again
+            self._writer.note((rows.MOVE_TEACHER_SCORES, (session.session_id, previous.session_id, session.session_id)))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         await self._writer.insert(*_insert_turn(session_id, turn))
@@ -306,8 +303,9 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
         teachers = _read_teaching(connection, session.session_id) if session.config.teachers else {}
         for each in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             turn = rows.turn_from_row(each)
-            if scored := teachers.get(turn.index):
-                turn = replace(turn, teachers=scored)
+            if scored := teachers.get(turn.index):  # an outcome that was replaced leaves scores of another length
+                fitting = {name: each for name, each in scored.items() if each.logprobs.size == turn.output_ids.size}
+                turn = replace(turn, teachers=fitting)
             if (kept := going_on.get(turn.index)) is not None:
                 turn = replace(turn, rows=kept.experts, masks=kept.masks)
             session.restore(turn)

@@ -12,11 +12,13 @@ from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.samples.turn_rewards import RolloutReward
 from harness.samples.turn_values import values_of
+from harness.sessions.inheritance import find_drift
 from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
 from harness.suite.training.workdirs import Workdirs
+from harness.tokens.matching import normal_form
 from harness.training.collector.groups import GroupIndex, RolloutIndex
 from harness.types import Json
 
@@ -80,7 +82,9 @@ class ScenarioTasks:
         for turn in list(values_of(rollout.samples))[1:]:
             here = replace(task, workdir=task.workdir / f"turn-{turn}")
             forks = await self.manager.fork(rollout.session_id, here, turn=turn, count=self.value_forks)
-            scores = [await self.reward(index, fork) for fork in forks if fork.outcome.kind in ENDED_WELL]
+            # A fork that left the record earlier says nothing about this turn.
+            came = [each for each in forks if each.outcome.kind in ENDED_WELL and not _has_drifted(rollout, turn, each)]
+            scores = [await self.reward(index, fork) for fork in came]
             value = value_of([score.reward for score in scores if score is not None])
             if value is None:
                 raise ScenarioError(f"turn {turn}: expected a fork with a reward, got none: {forks[0].outcome.detail}")
@@ -92,3 +96,7 @@ class ScenarioTasks:
 
     def _group_seed(self, group: GroupIndex) -> int:
         return derive_seed(self.seed, group.step, group.number)
+
+
+def _has_drifted(rollout: Rollout, turn: int, fork: Rollout) -> bool:
+    return find_drift(rollout.session, turn, fork.session, form=normal_form(())) is not None

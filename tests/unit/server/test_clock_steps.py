@@ -1,9 +1,11 @@
 """The clock of a machine is set while a server lives: leases and idle times last as long as they say."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from harness.machine.clock import steady, steady_time
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.registry import SessionRegistry
@@ -63,3 +65,14 @@ async def test_a_session_is_idle_when_the_time_has_passed(step_s: float):
     counted.now += 2
 
     assert await registry.expire() == 1
+
+
+def test_a_server_counts_for_itself_unless_it_is_handed_a_clock():
+    """Tests hand one in, in which hours pass at once."""
+    by_hand = SetClock()
+    gatekeeper = Gatekeeper(MemoryStore(), ServerMetrics(), pause_timeout_s=1.0)
+
+    assert gatekeeper.clock is time.time
+    assert gatekeeper.lease_clock is steady_time
+    assert steady(by_hand) is by_hand
+    assert steady(time.time) is steady_time

@@ -534,3 +534,19 @@ async def test_a_server_without_a_store_inherits_nothing_that_was_closed():
 
     assert refused.status_code == 400
     assert "keeps nothing" in refused.json()["error"]["message"]
+
+
+async def test_an_edit_of_a_root_is_of_its_own_conversation(tmp_path: Path):
+    """A compaction, or a subagent with the same tools, says something else there."""
+    system = {"role": "system", "content": "Play."}
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        old = await client.create()
+        await client.say(old, [system, user("go")])
+        await close(client, old)
+        edits = [{"message": 1, "content": "start"}]
+        fork = await inherit(client, old, before=0, trained=False, edits=edits)
+        for said in ("go", "a summary of all so far"):
+            await client.say(fork, [system, user(said)])
+        record = await client.record(fork)
+    said = [turn["messages_delta"][-1]["content"] for turn in record["turns"]]
+    assert said == ["start", "a summary of all so far"]

@@ -149,3 +149,26 @@ async def test_masks_are_refused_where_the_engine_has_none() -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "record"
     assert "no sampling_mask" in refused.json()["error"]["message"]
+
+
+async def test_an_heir_keeps_the_masks_of_what_it_inherits(tmp_path: Path) -> None:
+    """It says nothing of rows: without masks, a trainer would take its logprobs for those of all ids."""
+    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
+        session = await client.create(**RECORD)
+        history = await converse(client, session, 1)
+        await client.http.delete(f"/sessions/{session.session_id}")
+        inherits = {"session_id": session.session_id}
+        heir = await client.create(inherits=inherits, sampling=RECORD["sampling"])
+        assert await converse(client, heir, 1) == history
+        await converse(client, heir, 1, history)
+        [sample] = await client.samples(heir)
+    masks_must_be_true(sample)
+    assert sample["metadata"]["filtered_turns"] == 2
+
+
+async def test_more_candidates_than_the_engine_returns_are_refused() -> None:
+    """Before a turn has sampled them."""
+    async with serving(*says("one")) as client:
+        answer = await client.http.post("/sessions", json={"record": ["sampling_mask"], "sampling": {"top_k": 5000}})
+    assert answer.status_code == 400
+    assert "sampling.top_k: expected at most" in answer.text

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.scripted import Script, ScriptedEngine, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
 from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
@@ -19,6 +19,8 @@ from harness.samples.merge import NOT_IN_TIME
 from harness.server import teachers
 from harness.server.settings import ServerSettings
 from harness.server.teachers import TOO_LONG
+from harness.sessions.session import Session
+from harness.sessions.teaching import next_teaching, teach
 from harness.types import Message, PromptLogprobs, Sample, TokenIds
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
@@ -354,3 +356,76 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
     with pytest.raises(ScenarioError, match="another server than the one that samples"):
         check_teachers([TeacherSpec.parse(f"big=vllm={url}")], f"sglang={url}")
     check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")
+
+
+async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -> None:
+    """In memory and in the store, from which a restarted server reads them."""
+    specs = [TeacherSpec(name, Teacher) for name in ("big", "small")]
+    store = tmp_path / "s.db"
+    async with serving(*says("one"), store=store, settings=with_teachers(*specs)) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        await collect(client, session)
+        await client.http.post(f"/sessions/{session.session_id}/drain")
+        heir = await client.create(resumes=session.session_id)
+    async with serving(*says("two"), store=store, settings=with_teachers(*specs)) as client:
+        held = client.server.sessions.in_memory(heir.session_id)
+        assert held is not None
+        assert [*held.turn(0).teachers] == ["big", "small"]
+        await take_turns(client, heir, 1, history)
+        [sample] = await collect(client, heir)
+    must_be_taught(sample)
+    must_be_taught(sample, name="small")
+
+
+async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:
+    """It cannot change any more."""
+    teacher = Teacher()
+    slow = ScriptStep(text="a slow answer", token_delay_s=0.01)
+    async with serving(slow, settings=one(teacher)) as client:
+        session = await client.create()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.chat(session, [user("go")]))
+            await client.sampling()
+            await client.engine.abort(None)
+            await client.http.post(f"/sessions/{session.session_id}/drain")
+        [sample] = await collect(client, session)
+    assert sample.status == "aborted"
+    must_be_taught(sample)
+
+
+async def test_scores_of_other_tokens_are_not_taken() -> None:
+    """The turn changed while its teacher was asked."""
+    async with serving(*says("one"), settings=one(Teacher(), TeachAfter.END)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        task = next_teaching(held, "big", 1 << 20)
+        assert task is not None
+        other = task._replace(input_ids=np.where(np.arange(task.input_ids.size) < task.start, task.input_ids, 7))
+        scoring = PromptLogprobs(task.start, np.full(task.input_ids.size - task.start, -1.0, np.float32), "0")
+        assert teach(held, "big", other, scoring) == []
+        assert [turn.index for turn in teach(held, "big", task, scoring)] == [0]
+
+
+async def test_a_session_that_cannot_be_planned_goes_without_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its selection function fails: other sessions are scored, by an engine that stays open."""
+    monkeypatch.setattr(teachers, "count_untaught", _fails_for_marked(teachers.count_untaught))
+    teacher = Teacher()
+    async with serving(*says("one"), settings=one(teacher)) as client:
+        bad, good = await client.create(metadata={"bad": True}), await client.create()
+        await take_turns(client, bad, 1)
+        await take_turns(client, good, 1)
+        [sample] = await collect(client, good)
+        assert not client.server.teachers._teachers["big"]._problem
+    must_be_taught(sample)
+
+
+def _fails_for_marked(count: Callable[..., int]) -> Callable[..., int]:
+    def fail(session: Session, name: str) -> int:
+        if session.config.metadata.get("bad"):
+            raise RuntimeError("a broken selection")
+        return count(session, name)
+
+    return fail

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,21 @@ from harness.errors import ScenarioError
 from harness.samples.delivery import turn_spans
 from harness.types import Json, Sample
 
-if TYPE_CHECKING:
-    from harness.samples.turn_values import TurnValue
-
 TurnRewards = Mapping[int | str, object]
 """By turn index (number or digits) or tool call id. Several of one turn add up; None is ignored."""
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class TurnValue(NamedTuple):
+    """Mean reward of forks of a turn, with its 95 % interval."""
+
+    mean: float
+    low: float | None
+    """None if one reward says nothing about the others, as `high`."""
+    high: float | None
+    forks: int
+    """With a reward."""
 
 
 class RolloutReward(NamedTuple):
@@ -31,7 +39,7 @@ class RolloutReward(NamedTuple):
     figures: Mapping[str, float] = MappingProxyType({})
     """Parts of the judgement, by name."""
     reason: str = ""
-    values: "Mapping[int, TurnValue]" = MappingProxyType({})
+    values: Mapping[int, TurnValue] = MappingProxyType({})
     """Values of states before turns (`samples.turn_values`)."""
 
 

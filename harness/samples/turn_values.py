@@ -2,23 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from harness.errors import ScenarioError
 from harness.samples.delivery import turn_spans
-from harness.samples.turn_rewards import spread_over_tokens
+from harness.samples.turn_rewards import TurnValue, spread_over_tokens
 from harness.types import Json, Sample
-
-
-class TurnValue(NamedTuple):
-    """Mean reward of forks of a turn, with its 95 % interval."""
-
-    mean: float
-    low: float | None
-    """None if one reward says nothing about the others, as `high`."""
-    high: float | None
-    forks: int
-    """With a reward."""
 
 
 def value_turns(samples: Sequence[Sample], values: Mapping[int, TurnValue]) -> tuple[Sample, ...]:

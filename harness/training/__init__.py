@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from harness.samples.segments import TooLong as TooLong
     from harness.samples.segments import fit_segment as fit_segment
     from harness.samples.turn_rewards import RolloutReward as RolloutReward
+    from harness.samples.turn_rewards import TurnValue as TurnValue
     from harness.samples.turn_rewards import reward_turns as reward_turns
-    from harness.samples.turn_values import TurnValue as TurnValue
     from harness.samples.turn_values import value_turns as value_turns
     from harness.training.collector.collector import Collector as Collector
     from harness.training.collector.groups import GroupIndex as GroupIndex
@@ -107,7 +107,7 @@ _HOMES: Mapping[str, str] = {
     "value_advantages": "harness.samples.credit",
     "RolloutReward": "harness.samples.turn_rewards",
     "reward_turns": "harness.samples.turn_rewards",
-    "TurnValue": "harness.samples.turn_values",
+    "TurnValue": "harness.samples.turn_rewards",
     "value_turns": "harness.samples.turn_values",
     "StepTable": "harness.training.collector.record.step_table",
     "StepRecord": "harness.training.collector.record.step_record",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.errors import RunError
 from harness.samples.rollout import Rollout
-from harness.samples.turn_values import TurnValue, value_turns
+from harness.samples.turn_rewards import TurnValue
+from harness.samples.turn_values import value_turns
 from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
 from harness.sessions.divergence import Divergence
 from harness.sessions.inheritance import find_drift

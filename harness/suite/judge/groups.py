@@ -7,7 +7,7 @@ from itertools import takewhile
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
-from harness.samples.turn_values import TurnValue
+from harness.samples.turn_rewards import TurnValue
 from harness.types import Json
 
 CONFIDENCE = 0.95

@@ -353,9 +353,9 @@ async def test_a_function_that_never_obeys_its_cancellation_ends_with_the_manage
 
 async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: Path):
     """The engine sampled its tokens, so they must be accounted for."""
-    slow = ScriptStep(text="A slow answer.", token_delay_s=0.1)
+    slow = ScriptStep(text="A slow answer. " * 20, token_delay_s=0.2)
     async with manager_of(slow) as (manager, _):
-        rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=1))
+        rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=5))
 
     assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
     assert len(rollout.session["turns"]) == 1

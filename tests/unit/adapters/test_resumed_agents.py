@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -85,7 +86,7 @@ async def mask_of_verl(run: MilesRun, agent: str) -> list[int]:
 def _agent(tmp_path: Path) -> str:
     script = tmp_path / "agent"
     script.write_text(PROGRAM)
-    return f"{sys.executable} -S {script}"
+    return f"{shlex.quote(sys.executable)} -S {script}"
 
 
 def options_of(agent: str) -> tuple[str, ...]:

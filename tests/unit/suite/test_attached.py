@@ -70,7 +70,7 @@ async def test_a_creation_that_met_a_drain_is_made_again_under_another_id(tmp_pa
     async with serving(store=tmp_path / "server.db") as client:
         await client.http.post("/sessions", json={"session_id": met})
         await client.http.delete(f"/sessions/{met}")
-        ids = iter([met])
+        ids = iter([met[:2], met[2:]])
         with AttachedSessions(tmp_path / "run.db") as noted:
             async with AttachedClient(SessionServerAddress(client.url), noted, HASTY) as run:
                 session = await run.create({})

@@ -64,10 +64,9 @@ def check_teachers(teachers: Sequence[TeacherSpec], engine: str = "") -> None:
     for name in names:
         if names.count(name) > 1:
             raise ScenarioError(f"teachers: expected distinct names, got {name} twice")
-    own = set(EngineName.parse(engine).urls) if engine else set()
     for each in teachers:
         served = EngineName.parse(each.engine).urls if isinstance(each.engine, str) and "://" in each.engine else ()
-        if own.intersection(served):
+        if served and engine and {*EngineName.parse(engine).urls}.intersection(served):
             raise ScenarioError(
                 f"teacher {each.name}: expected another server than the one that samples, got {each.engine};"
                 " the proximal logprobs are those of the policy itself (docs/weight-updates.md)"

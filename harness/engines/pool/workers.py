@@ -247,7 +247,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
     """Return the capabilities that every worker has. Raises `EngineUnavailable` without one."""
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
-    first = all_capabilities[0]
+    first, bounds = all_capabilities[0], [each.max_mask_ids for each in all_capabilities]
     return Capabilities(
         engine=first.engine,
         model=first.model,
@@ -264,13 +264,14 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         version=" and ".join(sorted({each.version for each in all_capabilities})),
         # The pool sends scripts only to workers that follow them.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),
-        max_mask_ids=first.max_mask_ids,
+        # Each worker keeps to its own bound.
+        max_mask_ids=max(bounds) if all(bounds) else 0,
         routed_experts=first.routed_experts if len({each.routed_experts for each in all_capabilities}) == 1 else None,
     )
 
 
 def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
-    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard", "max_mask_ids"):
+    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:
             raise ScenarioError(f"the workers of a pool must serve one model: {what} is {' and '.join(found)}")

@@ -8,13 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from harness.adapters.ray.node import NodeSetup, RolloutNode
+from harness.adapters.ray.node import LostLife, NodeSetup, RolloutNode
 from harness.adapters.ray.rollouts import RayRollouts, _Node
 from harness.errors import TokenizerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.rollout import OutcomeKind
-from harness.sessions.session_config import Inheritance
 from tests.toy_model import write_toy_model
 
 
@@ -100,8 +99,8 @@ async def test_a_rollout_begins_anew_if_only_the_lost_node_had_its_record(setup:
     work, node = tmp_path / "work", RolloutNode(setup)
     (work / "left").mkdir(parents=True)
     await node.start(setup, "127.0.0.1")
-    task = AgentTask(FunctionAgent("a", agent), "Do it.", work, "policy", inherits=Inheritance("0" * 32))
-    rollout, samples = await node.run(task, tmp_path / "memory")
+    task = AgentTask(FunctionAgent("a", agent), "Do it.", work, "policy")
+    rollout, samples = await node.run(task, [LostLife(tmp_path / "memory", "0" * 32)])
     await node.stop()
 
     assert (rollout.outcome.kind, rollout.session["ledger"]["generated"] > 0) == (OutcomeKind.FINISHED, True)

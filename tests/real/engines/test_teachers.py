@@ -6,19 +6,20 @@ import pytest
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.engines.teachers import TeacherSpec
-from harness.lab.lanes import LaneEngine
+from harness.lab.lanes import INSTALLED, LaneEngine
 from harness.samples.codec import sample_from_json
 from harness.server.settings import ServerSettings
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message
 from tests.builders import tool, user
+from tests.real_engines import on_real
 from tests.session_servers.served import serving_with
 
 CALL = 'Guess {0}.\n<tool_call>\n{{"name": "guess", "arguments": {{"number": {0}}}}}\n</tool_call>'
 SAYINGS = [*map(CALL.format, range(11, 15)), "The number is fifteen."]
 
 
-@pytest.mark.parametrize("kind", [LaneEngine.SGLANG, LaneEngine.VLLM])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=on_real(kind)) for kind in INSTALLED])
 async def test_scores_are_those_of_a_forward_pass(
     kind: LaneEngine, request: pytest.FixtureRequest, engine: HuggingFaceTokenProvider
 ) -> None:

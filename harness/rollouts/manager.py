@@ -323,7 +323,7 @@ class SessionManager:
         if task.inherits is not None:
             resumes["inherits"] = task.inherits.to_json()
         usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
-        body = {**usual, **task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+        body = {**usual, **task.session, **resumes, "metadata": {**task.metadata, **task.session.get("metadata", {})}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
 
         async def give_back() -> None:

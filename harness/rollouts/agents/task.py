@@ -85,7 +85,7 @@ class AgentTask:
     model: str
     deadline_s: float = 600.0
     session: Json = field(default_factory=dict)
-    """Body of `POST /sessions`."""
+    """Body of `POST /sessions`. Its `metadata` go before those of the task."""
     request_kwargs: Json = field(default_factory=dict)
     """Arguments for functions; a JSON file for programs (`HARNESS_REQUEST_KWARGS_FILE`)."""
     metadata: Json = field(default_factory=dict)

@@ -318,8 +318,12 @@ async def test_two_interrupts_count_what_they_cut(tmp_path: Path):
 
 
 async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_successor(tmp_path: Path):
-    """The rollouts that it failed are nobody's fault, and go on from the records in its store."""
-    scenario = write_scenario(tmp_path / "s", prompts=ENDLESS)
+    """The rollouts that it failed are nobody's fault, and go on from the records in its store.
+
+    They are found by the run's own number, whatever the prompts' metadata say.
+    """
+    prompts = [{"metadata": {**prompt["metadata"], "rollout": 9}} for prompt in ENDLESS]
+    scenario = write_scenario(tmp_path / "s", prompts=prompts)
     store = tmp_path / "server.db"
     async with server(store) as client:
         opened = begin_run(str(scenario), on(client), tmp_path / "run")

@@ -39,7 +39,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) -m bench.relay
 	$(PY) -m bench.routed_experts
 
-soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 200 of agents in sandboxes, the abort suites and five agents in each kind of sandbox, 300 of tool loops and 5 deaths on each real engine, and guards taken out one by one
+soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 killed managers of sandboxes, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 200 of agents in sandboxes, the abort suites and five agents in each kind of sandbox, 300 of tool loops, 5 deaths and 200 killed rollouts on each real engine, and guards taken out one by one
 	$(PY) -m tests.mutants
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_faults_stateful.py \
 		tests/conformance/families/test_properties.py
@@ -67,6 +67,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	$(PY) -W error soak/abort_cycles.py --engine vllm --turns 6 --cycles 300 --sessions 32 --dtype bfloat16
 	$(PY) -W error soak/engine_deaths.py --engine sglang --deaths 5
 	$(PY) -W error soak/engine_deaths.py --engine vllm --deaths 5
+	HARNESS_SOAK_AGENTS=200 $(PY) -m pytest -s tests/real/engines/test_resumed_rollouts.py
 
 docs: setup-dev  ## the documentation as a site, in site/
 	$(PY) docs/site/build.py site

@@ -34,8 +34,9 @@ _OPTIONAL = frozenset(
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """Return all fields, with arrays as lists; experts and masks are base64, missing teachers' logprobs None."""
+    """Return all fields, with arrays as lists; experts and masks are base64, missing values and logprobs None."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
+    columns["turn_values"] = _with_none(sample.turn_values)
     text = {name: _with_base64(rows) for name, rows in _plain_rows(sample).items()}
     if sample.teachers:
         text["teachers"] = {name: _with_none(column) for name, column in sample.teachers.items()}

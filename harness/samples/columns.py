@@ -32,7 +32,7 @@ COLUMNS = (
     SampleColumn("proximal_logprobs", "<f4", 0.0, "proximal_log_probs"),
     SampleColumn("proximal_versions", "<i4", NOT_SAMPLED, "proximal_versions"),
     SampleColumn("returns", "<f4", 0.0),
-    SampleColumn("turn_values", "<f4", 0.0),
+    SampleColumn("turn_values", "<f4", np.nan),
 )
 
 TRAINER_COLUMNS = tuple(column for column in COLUMNS if column.trainer_name)

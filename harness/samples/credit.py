@@ -67,11 +67,18 @@ def return_to_go_advantages(group: Group, discount: float = 1.0) -> Advantages:
 def value_advantages(values: Group, rewards: Sequence[float]) -> Advantages:
     """Give every turn the value of the state after it minus that before it; the last one ends at the reward.
 
-    `values` are of the states before each turn, by rollout.
+    `values` are of the states before each turn, by rollout, the first of them finite. In place of NaN stands the next
+    value for the state after a turn, and the last one for the state before it.
     """
     # Unbiased for exact values, and for means of forks, which depend only on what came before their turn: the values
     # of the states between cancel or serve as baselines (VinePPO, arXiv:2410.01679).
-    return [np.diff([*each, reward]) for each, reward in zip(values, rewards, strict=True)]
+    advantages = []
+    for each, reward in zip(values, rewards, strict=True):
+        states = np.array([*each, reward])
+        known, places = np.flatnonzero(~np.isnan(states)), np.arange(len(states))
+        before = states[known[np.searchsorted(known, places[:-1], side="right") - 1]]
+        advantages.append(states[known[np.searchsorted(known, places[1:])]] - before)
+    return advantages
 
 
 def _checked(group: Group) -> Advantages:

@@ -91,11 +91,14 @@ def earned_rewards(samples: Sequence[Sample], total: float) -> dict[int, float]:
     return earned
 
 
-def spread_over_tokens(sample: Sample, by_turn: Mapping[int, float]) -> npt.NDArray[np.float32]:
-    """Return float32 [response]: the value of each token's turn. Raises `ScenarioError` on overflow."""
-    column = np.zeros(sample.response_length, dtype=np.float32)
+def spread_over_tokens(
+    sample: Sample, by_turn: Mapping[int, float], *, missing: float = 0.0
+) -> npt.NDArray[np.float32]:
+    """Return float32 [response]: the value of each token's turn, or `missing`. Raises `ScenarioError` on overflow."""
+    column = np.full(sample.response_length, missing, dtype=np.float32)
     for turn, span in turn_spans(sample):
-        value = by_turn.get(turn, 0.0)
+        if (value := by_turn.get(turn)) is None:
+            continue
         if not abs(value) <= _LARGEST:
             raise ScenarioError(f"turn {turn}: expected a finite float32, got {value}")
         column[span] = value

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import nan
 
 from harness.errors import ScenarioError
 from harness.samples.delivery import turn_spans
@@ -10,7 +11,7 @@ from harness.types import Json, Sample
 
 
 def value_turns(samples: Sequence[Sample], values: Mapping[int, TurnValue]) -> tuple[Sample, ...]:
-    """Set `turn_values` on all delivered samples of a session, by turn index; other turns have 0.
+    """Set `turn_values` on all delivered samples of a session, by turn index; NaN for other turns and context.
 
     `metadata["turn_values"]` keeps `mean`, `low`, `high` and `forks`. Raises `ScenarioError` for an unknown turn or a
     value that is not finite.
@@ -24,7 +25,7 @@ def value_turns(samples: Sequence[Sample], values: Mapping[int, TurnValue]) -> t
     return tuple(
         replace(
             sample,
-            turn_values=spread_over_tokens(sample, means),
+            turn_values=spread_over_tokens(sample, means, missing=nan),
             metadata={**sample.metadata, "turn_values": _described(sample, values)},
         )
         for sample in samples
@@ -32,13 +33,13 @@ def value_turns(samples: Sequence[Sample], values: Mapping[int, TurnValue]) -> t
 
 
 def values_of(samples: Sequence[Sample]) -> dict[int, float]:
-    """Return the values of a rollout's trained turns, in order; 0 for those without one."""
+    """Return the values of a rollout's trained turns, in order; NaN for those without one."""
     found: dict[int, float] = {}
     for sample in samples:
         for turn, span in turn_spans(sample):
             if sample.loss_mask[span].any():
-                found[turn] = float(sample.turn_values[span.start]) if sample.turn_values.size else 0.0
-    return dict(sorted(found.items())) or {-1: 0.0}
+                found[turn] = float(sample.turn_values[span.start]) if sample.turn_values.size else nan
+    return dict(sorted(found.items())) or {-1: nan}
 
 
 def _described(sample: Sample, values: Mapping[int, TurnValue]) -> Json:

@@ -153,4 +153,3 @@ async def test_no_turn_is_sampled_twice(
     assert truth.third_states == []
     assert max(truth.behavior_difference, truth.proximal_difference) < TOLERANCE
     assert truth.moved > 10 * TOLERANCE
-

@@ -146,6 +146,13 @@ def test_value_advantages_add_up_to_the_reward_less_the_first_value():
     assert second.tolist() == [-0.5]
 
 
+def test_a_turn_without_a_value_is_judged_by_those_around_it():
+    """One of a rollout without any values gets the whole reward, as without turns."""
+    [first, second] = value_advantages([[0.5, np.nan, 0.25], [0.5, np.nan]], [1.0, 0.0])
+    assert first.tolist() == [-0.25, -0.25, 0.75]
+    assert second.tolist() == [-0.5, -0.5]
+
+
 def natural_advantages(group: Group) -> Advantages:
     """Rewards less the others' at the same turn, added up to the own last turn (verl#7244)."""
 

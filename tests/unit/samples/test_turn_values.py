@@ -1,5 +1,6 @@
 """Values of turns: their interval covers the truth, and samples carry them through every file."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def two_turns() -> Sample:
 
 
 def test_a_column_has_the_mean_and_metadata_the_interval(tmp_path: Path) -> None:
-    """JSON Lines and Parquet keep both."""
+    """JSON Lines and Parquet keep both; a token without a value has none there."""
     import pyarrow.parquet as pq
 
     [valued] = value_turns([two_turns()], VALUES)
@@ -39,13 +40,21 @@ def test_a_column_has_the_mean_and_metadata_the_interval(tmp_path: Path) -> None
     write_parquet([valued], tmp_path / "s.parquet")
     [read] = read_samples(tmp_path / "s.jsonl")
 
-    assert read.turn_values.tolist() == [0.5, 0.5, 0.0, -1.0, -1.0]
+    np.testing.assert_array_equal(read.turn_values, [0.5, 0.5, np.nan, -1.0, -1.0])
     assert read.metadata["turn_values"] == {
         "0": {"mean": 0.5, "low": 0.25, "high": 0.75, "forks": 8},
         "2": {"mean": -1.0, "low": None, "high": None, "forks": 1},
     }
-    assert pq.read_table(tmp_path / "s.parquet")["turn_values"].to_pylist() == [read.turn_values.tolist()]
+    stored = [json.loads((tmp_path / "s.jsonl").read_text()), *pq.read_table(tmp_path / "s.parquet").to_pylist()]
+    assert [each["turn_values"] for each in stored] == [[0.5, 0.5, None, -1.0, -1.0]] * 2
     assert values_of([read]) == {0: 0.5, 2: -1.0}
+
+
+def test_a_turn_without_a_value_has_none() -> None:
+    [valued] = value_turns([two_turns()], {2: VALUES[2]})
+
+    np.testing.assert_array_equal(valued.turn_values, [np.nan] * 3 + [-1.0, -1.0])
+    np.testing.assert_equal(values_of([valued]), {0: np.nan, 2: -1.0})
 
 
 def test_a_value_of_no_turn_is_refused() -> None:

@@ -27,7 +27,7 @@ from harness.machine.deadlines import to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRunner
-from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.ended_session import read_record
 from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
@@ -322,8 +322,7 @@ class SessionManager:
         resumes: Json = {} if task.resumes is None else {"resumes": task.resumes}
         if task.inherits is not None:
             resumes["inherits"] = task.inherits.to_json()
-        usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
-        body = {**usual, **task.session, **resumes, "metadata": {**task.metadata, **task.session.get("metadata", {})}}
+        body = {**task.session_fields, **resumes, "metadata": {**task.metadata, **task.session.get("metadata", {})}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
 
         async def give_back() -> None:
@@ -375,8 +374,7 @@ def set_aside(workdir: Path) -> None:
 def _fork_of(task: AgentTask, number: int) -> AgentTask:
     inherits = task.inherits
     assert inherits is not None, "a fork inherits"
-    usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
-    session, sampling = task.session, {**usual, **task.session}.get("sampling", {})
+    session, sampling = task.session, task.session_fields.get("sampling", {})
     if "seed" in sampling:  # an equal seed would sample the forked turn again
         seed = seed_of(f"{sampling['seed']},fork {number}".encode())
         session = {**session, "sampling": {**sampling, "seed": seed}}

@@ -59,7 +59,7 @@ class Matching(StrEnum):
     """Deprecated: by default a client may drop `reasoning_content`. With this, other reasoning matches, too."""
 
 
-OFFERED = (Matching.EXACT, Matching.TRIMMED, Matching.CALL_IDS)
+OFFERED = (Matching.EXACT, Matching.TRIMMED, Matching.CALL_IDS, "/REGEX/")
 
 
 class Contradiction(NamedTuple):
@@ -107,10 +107,10 @@ EXACT = NormalForm(is_exact=True)
 
 
 def normal_form(matching: Sequence[str]) -> NormalForm:
-    """Return the form for `Matching` values and `package.module:function` paths, applied in order.
+    """Return the form for `Matching` values, `/REGEX/` and `package.module:function` paths, applied in order.
 
-    A function takes a message without empty values and returns the part to compare, as JSON. Raises `MalformedRequest`
-    for a name that is neither.
+    What a regex finds in a message does not count, unless the model said it. A function takes a message without empty
+    values and returns the part to compare, as JSON. Raises `MalformedRequest` for any other name.
     """
     others = [name for name in matching if name not in (Matching.EXACT, Matching.STRICT)]
     return NormalForm(list(map(_step, others)), is_exact=len(others) < len(matching))
@@ -136,6 +136,11 @@ def same_arguments(left: str, right: str) -> bool:
 def _step(name: str) -> _Step:
     if name in _STEPS:
         return _STEPS[Matching(name)]
+    if name.startswith("/") and name.endswith("/"):
+        try:
+            return partial(_leave_out, re.compile(name[1:-1]))
+        except re.error as error:
+            raise MalformedRequest(f"matching: {name} is no regular expression: {error}", param="matching") from error
     module, separator, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function) if separator else None
@@ -171,6 +176,13 @@ def _loosen_tool_calls(message: Message, value_of: Callable[[object], object]) -
 def _trim(message: Message) -> Json:
     trimmed = {name: value.strip() if name in _TEXTS else value for name, value in message.items()}
     return {name: value for name, value in trimmed.items() if value != ""}
+
+
+def _leave_out(noise: re.Pattern[str], message: Message) -> Json:
+    content = message.get("content")
+    if message["role"] == "assistant" or not isinstance(content, str):
+        return dict(message)
+    return {**message, "content": noise.sub("", content)}
 
 
 def _keep_call_ids(message: Message) -> Json:

@@ -117,6 +117,11 @@ class AgentTask:
         return None if spec is None or spec.kind == NONE else spec
 
     @property
+    def session_fields(self) -> Json:
+        """`session` over the settings of its agent."""
+        return {**(self.agent.session if isinstance(self.agent, ProgramAgent) else {}), **self.session}
+
+    @property
     def instruction(self) -> str | None:
         """The prompt as one text; None for other messages than a user text."""
         if isinstance(self.prompt, str):

@@ -79,11 +79,16 @@ class ScenarioTasks:
         if scored is None or not self.value_forks or rollout.session_id is None:
             return scored
         task, values = self.task_of(index), {}
+        form = normal_form(task.session_fields.get("matching", ()))
         for turn in list(values_of(rollout.samples))[1:]:
             here = replace(task, workdir=task.workdir / f"turn-{turn}")
             forks = await self.manager.fork(rollout.session_id, here, turn=turn, count=self.value_forks)
             # A fork that left the record earlier says nothing about this turn.
-            came = [each for each in forks if each.outcome.kind in ENDED_WELL and not _has_drifted(rollout, turn, each)]
+            came = [
+                each
+                for each in forks
+                if each.outcome.kind in ENDED_WELL and not find_drift(rollout.session, turn, each.session, form=form)
+            ]
             scores = [await self.reward(index, fork) for fork in came]
             value = value_of([score.reward for score in scores if score is not None])
             if value is None:
@@ -96,7 +101,3 @@ class ScenarioTasks:
 
     def _group_seed(self, group: GroupIndex) -> int:
         return derive_seed(self.seed, group.step, group.number)
-
-
-def _has_drifted(rollout: Rollout, turn: int, fork: Rollout) -> bool:
-    return find_drift(rollout.session, turn, fork.session, form=normal_form(())) is not None

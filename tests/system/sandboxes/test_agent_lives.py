@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -34,29 +33,22 @@ CALLS = 4
 """Turns of the conversation that the engine has answered when the agent is killed."""
 
 
-class Lives(NamedTuple):
-    """What is found again, and how the box of the agent is."""
-
-    box: str
-    inherited: int
-    differs: str
-
-
 AGENTS = {
-    "claude_code": Lives("bwrap", CALLS, ""),
-    "codex": Lives("bwrap", 1, "Chunk ID: "),
-    "mini_swe_agent": Lives("bwrap", CALLS, ""),
-    "openai_agents": Lives("none", CALLS, ""),  # its program imports from a folder that a box does not show
-    "opencode": Lives("bwrap", CALLS, ""),
+    "claude_code": "bwrap",
+    "codex": "bwrap",
+    "mini_swe_agent": "bwrap",
+    "openai_agents": "none",  # its program imports from a folder that a box does not show
+    "opencode": "bwrap",
 }
+"""Their sandboxes."""
 PLAYED = AGENTS if os.environ.get("HARNESS_SOAK_BOXES") == "all" else ("mini_swe_agent",)
 
 
 async def play(name: str, spec_of: MakeSpec, folder: Path) -> Rollout:
     """Run the agent, kill its group after `CALLS` calls, and let its second life end."""
     agent = await prepare_profile(bundled_profile(name), print)
-    if AGENTS[name].box != "none":
-        agent = replace(agent, sandbox=spec_of(AGENTS[name].box))
+    if AGENTS[name] != "none":
+        agent = replace(agent, sandbox=spec_of(AGENTS[name]))
     template, session_id = toy_template(), uuid4().hex
     engine = StagedEngine(part_of(name), template.tokenizer)
     session = {"session_id": session_id}
@@ -83,23 +75,19 @@ async def play(name: str, spec_of: MakeSpec, folder: Path) -> Rollout:
 
 @pytest.mark.parametrize("name", PLAYED)
 async def test_a_killed_agent_goes_on(name: str, spec_of: MakeSpec, tmp_path: Path) -> None:
-    """As far as its requests repeat; the rest is sampled, and the page says both."""
-    expected, folder = AGENTS[name], tmp_path / "work"
+    """All its requests repeat, up to the noise of its profile; the rest is sampled."""
+    folder = tmp_path / "work"
     rollout = await play(name, spec_of, folder)
     turns, ledger = rollout.session["turns"], rollout.session["ledger"]
     again = [turn for turn in turns if turn["notes"].get("asked_again") and turn["role"] == "main"]
     own = [turn for turn in turns if not turn["notes"].get("inherited") and turn["role"] == "main"]
-    diverged = own[0]["notes"].get("diverged", {})
 
     assert (rollout.outcome.kind, (folder / "notes.txt").read_text()) == ("finished", "one\ntwo\n")
-    assert (len(again), len(again) + len(own)) == (expected.inherited, turns_of(name))
-    assert diverged.get("recorded", "").startswith(expected.differs)
-    assert bool(diverged) is bool(expected.differs)
+    assert (len(again), len(again) + len(own)) == (CALLS, turns_of(name))
+    assert "diverged" not in own[0]["notes"]
     assert len(rollout.samples) == 1
     assert ledger["generated"] + ledger["inherited"] == ledger["trained"] + sum(ledger["dropped"].values())
-    assert (DropReason.SUPERSEDED in ledger["dropped"]) is (expected.inherited < CALLS)
-    differs = f"`{expected.differs.strip()} ...` of a tool's result" if expected.differs else "none"
-    share = f"{expected.inherited} of {CALLS}"
+    assert DropReason.SUPERSEDED not in ledger["dropped"]
     version = bundled_profile(name).version
-    line = row([f"{name} {version}", expected.box, share, differs, str(rollout.outcome.kind)])
+    line = row([f"{name} {version}", AGENTS[name], f"{len(again)} of {CALLS}", "none", str(rollout.outcome.kind)])
     assert line in (ROOT / "docs" / "going-on.md").read_text().splitlines()

@@ -102,6 +102,27 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     assert set(record["ledger"]["dropped"]) == {"superseded"}
 
 
+async def test_noise_of_the_agent_does_not_end_the_inheritance(tmp_path: Path):
+    """The record keeps what the model read."""
+    rule = r"/^Took \d+ s$/"
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        refused = await client.http.post("/sessions", json={"matching": ["/(/"]})
+        old = await client.create(matching=[rule])
+        first = await client.say(old, [user("go")])
+        await client.say(old, [user("go"), first, user("Took 1 s")])
+        earlier = await client.record(old)
+        await close(client, old)
+        heir = await inherit(client, old)
+        await client.say(heir, [user("go")])
+        await client.say(heir, [user("go"), first, user("Took 2 s")])
+        record = await client.record(heir)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "matching")
+    assert record["inherits"]["asked_again"] == 2
+    for name in ("messages_delta", "prompt_ids", "output_ids"):
+        assert [turn[name] for turn in record["turns"]] == [turn[name] for turn in earlier["turns"]]
+
+
 async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
     """Its agent is told so with the answer that ends every client."""
     async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:

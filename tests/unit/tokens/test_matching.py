@@ -347,6 +347,19 @@ def test_the_first_tool_that_differs_is_told() -> None:
     assert ("first" in changed.recorded, "second" in changed.sent) == (True, True)
 
 
+def test_what_a_regex_finds_does_not_count_in_messages_of_others() -> None:
+    """Only that, and never in what the model said."""
+    rule = r"/^Took \d+ s\n/"
+    ours, theirs, other = (
+        {"role": "tool", "content": text} for text in ("Took 1 s\nok", "Took 22 s\nok", "Took 1 s\nno")
+    )
+    assert same(ours, theirs, rule)
+    assert not same(ours, other, rule)
+    assert not same(ours | {"role": "assistant"}, theirs | {"role": "assistant"}, rule)
+    with pytest.raises(MalformedRequest, match=r"/\(/ is no regular expression"):
+        normal_form(("/(/",))
+
+
 def test_matchings_combine() -> None:
     ours, theirs = calls(OURS, content="a "), calls(OURS, content="b")
     assert same(ours, theirs, Matching.TRIMMED, Matching.CALL_IDS)

@@ -18,7 +18,7 @@ if (run.live) {
 
 function bringLive(line) {
   if (!kept || kept.id !== line.id) {
-    kept = { id: line.id, version: 0, session: { turns: [], ledger: null, phase: "being read", refusals: {}, remarks: [], metadata: {}, missing: "" } };
+    kept = { id: line.id, version: 0, session: { ...ABSENT, turns: [], phase: "being read", missing: "" } };
   }
   isInAHurry = true;
   wake();

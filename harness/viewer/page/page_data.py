@@ -18,6 +18,7 @@ from harness.sessions.ledger import Ledger
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
+from harness.viewer.family import end_words, inheritance_facts
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import ledger_words
@@ -81,11 +82,12 @@ def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[o
 
 
 def session_marks(session: SessionView) -> Json:
-    """Return what the list of sessions is filtered by."""
+    """Return what the list of sessions is filtered by, and how the session left its record."""
     fates: Counter[str] = Counter()
     for turn in session.turns:
         fates.update(turn.fates)
     return {
+        "left": _left(session),
         "roles": sorted({turn.role for turn in session.turns}),
         "versions": [*dict.fromkeys(str(span["version"]) for turn in session.turns for span in turn.versions)],
         "fates": fates,
@@ -109,9 +111,14 @@ def session_facts(session: SessionView) -> Json:
         "refusals": session.refusals,
         "remarks": session.remarks,
         "metadata": session.metadata,
-        "inherits": session.inherits,
+        "kin": [*inheritance_facts(session.inherits)],
+        "left": _left(session),
         "ledger": session.ledger and ledger_text(session.ledger),
     }
+
+
+def _left(session: SessionView) -> str:
+    return end_words(session.inherits) if session.inherits else ""
 
 
 def ledger_text(ledger: Json) -> str:

@@ -38,7 +38,7 @@ from harness.viewer.session_view import SessionView
 _PARTS = Path(__file__).parent
 # Joined in this order: each part uses those before it.
 _SCRIPTS = (
-    *("data", "windowed", "filters", "sessions", "overview", "timeline", "session", "conversation"),
+    *("data", "windowed", "filters", "sessions", "overview", "timeline", "session", "family", "conversation"),
     *("tokens", "raw", "compare", "live", "keys"),
 )
 _BEGINNING = "<!doctype html>"
@@ -132,6 +132,11 @@ def page_pieces(
         "steps": [side.view.steps for side in sides],
         "missing": missing,
         "sessions": lines,
+        "superseded": [
+            {**line_data(line, None, []), "side": number}
+            for number, side in enumerate(sides)
+            for line in side.view.superseded
+        ],
         "sides": len(sides),
         "live": False,
     }
@@ -149,7 +154,7 @@ def _said(view: RunView) -> Iterator[str]:
 def live_page(source: str) -> str:
     """Return the page that requests its data from the server `source`."""
     script = _script()
-    empty: Json = {name: [] for name in ("said", "bands", "steps", "missing", "sessions")}
+    empty: Json = {name: [] for name in ("said", "bands", "steps", "missing", "sessions", "superseded")}
     most = {"most_gone": MOST_GONE, "most_bands": MOST_BANDS}
     run = {**empty, **most, "source": source, "suite": "", "status": "", "sides": 1, "live": True}
     return _head(script, " connect-src 'self';") + _data("run", run) + _data("texts", []) + _foot(script)

@@ -24,7 +24,7 @@ const turnRows = new Windowed(byId("turns"), TURN_HEIGHT, (at) => {
   return makeRow(values, at === turnChosen, () => chooseTurn(at));
 });
 
-const ABSENT = { turns: [], ledger: null, phase: "not here", refusals: {}, remarks: [], metadata: {} };
+const ABSENT = { turns: [], kin: [], left: "", ledger: null, phase: "not here", refusals: {}, remarks: [], metadata: {} };
 // The session of a line; the live page has another way.
 let bring = (line) => line.element === null ? { ...ABSENT } : read(line.element);
 
@@ -100,8 +100,9 @@ function tellSession() {
     line.sampled !== null && plural(line.sampled, "token")].filter(Boolean).join(" \u00b7 "));
   const why = [line.cause && "by the " + line.cause, line.why, line.reason, session.missing];
   byId("why").textContent = printable(why.filter(Boolean).join("; ").slice(0, WORDS_CHARACTERS));
+  tellFamily(line);
   byId("ending").replaceChildren(make("h2", "", "session " + nameOf(line)), makeFacts([
-    ["id", line.id || "no session"], ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
+    ["id", line.id || "no session"], ...session.kin, ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
     ["ledger", session.ledger], ["refused", counts(session.refusals) || "nothing"], ["remarks", (session.remarks || []).join("; ")], ["log", line.log],
   ]), makeCopy("copy link", () => location.href));
 }

@@ -443,3 +443,38 @@ async def test_the_pictures_of_the_docs_can_be_taken_again(browser: Browser, tmp
         assert picture[:8] == b"\x89PNG\r\n\x1a\n"
         assert int.from_bytes(picture[16:20]) == WIDTHS[path.stem.rpartition("-")[2]]
         assert len(picture) < 120_000
+
+
+async def test_lives_and_forks_are_a_tree_with_links(browser: Browser, tmp_path: Path):
+    """Each says how it left its record, in whatever words; a lost life and a session by itself are no links."""
+    sessions, lost = dict(viewed_sessions()), SessionLine("f" * 32, number=0, outcome="crashed")
+    view = viewed_run(sessions)
+    life, fork, *others = view.sessions
+    difference = {"message": 2, "field": "content", "recorded": "more", "sent": HOSTILE}
+    told = {"turns": 1, "asked_again": 1, "edits": [], "ended_at": 1, "difference": None}
+    for line, origin, left in (
+        (life, lost.session_id, told | {"before": None, "because": "record"}),
+        (fork, life.session_id, told | {"before": 1, "because": "difference", "difference": difference}),
+    ):
+        inherits = left | {"session_id": origin}
+        sessions[str(line.session_id)] = replace(sessions[str(line.session_id)], inherits=inherits)
+    lines = [replace(life, inherits=lost.session_id), replace(fork, inherits=life.session_id, forked_at=1), *others]
+    side = Side(replace(view, sessions=lines, superseded=[lost]), lambda name: sessions[name], toy_tokenizer())
+    write_page(tmp_path / "run.html", side)
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        await sight.press("Enter")
+        until = "until turn 1: the record has no further answer"
+        assert await sight.text("family") == f"family of 3 sessions, goes on from ffffffff, {until}"
+        await sight.page.locator("#family summary").click()
+        rows = await sight.texts("#family .line")
+        assert rows[0] == "0 · ffffffffcrashed"
+        assert rows[1] == f"0 · 00000000this one, finished, reward 1, goes on, {until}"
+        assert rows[2].startswith("1 · 11111111finished, reward 0, forks turn 1, until turn 1: messages[2].content is")
+        assert await sight.texts("#family button") == ["1 · 11111111"]
+        await sight.page.locator("#family button").click()
+        assert await sight.text("name") == "session 1 · finished"
+        assert "fork at turn 1" in await sight.text("ending")
+        assert await sight.page.evaluate(TOO_WIDE) == []
+        await sight.press("Escape", "j", "Enter")
+        assert await sight.text("name") == "session 2 · finished"
+        assert not await sight.page.is_visible("#family")

@@ -39,7 +39,9 @@ _Edits = Annotated[
 _Out = Annotated[Path | None, typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]")]
 
 
-def resume(run: _Run, session: _Session, *, as_json: options.Json = False) -> None:
+def resume(
+    run: _Run, session: _Session, *, admin_token: options.AdminToken = None, as_json: options.Json = False
+) -> None:
     """Play one rollout of a run again with its record: repeated calls get its answers, others are sampled.
 
     For a rollout that crashed or was cut short. The run keeps both records; the new attempt counts.
@@ -56,9 +58,7 @@ def resume(run: _Run, session: _Session, *, as_json: options.Json = False) -> No
     if line.number is None or line.session_id is None:
         raise RunError(f"expected the last session of a rollout of {run}, got {line.session_id or line.number}")
     opened = resume_run(str(run), Overrides(), run)
-    if opened.selection.config.overrides.server is not None:
-        raise RunError(f"expected a run with its own session server, which keeps records; {run} is of another server")
-    end_run(execute_run(opened, only=frozenset({line.number}), goes_on=True), as_json=as_json)
+    end_run(execute_run(opened, None, admin_token, frozenset({line.number}), goes_on=True), as_json=as_json)
 
 
 def fork(

@@ -317,6 +317,26 @@ async def test_two_interrupts_count_what_they_cut(tmp_path: Path):
     assert report.ledger.dropped["interrupted"] > 0
 
 
+async def test_a_crashed_rollout_goes_on_by_command(tmp_path: Path):
+    """From its record in the store of the server, which samples its first turn once."""
+    allowed = tmp_path / "allowed"
+    program = AGENT.replace("    turns += 1\n", f"    turns += 1\n    pathlib.Path({str(allowed)!r}).stat()\n")
+    scenario = write_scenario(tmp_path / "s", program=program, samples_per_prompt=1, prompts=[{}])
+    async with server(tmp_path / "server.db") as client:
+        await run(begin_run(str(scenario), on(client), tmp_path / "run"))
+        [crashed] = read_rollouts(tmp_path / "run" / "run.db").values()
+        allowed.touch()
+        command = ("resume", tmp_path / "run", "0", "--json")
+        resumed = await asyncio.to_thread(harness, *command, env={"HARNESS_ADMIN_TOKEN": TOKEN})
+    [record] = read_rollouts(tmp_path / "run" / "run.db").values()
+    [sample] = record.export_samples()
+
+    assert (crashed.outcome, resumed.code, record.outcome) == ("crashed", 0, "finished"), resumed.stderr
+    assert sample.metadata["turns"] == [0, 1]
+    assert record.ledger.inherited == crashed.ledger.generated
+    assert resumed.document["ledger"]["generated"] == int(sample.loss_mask.sum())
+
+
 async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_successor(tmp_path: Path):
     """The rollouts that it failed are nobody's fault, and go on from the records in its store.
 

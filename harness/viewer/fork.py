@@ -1,15 +1,18 @@
 """Forks of a recorded rollout: its record up to a turn, which is sampled anew several times, and scored.
 
 Scenario settings are the recorded ones; engine, agent and check are today's. Forks write nothing to the run: their own
-store begins with a copy of the session. A fork whose agent leaves the record before the turn has no say in its value.
+store begins with a copy of the session, unless a server of others has it. A fork whose agent leaves the record before
+the turn has no say in its value.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import RunError
+from harness.rollouts.client.session_server import SessionServerClient
 from harness.samples.rollout import Rollout
 from harness.samples.turn_rewards import TurnValue
 from harness.samples.turn_values import value_turns
@@ -20,19 +23,24 @@ from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
 from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import score_session
+from harness.suite.record.attached_sessions import read_attached_record
+from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import check_same_engine, read_lock
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.services import EngineChoice, serve_engine
+from harness.suite.run.attached import AttachedChoice, attach
+from harness.suite.run.services import EngineChoice, Services, serve_engine
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.plan import PlannedRollout
-from harness.types import Sample
+from harness.tokens.matching import NormalForm, normal_form
+from harness.types import Json, Sample
 from harness.viewer.family import end_words
 from harness.viewer.look import look_at
 from harness.viewer.replay import plan_again
 
 STORE = "forks.db"
 """Sessions of the forks, in their folder."""
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,15 @@ class Forks:
 
 
 async def fork(
-    run: Path, name: str, place: Path, variation: Variation, *, turn: int | None, count: int, say: Callable[[str], None]
+    run: Path,
+    name: str,
+    place: Path,
+    variation: Variation,
+    *,
+    turn: int | None,
+    count: int,
+    say: Callable[[str], None],
+    admin_token: str | None = None,
 ) -> list[Forks]:
     """Sample `turn` of the session `name` of `run` anew, `count` times, with files in the folder `place`.
 
@@ -104,21 +120,23 @@ async def fork(
     line = view.find(name)
     planned = await asyncio.to_thread(plan_again, run, line)
     session_id = str(line.session_id)
-    session = await _copy_session(RunDirectory(run), session_id, place / STORE)
-    turns = [each.index for each in session.turns if session.plan().is_trained(each)] if turn is None else [turn]
-    choice = EngineChoice.of(planned.folder)
-    async with serve_engine(choice, place / STORE, say) as services, open_agent(planned.folder) as agent:
-        recorded = read_lock(RunDirectory(run).lock)["digests"].get(choice.key, {})
+    async with (
+        _serve(run, planned, session_id, place / STORE, admin_token=admin_token, say=say) as (services, key, record),
+        open_agent(planned.folder) as agent,
+    ):
+        turns = [each["turn"] for each in record["turns"] if each["masked_from"]] if turn is None else [turn]
+        recorded = read_lock(RunDirectory(run).lock)["digests"].get(key, {})
         if variation.current_weights:
             recorded = {**recorded, "weights_digest": services.identity["weights_digest"]}
         check_same_engine(recorded, services.identity, "fork with that one; --weights current allows other weights")
         if not variation.current_weights:
-            _require_same_weights(session, turns, {status.weight_version for status in services.engine.workers})
+            _require_same_weights(record, turns, await _live_versions(services))
         prompt = await asyncio.to_thread(planned.read_prompt)
         task = planned.task(agent, prompt, place, services.model)
         if variation.temperature is not None:
             sampling = {**task.session["sampling"], "temperature": variation.temperature}
             task = replace(task, session={**task.session, "sampling": sampling})
+        form = normal_form(task.session_fields.get("matching", ()))
         async with services.open_manager() as manager:
             found = []
             for number in turns:
@@ -128,7 +146,7 @@ async def fork(
                 if refused is not None:
                     raise RunError(f"turn {number} of {session_id}: {refused.outcome.detail}")
                 forks = [
-                    replace(await _score(planned, each), difference=_difference(session, number, each, variation))
+                    replace(await _score(planned, each), difference=_difference(record, number, each, variation, form))
                     for each in rollouts
                 ]
                 found.append(Forks(session_id, number, forks))
@@ -142,6 +160,33 @@ def valued_samples(run: Path, found: Sequence[Forks]) -> list[Sample]:
     records = read_rollouts(RunDirectory(run).database).values()
     samples = (record.export_samples() for record in records if record.session_id in forked)
     return [valued for each in samples for valued in value_turns(each, values)]
+
+
+@asynccontextmanager
+async def _serve(
+    run: Path,
+    planned: PlannedRollout,
+    session_id: str,
+    store: Path,
+    *,
+    admin_token: str | None,
+    say: Callable[[str], None],
+) -> AsyncIterator[tuple[Services, str, Json]]:
+    """Yield the services with the session in their store, their name in the lock, and the session's record."""
+    directory = RunDirectory(run)
+    server = RunConfig.load(directory.config).overrides.server
+    if server is None:
+        choice = EngineChoice.of(planned.folder)
+        session = await _copy_session(directory, session_id, store)
+        async with serve_engine(choice, store, say) as services:
+            yield services, choice.key, session_record(session, RecordIds.NONE)
+        return
+    record = await asyncio.to_thread(read_attached_record, directory.database, session_id)
+    if record is None:
+        raise RunError(f"expected a session with a record in {run}, got {session_id}; harness show lists them")
+    on = AttachedChoice.of(planned.folder, server)
+    async with attach(on, admin_token, store, say) as attached:
+        yield attached, on.key, record
 
 
 async def _copy_session(directory: RunDirectory, session_id: str, target: Path) -> Session:
@@ -160,19 +205,23 @@ async def _copy_session(directory: RunDirectory, session_id: str, target: Path) 
     return record.session
 
 
-def _require_same_weights(session: Session, turns: Sequence[int], live: Set[str]) -> None:
-    for turn in session.turns:
-        sampled = turn.version_spans[-1].version if turn.version_spans else None
-        if turn.index in turns and sampled is not None and {sampled} != live:
+async def _live_versions(services: Services) -> set[str]:
+    async with SessionServerClient(services.address) as server:
+        return {worker.weight_version for worker in (await server.busiest(1, deadline_s=_ANSWER_S)).workers}
+
+
+def _require_same_weights(record: Json, turns: Sequence[int], live: Set[str]) -> None:
+    for turn in record["turns"]:
+        sampled = {span["version"] for span in turn["weight_versions"][-1:]}
+        if turn["turn"] in turns and sampled and sampled != live:
             raise RunError(
-                f"turn {turn.index} was sampled by the weights {sampled}, the engine serves {', '.join(sorted(live))};"
-                " --weights current samples it with those"
+                f"turn {turn['turn']} was sampled by the weights {''.join(sampled)}, the engine serves"
+                f" {', '.join(sorted(live))}; --weights current samples it with those"
             )
 
 
-def _difference(session: Session, turn: int, fork: Rollout, variation: Variation) -> str | None:
-    record = session_record(session, RecordIds.NONE)
-    found = find_drift(record, turn, fork.session, variation.edits, session.normal_form)
+def _difference(record: Json, turn: int, fork: Rollout, variation: Variation, form: NormalForm) -> str | None:
+    found = find_drift(record, turn, fork.session, variation.edits, form)
     if found is None:
         return None
     inherits = fork.session["inherits"]

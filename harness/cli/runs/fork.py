@@ -71,6 +71,7 @@ def fork(
     weights: _SampledBy = _Weights.RECORDED,
     edit: _Edits = None,
     out: _Out = None,
+    admin_token: options.AdminToken = None,
     as_json: options.Json = False,
 ) -> int:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
@@ -84,7 +85,7 @@ def fork(
     from harness.viewer.fork import Variation
 
     variation = Variation(temperature, dict(map(_edit, edit or ())), weights is _Weights.CURRENT)
-    [found] = _fork(run, session, at, count, out, variation=variation)
+    [found] = _fork(run, session, at, count, out, admin_token=admin_token, variation=variation)
     if out is not None:
         _write_samples(found.samples, out)
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
@@ -95,7 +96,15 @@ def fork(
     return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
 
 
-def values(run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None, as_json: options.Json = False) -> int:
+def values(
+    run: _Run,
+    session: _Session,
+    *,
+    count: _Count = 8,
+    out: _Out = None,
+    admin_token: options.AdminToken = None,
+    as_json: options.Json = False,
+) -> int:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
     A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
@@ -104,7 +113,7 @@ def values(run: _Run, session: _Session, *, count: _Count = 8, out: _Out = None,
     """
     from harness.viewer.fork import valued_samples
 
-    found = _fork(run, session, None, count, out)
+    found = _fork(run, session, None, count, out, admin_token=admin_token)
     if out is not None:
         _write_samples(valued_samples(run, found), out)
     lines = [f"turn {each.turn}: {_value(each)}" for each in found]
@@ -121,7 +130,14 @@ def _edit(text: str) -> tuple[int, str]:
 
 
 def _fork(
-    run: Path, session: str, turn: int | None, count: int, out: Path | None, *, variation: "Variation | None" = None
+    run: Path,
+    session: str,
+    turn: int | None,
+    count: int,
+    out: Path | None,
+    *,
+    admin_token: str | None,
+    variation: "Variation | None" = None,
 ) -> "Sequence[Forks]":
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
@@ -139,7 +155,14 @@ def _fork(
         place = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-fork-")))
         place.mkdir(parents=True, exist_ok=True)
         forking = fork_session(
-            *(run, session, place.absolute(), variation or Variation()), turn=turn, count=count, say=output.say
+            run,
+            session,
+            place.absolute(),
+            variation or Variation(),
+            turn=turn,
+            count=count,
+            say=output.say,
+            admin_token=admin_token,
         )
         return uvloop.run(forking)
 

@@ -317,8 +317,8 @@ async def test_two_interrupts_count_what_they_cut(tmp_path: Path):
     assert report.ledger.dropped["interrupted"] > 0
 
 
-async def test_a_crashed_rollout_goes_on_by_command(tmp_path: Path):
-    """From its record in the store of the server, which samples its first turn once."""
+async def test_a_crashed_rollout_goes_on_and_is_forked_by_command(tmp_path: Path):
+    """From its record in the store of the server, which samples its first turn once; nothing is left there."""
     allowed = tmp_path / "allowed"
     program = AGENT.replace("    turns += 1\n", f"    turns += 1\n    pathlib.Path({str(allowed)!r}).stat()\n")
     scenario = write_scenario(tmp_path / "s", program=program, samples_per_prompt=1, prompts=[{}])
@@ -326,8 +326,12 @@ async def test_a_crashed_rollout_goes_on_by_command(tmp_path: Path):
         await run(begin_run(str(scenario), on(client), tmp_path / "run"))
         [crashed] = read_rollouts(tmp_path / "run" / "run.db").values()
         allowed.touch()
-        command = ("resume", tmp_path / "run", "0", "--json")
-        resumed = await asyncio.to_thread(harness, *command, env={"HARNESS_ADMIN_TOKEN": TOKEN})
+        token = {"HARNESS_ADMIN_TOKEN": TOKEN}
+        resumed = await asyncio.to_thread(harness, "resume", tmp_path / "run", "0", "--json", env=token)
+        forked = await asyncio.to_thread(
+            harness, "fork", tmp_path / "run", "0", "--at", "1", "-n", "2", "--json", env=token
+        )
+        left = len(client.server.sessions)
     [record] = read_rollouts(tmp_path / "run" / "run.db").values()
     [sample] = record.export_samples()
 
@@ -335,6 +339,10 @@ async def test_a_crashed_rollout_goes_on_by_command(tmp_path: Path):
     assert sample.metadata["turns"] == [0, 1]
     assert record.ledger.inherited == crashed.ledger.generated
     assert resumed.document["ledger"]["generated"] == int(sample.loss_mask.sum())
+    assert (forked.code, left) == (0, 0), forked.stderr
+    for fork in forked.document["forks"]:
+        assert (fork["outcome"], fork["turns"], fork["difference"]) == ("finished", 2, None)
+        assert 0 < fork["trained"] < int(sample.loss_mask.sum())
 
 
 async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_successor(tmp_path: Path):

@@ -16,11 +16,9 @@ from harness.rollouts.client.session_server import SessionServerClient
 from harness.samples.rollout import Rollout
 from harness.samples.turn_rewards import TurnValue
 from harness.samples.turn_values import value_turns
-from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
 from harness.sessions.divergence import Divergence
 from harness.sessions.inheritance import find_drift
 from harness.sessions.record import RecordIds, session_record
-from harness.sessions.session import Session
 from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import score_session
 from harness.suite.record.attached_sessions import read_attached_record
@@ -36,7 +34,7 @@ from harness.tokens.matching import NormalForm, normal_form
 from harness.types import Json, Sample
 from harness.viewer.family import end_words
 from harness.viewer.look import look_at
-from harness.viewer.replay import plan_again
+from harness.viewer.replay import copy_session, plan_again
 
 STORE = "forks.db"
 """Sessions of the forks, in their folder."""
@@ -177,7 +175,7 @@ async def _serve(
     server = RunConfig.load(directory.config).overrides.server
     if server is None:
         choice = EngineChoice.of(planned.folder)
-        session = await _copy_session(directory, session_id, store)
+        session = await copy_session(directory, session_id, store)
         async with serve_engine(choice, store, say) as services:
             yield services, choice.key, session_record(session, RecordIds.NONE)
         return
@@ -187,22 +185,6 @@ async def _serve(
     on = AttachedChoice.of(planned.folder, server)
     async with attach(on, admin_token, store, say) as attached:
         yield attached, on.key, record
-
-
-async def _copy_session(directory: RunDirectory, session_id: str, target: Path) -> Session:
-    database = directory.database
-    record = await asyncio.to_thread(read_record, database, session_id)
-    if record.session.is_open:  # it still lives, unless its run was killed
-        with directory.occupy():
-            pass
-    if record.session.records_rows:
-        record.session.put_rows(await asyncio.to_thread(read_rows, database, session_id))
-    async with SQLiteStore(target) as store:
-        store.tokenizer = record.tokenizer
-        await store.create(record.session)
-        record.session.close()
-        await store.set_phase(record.session)
-    return record.session
 
 
 async def _live_versions(services: Services) -> set[str]:

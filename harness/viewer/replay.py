@@ -1,7 +1,7 @@
 """A recorded session served to an agent again, without an engine: to debug agents and test for regressions.
 
-Scenario settings and answers are the recorded ones; the agent and its files are today's. The session server is real,
-over a `RecordedEngine`. Replays write nothing to the run. Answers and tool calls get new ids.
+A replay resumes a copy of the record (`sessions.inheritance`) on an engine that refuses whatever the record does not
+answer. Scenario settings are the recorded ones; the agent and its files are today's. Nothing is written to the run.
 """
 
 import asyncio
@@ -9,14 +9,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from harness.errors import MalformedRequest, PreviousResponseNotFound, ResponseNotFound, RunError
+from harness.engines.scripted import ScriptedEngine
+from harness.errors import EngineRejected, MalformedRequest, PreviousResponseNotFound, ResponseNotFound, RunError
 from harness.machine.deadlines import beside
 from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.sqlite import SQLiteStore, read_session
+from harness.server.store.sqlite import SQLiteStore, read_record, read_rows
+from harness.sessions.admission import Limits
+from harness.sessions.inheritance import turns_to_inherit
+from harness.sessions.session import Session
+from harness.sessions.session_config import Inheritance
 from harness.suite.record.config import RunConfig, ScenarioEntry
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory
@@ -25,9 +31,10 @@ from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.types import GenerationRequest, GenerationResult
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.family import end_words
 from harness.viewer.look import look_at
-from harness.viewer.recorded_engine import RecordedEngine
 from harness.viewer.run_view import SessionLine
 
 STORE = "sessions.db"
@@ -52,7 +59,7 @@ class Replay:
     again: str | None
     """Replayed session."""
     served: list[int]
-    """Recorded turns that were answered, in order."""
+    """Recorded turns that were answered."""
     difference: str | None
     """First difference in the agent's behavior, or None."""
     outcome: str
@@ -77,10 +84,11 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     if folder is None:
         raise RunError(f"the tokenizer of {run} is not on this machine: name its folder with --tokenizer")
     assert line.session_id is not None  # `plan_again` has seen to it
-    session = await asyncio.to_thread(read_session, RunDirectory(run).database, line.session_id)
+    session = await copy_session(RunDirectory(run), line.session_id, place / STORE)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, folder, template_file=planned.folder.find_template())
-    engine = RecordedEngine(session, chat_tokenizer.tokenizer, _model_name(run, planned))
-    if not engine.unasked:
+    engine = _NoEngine(chat_tokenizer.tokenizer, model=_model_name(run, planned))
+    inherits = Inheritance(line.session_id)
+    if not turns_to_inherit(session, inherits, Limits(), None):
         raise RunError(f"expected a session with an answer to serve again, and no turn of {line.session_id} has one")
     prompt = await asyncio.to_thread(planned.read_prompt)
     settings = ServerSettings(
@@ -93,14 +101,15 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     ):
         task = planned.task(player, prompt, place / AGENT, engine.capabilities.model)
         async with beside(_end_parted(engine, manager), name="end an agent that asks on"):
-            rollout = await manager.run(task)
-    difference = engine.difference
-    if difference is None and engine.unasked:
-        difference = f"the agent ended without asking for turn {engine.unasked[0]} of the record"
+            rollout = await manager.run(replace(task, inherits=inherits))
+    kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
+    if rollout.session_id is None:
+        raise RunError(detail)
+    difference = end_words(rollout.session["inherits"]) or None
     if difference is None and line.refusals is not None:
         difference = _other_refusals(line.refusals, rollout.session["refusals"])
-    kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
-    return Replay(line.session_id, rollout.session_id, engine.served, difference, kind, detail)
+    served = [turn["turn"] for turn in rollout.session["turns"] if turn["notes"].get("asked_again")]
+    return Replay(line.session_id, rollout.session_id, served, difference, kind, detail)
 
 
 def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> str | None:
@@ -113,8 +122,40 @@ def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> st
     return None
 
 
-async def _end_parted(engine: RecordedEngine, manager: SessionManager) -> None:
-    # Nothing that the agent requests after the first difference is in the record.
+class _NoEngine(ScriptedEngine):
+    """Engine that refuses every request."""
+
+    parted: asyncio.Event
+    """Set once the agent has left the record."""
+
+    async def __aenter__(self) -> Self:
+        self.parted = asyncio.Event()
+        return self
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        self.parted.set()
+        raise EngineRejected("the record has no answer")
+
+
+async def copy_session(directory: RunDirectory, session_id: str, target: Path) -> Session:
+    """Copy a session of a run that does not go on into the store `target`, closed. Return it."""
+    database = directory.database
+    record = await asyncio.to_thread(read_record, database, session_id)
+    if record.session.is_open:  # it still lives, unless its run was killed
+        with directory.occupy():
+            pass
+    if record.session.records_rows:
+        record.session.put_rows(await asyncio.to_thread(read_rows, database, session_id))
+    async with SQLiteStore(target) as store:
+        store.tokenizer = record.tokenizer
+        await store.create(record.session)
+        record.session.close()
+        await store.set_phase(record.session)
+    return record.session
+
+
+async def _end_parted(engine: _NoEngine, manager: SessionManager) -> None:
+    # Few of the agent's requests after the first difference are in the record.
     await engine.parted.wait()
     await asyncio.sleep(_GRACE_S)
     await manager.stop_agents(_STOP_S)

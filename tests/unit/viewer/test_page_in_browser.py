@@ -17,7 +17,7 @@ from harness.types import Json
 from harness.viewer.page.run_page import Side, write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from tests.browser import HOSTILE, Sight, browsing, looking_at
+from tests.browser import HOSTILE, WINDOW, Sight, browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 from tests.page_pictures import DIGEST, PICTURES, WIDTHS, page_digest, take_pictures
 from tests.viewed_run import BEGAN_AT, CRASH, LOG, viewed_run, viewed_sessions, write_viewed_run
@@ -474,7 +474,10 @@ async def test_lives_and_forks_are_a_tree_with_links(browser: Browser, tmp_path:
         await sight.page.locator("#family button").click()
         assert await sight.text("name") == "session 1 · finished"
         assert "fork at turn 1" in await sight.text("ending")
-        assert await sight.page.evaluate(TOO_WIDE) == []
+        for width in (WINDOW["width"], WIDTHS["narrow"]):
+            await sight.page.set_viewport_size({**WINDOW, "width": width})
+            assert await sight.page.evaluate(TOO_WIDE) == []
+            assert await sight.page.evaluate(CONTRASTS) == {}
         await sight.press("Escape", "j", "Enter")
         assert await sight.text("name") == "session 2 · finished"
         assert not await sight.page.is_visible("#family")

@@ -11,8 +11,9 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import TokenizerName
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.live.live_reading import live_line
 from harness.viewer.look import find_tokenizer
-from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
+from harness.viewer.run_view import Band, RunView, hold_band
 from harness.viewer.session_view import SessionView
 
 _HOLDS_S = 30.0
@@ -22,7 +23,7 @@ def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None)
     """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
 
     async def look(server: SessionServerClient) -> RunView:
-        lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
+        lines = [live_line(each) for each in await server.sessions()]
         missing, bands = list[str](), list[Band]()
         folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
         with say_missing("its pauses", missing):

@@ -20,8 +20,9 @@ from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.live.live_reading import LiveSessions, read_server
 from harness.viewer.live.seen_record import SeenRecord
-from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
+from harness.viewer.live.seen_server import SeenServer, Standing
 from harness.viewer.page.page_data import TokenTable
 
 _EVERY_S = 1.0
@@ -71,6 +72,7 @@ class LiveLook:
         self._client = client
         self._tokenizer = tokenizer
         self._clock = clock
+        self._live = LiveSessions()
         self._seen = SeenServer()
         self._table = TokenTable()
         # By id and creation time, since ids may be reused.
@@ -88,11 +90,9 @@ class LiveLook:
 
     async def look(self) -> None:
         """Look at the server now. Raises `SessionServerError`."""
-        # First, because a server that is gone fails here at once.
-        gate = await self._client.gate().report(deadline_s=_ASK_S)
-        listed = await self._client.list_all(deadline_s=_ASK_S)
-        self._seen.take_list(listed)
-        problems = [*listed.problems]
+        reading = await read_server(self._client, self._live, self._clock(), deadline_s=_ASK_S)
+        self._seen.take_list(reading.listed, self._live.rates)
+        problems = [*reading.listed.problems]
         self._too_old_for = max(0, self._too_old_for - 1)
         if not self._too_old_for:
             try:
@@ -103,8 +103,7 @@ class LiveLook:
                 self._too_old_for = _TOO_OLD_LOOKS
         missing = [*self._missing]
         missing += [_TOO_OLD] if self._too_old_for else []
-        waiting = f", {gate.held} requests wait" if gate.held else ""
-        said = [totals_words(listed), f"gate: {gate.state}{waiting}"]
+        said = [f"{name}: {words}" for name, words in reading.facts()]
         self._seen.take_facts({"said": said, "missing": missing, "problems": [*dict.fromkeys(problems)]})
 
     async def _look_at_times(self) -> list[str]:

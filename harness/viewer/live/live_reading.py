@@ -1,33 +1,34 @@
-"""Sessions of a running server as last seen, with their speed, for `harness run` and `harness ctl top`."""
+"""A running server as `harness ctl top`, `harness run` and the live page show it: they only format these values."""
 
 from collections import deque
-from collections.abc import Mapping
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from harness.rollouts.client.session_server import SessionSummary
+from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient, SessionSummary
+from harness.sessions.gate import GateReport
+from harness.viewer.run_view import SessionLine
 
 _WINDOW_S = 10.0
 """Time that the speed of all sessions covers."""
-_COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
+
+Fact = tuple[str, str]
+"""A name and its words, not yet printable."""
 
 
 class LiveSessions:
-    """Sessions by name; times are seconds of one clock."""
+    """Sessions by name, with their speeds; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.sessions: Mapping[str, SessionSummary] = {}
-        self._rates: Mapping[str, float] = {}
+        self.rates: Mapping[str, float] = {}
+        """Tokens per second between the last two looks, of sessions in both."""
         self._seen: deque[tuple[float, int]] = deque()
 
-    def look(self, sessions: "Mapping[str, SessionSummary]", tokens: int, now: float) -> None:
+    def look(self, sessions: Mapping[str, SessionSummary], tokens: int, now: float) -> None:
         """Record the sessions, and the tokens of these and all others so far."""
         seconds = now - self._seen[-1][0] if self._seen else 0.0
         before = self.sessions if seconds > 0 else {}
-        self._rates = {
+        self.rates = {
             name: max(0.0, (each.tokens - before[name].tokens) / seconds)
             for name, each in sessions.items()
             if name in before
@@ -37,10 +38,6 @@ class LiveSessions:
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
 
-    def rate_of(self, name: str) -> float | None:
-        """Return a session's tokens per second between the last two looks, or None if the last one was its first."""
-        return self._rates.get(name)
-
     @property
     def tokens_per_s(self) -> float:
         """Tokens per second lately; 0 before the second look, and after a restart of the server."""
@@ -49,22 +46,58 @@ class LiveSessions:
         (first, before), (last, tokens) = self._seen[0], self._seen[-1]
         return max(0.0, (tokens - before) / (last - first)) if last > first else 0.0
 
-    def table(self, *, most: int | None = None, name_width: int | None = None) -> "Table":
-        """Render a row for each of the first `most` sessions, with the server's words made printable."""
-        from rich.table import Table
-        from rich.text import Text
 
-        from harness.server.telemetry.printable import printable
+class Reading(NamedTuple):
+    """A server as last seen."""
 
-        rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-        rows.add_column("session", no_wrap=True)
-        rows.add_column("state", no_wrap=True)
-        for title in ("turns", "in flight", "tokens", "tokens/s"):
-            rows.add_column(title, justify="right", no_wrap=True)
-        # A terminal is drawn by another thread than the one that looks.
-        for name, each in islice(self.sessions.items(), most):
-            rate = self.rate_of(name)
-            state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
-            numbers = (f"{each.turns:,}", f"{each.turns_in_flight}", f"{each.tokens:,}")
-            rows.add_row(Text(printable(name)[:name_width]), state, *numbers, "-" if rate is None else f"{rate:.0f}")
-        return rows
+    gate: GateReport
+    listed: SessionList
+    live: LiveSessions
+    """The listed sessions."""
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all sessions, the gate, and each hold and worker."""
+        totals = self.listed.totals
+        states = ", ".join(f"{count} {state}" for state, count in sorted(totals.states.items())) or "none"
+        since_start = f"{totals.turns:,} turns, {totals.tokens:,} tokens since the start"
+        yield "sessions", f"{states}; {since_start}, {self.live.tokens_per_s:.0f} tokens/s"
+        yield from gate_facts(self.gate)
+        for each in self.listed.workers:
+            yield "worker", _describe_worker(each)
+
+
+async def read_server(
+    client: SessionServerClient, live: LiveSessions, now: float, *, limit: int | None = None, deadline_s: float
+) -> Reading:
+    """Read the gate and all sessions, or the `limit` busiest ones, into `live`. Raises `SessionServerError`."""
+    # The gate first, because a server that is gone fails here at once.
+    gate = await client.gate().report(deadline_s=deadline_s)
+    listing = client.list_all(deadline_s=deadline_s) if limit is None else client.busiest(limit, deadline_s=deadline_s)
+    listed = await listing
+    live.look({each.session_id: each for each in listed.sessions}, listed.totals.tokens, now)
+    return Reading(gate, listed, live)
+
+
+def gate_facts(gate: GateReport) -> Iterator[Fact]:
+    """Yield the state of the gate, then holder, kind and remaining time of each hold."""
+    yield "gate", f"{gate.state}, {gate.held} requests wait"
+    for hold in gate.holds:
+        engines = ", and the engines" if hold.engines else ""
+        yield "hold", f"{hold.holder}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
+
+
+def live_line(session: SessionSummary, rate: float | None = None) -> SessionLine:
+    """Return the line of a session that samples `rate` tokens per second."""
+    speed = "" if rate is None else f", {rate:.0f} tokens/s"
+    return SessionLine(
+        session.session_id,
+        state=session.state or session.phase,
+        detail=f"{session.turns_in_flight} in flight{speed}" if session.turns_in_flight else "",
+        turns=session.turns,
+        sampled=session.tokens,
+    )
+
+
+def _describe_worker(worker: SampledBy) -> str:
+    serves = f"{worker.fence or 'serves'}, {worker.in_flight} in flight"
+    return f"{worker.name or 'the engine'}  version {worker.weight_version or '-'}, {serves}"

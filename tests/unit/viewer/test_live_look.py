@@ -3,18 +3,28 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import httpx
+from msgspec import to_builtins
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import (
+    SampledBy,
+    SessionList,
+    SessionServerClient,
+    SessionSummary,
+    SessionTotals,
+)
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.store.memory import MemoryStore
+from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
 from harness.types import Json
 from harness.viewer.live.live_look import BrowserState, LiveLook
+from harness.viewer.live.live_reading import LiveSessions, Reading
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import Client, SetClock
@@ -86,6 +96,38 @@ async def test_a_look_costs_what_has_changed():
     assert idle == look
     assert elsewhere == [*look, f"/times?from={other.session_id}:1"]
     assert here == [*look, f"/times?from={one.session_id}:1", f"/{one.session_id}?since=1"]
+
+
+async def test_the_page_says_what_top_says():
+    """Totals with their speed, holds and workers; and of a session in flight its tokens per second."""
+    growing = [SessionSummary("a" * 32, "open", 0, 1, "engine", tokens) for tokens in (0, 120)]
+    listed = [
+        SessionList([each], SessionTotals({"engine": 1}, 0, each.tokens), [SampledBy("", "v3", "", 1, 1)])
+        for each in growing
+    ]
+    gate = http_answer(200, {**GATE, "state": "paused", "holds": [{"holder": "it", "kind": "pause", "ends_in_s": 9.0}]})
+    nothing = http_answer(200, {"now": 1.0, "holds": []})
+    answers = [(gate, http_answer(200, to_builtins(each)), nothing, nothing) for each in listed]
+    clock = SetClock()
+    async with canned_server(*chain(*answers)) as canned, SessionServerClient(canned.url) as server:
+        look = LiveLook(server, toy_tokenizer(), clock)
+        first: Any = await look.tell(NOTHING)
+        clock.now += 60
+        told: Any = await look.tell(NOTHING)
+
+    live = LiveSessions()
+    for second, each in ((0, growing[0]), (60, growing[1])):
+        live.look({each.session_id: each}, each.tokens, second)
+    hold = HoldReport("it", HoldKind.PAUSE, ends_in_s=9.0)
+    seen = Reading(GateReport(GateState.PAUSED, 0, 0, 1, 0, (hold,)), listed[1], live)
+    assert told["facts"]["said"] == [f"{name}: {words}" for name, words in seen.facts()]
+    assert told["facts"]["said"][1:] == [
+        "gate: paused, 0 requests wait",
+        "hold: it  pause, ends in 9 s",
+        "worker: the engine  version v3, serves, 1 in flight",
+    ]
+    assert "120 tokens since the start, 2 tokens/s" in told["facts"]["said"][0]
+    assert [each["sessions"][0]["why"] for each in (first, told)] == ["1 in flight", "1 in flight, 2 tokens/s"]
 
 
 async def test_any_number_of_browsers_is_one_look():

@@ -1,23 +1,18 @@
 """Live sessions as a table, for `harness run` and `harness ctl top`."""
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.table import Table
+from rich.text import Text
 
-    from harness.viewer.live.live_reading import LiveSessions
+from harness.server.telemetry.printable import printable
+from harness.viewer.live.live_reading import LiveSessions
 
 _COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
 
 
-def live_table(live: "LiveSessions", *, most: int | None = None, name_width: int | None = None) -> "Table":
+def live_table(live: LiveSessions, *, most: int | None = None, name_width: int | None = None) -> Table:
     """Render a row for each of the first `most` sessions, with the server's words made printable."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from harness.server.telemetry.printable import printable
-
     rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     rows.add_column("session", no_wrap=True)
     rows.add_column("state", no_wrap=True)

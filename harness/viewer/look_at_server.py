@@ -1,7 +1,4 @@
-"""Views of a running server's sessions, which may change or end meanwhile.
-
-Servers of an earlier version do not report their holds, which are then missing.
-"""
+"""Views of a running server's sessions, which may change or end meanwhile."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,26 +35,24 @@ def tokenizer_of(described: ServerDescription) -> TokenizerName:
     return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
 
 
-def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:
-    """Return a session of the server. Raises `SessionServerError`, or `RunError` if it is gone."""
-    record = ask_server(address, lambda server: server.record(session_id))
-    if record.get("phase") == "unknown":
-        raise RunError(f"{address.url} does not have session {session_id} any more")
-    return SessionView.of(record)
-
-
 def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
-    """Return `look_into_server` for many sessions. It does not wait again for a server that is gone."""
+    """Return a reader of sessions that raises `SessionServerError`, and `RunError` for a session that is gone.
+
+    It does not wait again for a server that is gone.
+    """
     gone: list[SessionServerError] = []
 
     def look(session_id: str) -> SessionView:
         if gone:
             raise gone[0]
         try:
-            return look_into_server(address, session_id)
+            record = ask_server(address, lambda server: server.record(session_id))
         except SessionServerError as error:
             if not error.status:
                 gone.append(error)
             raise
+        if record.get("phase") == "unknown":
+            raise RunError(f"{address.url} does not have session {session_id} any more")
+        return SessionView.of(record)
 
     return look

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.live_table import live_table
 from harness.cli.operate.server_option import ask_named
 from harness.server.telemetry.printable import printable
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from harness.rollouts.client.session_server import SessionServerClient
     from harness.types import Json
-    from harness.viewer.live.live_reading import Fact, Reading
+    from harness.viewer.live.live_reading import Reading
 
 _EVERY_S = 1.0
 _DEADLINE_S = 30.0
@@ -63,7 +62,6 @@ def top(
 async def _read_twice(client: "SessionServerClient", limit: int) -> "Reading":
     looks = _look(client, limit)
     await anext(looks)
-    await asyncio.sleep(_EVERY_S)
     return await anext(looks)
 
 
@@ -71,11 +69,9 @@ async def _watch(client: "SessionServerClient", limit: int) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    looks = _look(client, limit)
-    with Live(draw(await anext(looks)), console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            screen.update(draw(await anext(looks)), refresh=True)
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
+        async for reading in _look(client, limit):
+            screen.update(draw(reading), refresh=True)
 
 
 async def _look(client: "SessionServerClient", limit: int) -> "AsyncIterator[Reading]":
@@ -84,6 +80,7 @@ async def _look(client: "SessionServerClient", limit: int) -> "AsyncIterator[Rea
     live = LiveSessions()
     while True:
         yield await read_server(client, live, time.monotonic(), limit=limit, deadline_s=_DEADLINE_S)
+        await asyncio.sleep(_EVERY_S)
 
 
 def _to_json(reading: "Reading") -> "Json":
@@ -104,10 +101,12 @@ def draw(reading: "Reading") -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
+    from harness.cli.live_table import live_table
+
     facts = [*reading.facts(), *(("problem", each) for each in reading.listed.problems)]
     return Group(Text("\n".join(fact_lines(facts))), Text(""), live_table(reading.live, name_width=_ID_SHOWN))
 
 
-def fact_lines(facts: "Iterable[Fact]") -> Iterator[str]:
+def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a printable line for each fact."""
     return (f"{name:<9} {printable(words)}" for name, words in facts)

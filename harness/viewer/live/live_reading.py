@@ -11,9 +11,6 @@ from harness.viewer.run_view import SessionLine
 _WINDOW_S = 10.0
 """Time that the speed of all sessions covers."""
 
-Fact = tuple[str, str]
-"""A name and its words, not yet printable."""
-
 
 class LiveSessions:
     """Sessions by name, with their speeds; times are seconds of one clock."""
@@ -27,12 +24,8 @@ class LiveSessions:
     def look(self, sessions: Mapping[str, SessionSummary], tokens: int, now: float) -> None:
         """Record the sessions, and the tokens of these and all others so far."""
         seconds = now - self._seen[-1][0] if self._seen else 0.0
-        before = self.sessions if seconds > 0 else {}
-        self.rates = {
-            name: max(0.0, (each.tokens - before[name].tokens) / seconds)
-            for name, each in sessions.items()
-            if name in before
-        }
+        both = self.sessions.keys() & sessions.keys() if seconds > 0 else ()
+        self.rates = {each: max(0.0, (sessions[each].tokens - self.sessions[each].tokens) / seconds) for each in both}
         self.sessions = sessions
         self._seen.append((now, tokens))
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
@@ -53,10 +46,9 @@ class Reading(NamedTuple):
     gate: GateReport
     listed: SessionList
     live: LiveSessions
-    """The listed sessions."""
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield all sessions, the gate, and each hold and worker."""
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield name and words of all sessions, the gate, and each hold and worker; not yet printable."""
         totals = self.listed.totals
         states = ", ".join(f"{count} {state}" for state, count in sorted(totals.states.items())) or "none"
         since_start = f"{totals.turns:,} turns, {totals.tokens:,} tokens since the start"
@@ -78,7 +70,7 @@ async def read_server(
     return Reading(gate, listed, live)
 
 
-def gate_facts(gate: GateReport) -> Iterator[Fact]:
+def gate_facts(gate: GateReport) -> Iterator[tuple[str, str]]:
     """Yield the state of the gate, then holder, kind and remaining time of each hold."""
     yield "gate", f"{gate.state}, {gate.held} requests wait"
     for hold in gate.holds:

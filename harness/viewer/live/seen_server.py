@@ -35,7 +35,6 @@ class SeenSession:
     def __init__(self, summary: SessionSummary, place: int) -> None:
         self.summary = summary
         self.rate: float | None = None
-        """Tokens per second."""
         self.is_gone = False
         self.version = 0
         self._place = place
@@ -89,8 +88,8 @@ class SeenSession:
             for time, seen_in in self._times.values()
             if seen_in > version
         ]
-        data = line_data(line, None, times)
-        return {**data, "created_at": self.summary.created_at, "place": self._place, "is_gone": self.is_gone}
+        others = {"created_at": self.summary.created_at, "place": self._place, "is_gone": self.is_gone}
+        return {**line_data(line, None, times), **others}
 
 
 class SeenServer:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import chain
 from typing import Any, NamedTuple
 
 import httpx
@@ -106,10 +105,13 @@ async def test_the_page_says_what_top_says():
         for each in growing
     ]
     gate = http_answer(200, {**GATE, "state": "paused", "holds": [{"holder": "it", "kind": "pause", "ends_in_s": 9.0}]})
-    nothing = http_answer(200, {"now": 1.0, "holds": []})
-    answers = [(gate, http_answer(200, to_builtins(each)), nothing, nothing) for each in listed]
+    holds, times = http_answer(200, {"now": 1.0, "holds": []}), http_answer(200, {"now": 1.0, "times": {}})
+    first_list, second_list = (http_answer(200, to_builtins(each)) for each in listed)
     clock = SetClock()
-    async with canned_server(*chain(*answers)) as canned, SessionServerClient(canned.url) as server:
+    async with (
+        canned_server(gate, first_list, holds, times, gate, second_list, holds) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
         look = LiveLook(server, toy_tokenizer(), clock)
         first: Any = await look.tell(NOTHING)
         clock.now += 60
@@ -163,23 +165,3 @@ async def test_of_the_sessions_that_browsers_have_open_the_last_are_kept():
     assert read_again == f"/{sessions[0].session_id}"
     assert len(again["session"]["turns"]) == 1
     assert not any(sessions[9].session_id in each for each in scene.asked)
-
-
-async def test_a_server_that_once_did_not_know_what_it_was_asked_is_asked_again():
-    """After a while: what it was taken for, a server of an earlier version, may be gone, or never have been there."""
-    gate, listed = http_answer(200, GATE), http_answer(200, {"sessions": []})
-    first, others, last = http_answer(200, b"<html>"), [gate, listed] * 29, http_answer(200, {"now": 1.0, "holds": []})
-    clock = SetClock()
-    async with (
-        canned_server(gate, listed, first, *others, gate, listed, last) as canned,
-        SessionServerClient(canned.url) as server,
-    ):
-        look = LiveLook(server, toy_tokenizer(), clock)
-        missing: list[list[str]] = []
-        for _ in range(31):
-            clock.now += 60
-            told: Any = await look.tell(NOTHING)
-            missing.append(told["facts"]["missing"])
-
-    assert [bool(each) for each in missing] == [True] * 30 + [False]
-    assert "earlier version" in missing[0][0]

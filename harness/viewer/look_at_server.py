@@ -13,8 +13,6 @@ from harness.viewer.look import find_tokenizer
 from harness.viewer.run_view import Band, RunView, hold_band
 from harness.viewer.session_view import SessionView
 
-_HOLDS_S = 30.0
-
 
 def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
     """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
@@ -24,7 +22,7 @@ def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None)
         missing, bands = list[str](), list[Band]()
         folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
         with say_missing("its pauses", missing):
-            bands += map(hold_band, (await server.hold_times(deadline_s=_HOLDS_S)).holds)
+            bands += map(hold_band, (await server.hold_times(deadline_s=server.deadlines.read_s)).holds)
         return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
 
     return ask_server(address, look)

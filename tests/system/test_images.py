@@ -73,7 +73,7 @@ def _build(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.timeout(600)  # two builds
 async def test_the_images_start_as_compose_starts_them(build: Callable[[str], str], tmp_path: Path) -> None:
-    """Gateway, router and page, without privileges, on a read-only root. A turn goes through; SIGTERM ends each."""
+    """Gateway, router and page, without privileges, on a read-only root: a turn goes through, and SIGTERM ends them."""
     write_small_tokenizer(tmp_path / "store" / "tokenizer")
     for place in (tmp_path / "store", tmp_path / "store" / "tokenizer"):
         os.chown(place, 10001, 10001)

@@ -116,12 +116,13 @@ class SeenServer:
         self.version += 1
         for summary in sorted(listed.sessions, key=lambda each: each.created_at):
             seen = self._sessions.get(summary.session_id)
+            rate = rates.get(summary.session_id) if summary.turns_in_flight else None
             if seen is None or seen.summary.created_at != summary.created_at:  # the id may be used again
                 seen = self._sessions[summary.session_id] = SeenSession(summary, self._places)
                 self._places += 1
                 self._touch(seen)
-            elif (seen.summary, seen.rate) != (summary, rates.get(summary.session_id)) or seen.is_gone:
-                seen.summary, seen.rate, seen.is_gone = summary, rates.get(summary.session_id), False
+            elif (seen.summary, seen.rate) != (summary, rate) or seen.is_gone:
+                seen.summary, seen.rate, seen.is_gone = summary, rate, False
                 self._touch(seen)
             self._gone.pop(summary.session_id, None)
         if not listed.problems:

@@ -40,7 +40,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "diff-wide": ("Enter",),
     "diff-narrow": ("Enter",),
     "live-wide": ("Enter",),
-    "live-narrow": (),
+    "live-narrow": ("t", "Escape"),
 }
 _SCHEMES: Mapping[str, Literal["light", "dark"]] = {
     **dict.fromkeys(("run-narrow", "training-wide", "diff-narrow", "live-wide"), "dark")
@@ -82,7 +82,7 @@ async def _take(browser: Browser, page: Path | str, name: str, folder: Path, awa
         await sight.page.set_viewport_size({"width": WIDTHS[width], "height": _HEIGHTS[width]})
         await sight.until("sessions", awaited)
         await sight.press(*_KEYS[name])
-        if awaited and _KEYS[name]:
+        if awaited and "Enter" in _KEYS[name]:
             await sight.until("conversation", "Is it")
         await sight.page.screenshot(path=folder / f"view-{name}.png")
 

@@ -1,7 +1,4 @@
-"""Views of a running server's sessions, which may change or end meanwhile.
-
-Servers of an earlier version do not report their holds, which are then missing.
-"""
+"""Views of a running server's sessions, which may change or end meanwhile."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,22 +8,21 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import TokenizerName
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.live.live_reading import live_line
 from harness.viewer.look import find_tokenizer
-from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
+from harness.viewer.run_view import Band, RunView, hold_band
 from harness.viewer.session_view import SessionView
-
-_HOLDS_S = 30.0
 
 
 def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
     """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
 
     async def look(server: SessionServerClient) -> RunView:
-        lines = [SessionLine(each.session_id, turns=each.turns) for each in await server.sessions()]
+        lines = [live_line(each) for each in await server.sessions()]
         missing, bands = list[str](), list[Band]()
         folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
         with say_missing("its pauses", missing):
-            bands += map(hold_band, (await server.hold_times(deadline_s=_HOLDS_S)).holds)
+            bands += map(hold_band, (await server.hold_times(deadline_s=server.deadlines.read_s)).holds)
         return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
 
     return ask_server(address, look)
@@ -37,26 +33,24 @@ def tokenizer_of(described: ServerDescription) -> TokenizerName:
     return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
 
 
-def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:
-    """Return a session of the server. Raises `SessionServerError`, or `RunError` if it is gone."""
-    record = ask_server(address, lambda server: server.record(session_id))
-    if record.get("phase") == "unknown":
-        raise RunError(f"{address.url} does not have session {session_id} any more")
-    return SessionView.of(record)
-
-
 def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
-    """Return `look_into_server` for many sessions. It does not wait again for a server that is gone."""
+    """Return a reader of sessions that raises `SessionServerError`, and `RunError` for a session that is gone.
+
+    It does not wait again for a server that is gone.
+    """
     gone: list[SessionServerError] = []
 
     def look(session_id: str) -> SessionView:
         if gone:
             raise gone[0]
         try:
-            return look_into_server(address, session_id)
+            record = ask_server(address, lambda server: server.record(session_id))
         except SessionServerError as error:
             if not error.status:
                 gone.append(error)
             raise
+        if record.get("phase") == "unknown":
+            raise RunError(f"{address.url} does not have session {session_id} any more")
+        return SessionView.of(record)
 
     return look

@@ -1,27 +1,34 @@
 """The images of `deploy/`: built without a network, and started as `compose.yaml` starts them."""
 
+import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
+import pip
 import pytest
 import yaml
 from typer.main import get_command
 
+from deploy.clean_environments import MEGABYTE
 from harness.cli.main import app
 from harness.lab.models.small_tokenizer import write_small_tokenizer
-from harness.machine.uv import run_uv_blocking
 from harness.server.settings import ServerSettings
 from tests.checkout import ROOT
+from tests.fake_engines.workers import worker_processes
 from tests.sandbox_programs import configure_podman, podman_image, require_program
+from tests.system.relay.relayed import free_port
 
 DEPLOY = ROOT / "deploy"
 START_S = 60.0
@@ -34,59 +41,95 @@ def podman(*arguments: str | Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture(name="image")
-def _image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """All of the server's image but its packages, on a base of this machine's files."""
+@pytest.fixture(name="build")
+def _build(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Builds a target without a network, on a base of this machine's files, and returns the image's name."""
     require_program("podman")
     configure_podman(tmp_path, monkeypatch)
-    name = f"localhost/harness-server-test:{uuid4().hex[:12]}"
-    podman(
-        *("build", "--quiet", "--network", "none", "--format", "docker", "--tag", name, "--target", "runtime"),
-        *("--build-arg", f"BASE={podman_image()}", "--file", DEPLOY / "Dockerfile", tmp_path),
-    )
-    yield name
-    podman("image", "rm", "--force", name)
+    context, tag = tmp_path / "context", uuid4().hex[:12]
+    smg = re.findall(r"smg==\S+", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    download = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", context / "wheels")
+    subprocess.run((*download, wheel, "aiohttp", "setuptools", *smg), check=True, timeout=280)
+    shutil.copy(wheel, context)
+    shutil.copytree(Path(pip.__file__).parent, context / "pip")
+    (context / "Dockerfile").write_text(f"FROM {podman_image()}\nENV PYTHONPATH=/pip\nCOPY pip /pip/pip\n")
+    names = [f"localhost/harness-builder:{tag}"]
+    podman("build", "--quiet", "--network", "none", "--tag", names[0], context)
+
+    def build(target: str) -> str:
+        names.append(f"localhost/harness-{target}:{tag}")
+        podman(
+            *("build", "--quiet", "--network", "none", "--format", "docker", "--layers=false"),
+            *("--tag", names[-1], "--target", target),
+            *("--build-arg", f"BUILDER={names[0]}", "--build-arg", f"BASE={podman_image()}"),
+            *("--build-arg", "PIP_ARGS=--no-index --find-links /dist/wheels"),
+            *("--file", DEPLOY / "Dockerfile", context),
+        )
+        return names[-1]
+
+    yield build
+    podman("image", "rm", "--force", *names)
 
 
-@pytest.fixture(name="packages")
-def _packages(wheel: Path, tmp_path: Path) -> Path:
-    """What the image has at /opt/harness, for the Python of the base."""
-    place = tmp_path / "packages"
-    run_uv_blocking("pip", "install", "--target", str(place), "--python", sys.executable, str(wheel), deadline_s=280)
-    return place
-
-
-def test_the_server_starts_without_privileges_and_ends_in_order(image: str, packages: Path, tmp_path: Path) -> None:
-    """As user 10001, on a read-only root, without capabilities; healthy, and exit code 0 after SIGTERM."""
-    store = tmp_path / "store"
-    write_small_tokenizer(store / "tokenizer")
-    for place in (store, store / "tokenizer"):
+@pytest.mark.timeout(600)  # two builds
+async def test_the_images_start_as_compose_starts_them(build: Callable[[str], str], tmp_path: Path) -> None:
+    """Gateway, router and page, without privileges, on a read-only root: a turn goes through, and SIGTERM ends them."""
+    write_small_tokenizer(tmp_path / "store" / "tokenizer")
+    for place in (tmp_path / "store", tmp_path / "store" / "tokenizer"):
         os.chown(place, 10001, 10001)
+    gateway, server = build("gateway"), build("server")
+    at, volume = free_port(), f"{tmp_path / 'store'}:/store"
+    given = {"HARNESS_ADMIN_TOKEN": "t0ken", "HARNESS_TOKENIZER": "/store/tokenizer", "HARNESS_PUBLIC_URL": ""}
+    given["HARNESS_ROUTER_URL"] = f"http://127.0.0.1:{at}"
+    async with AsyncExitStack() as stack:
+        worker = await (await stack.enter_async_context(worker_processes())).start()
+        start = partial(started, stack, given)
+        start("gateway", gateway, "--host=127.0.0.1", f"--port={at}", f"--worker-urls={worker.url}")
+        router = start("router", server, "--json", volume=volume)
+        url = await asyncio.to_thread(announced, router)
+        page = start("page", server, f"--server={url}", "--port=0", "--json")
+        shown = await asyncio.to_thread(announced, page)
+        async with httpx.AsyncClient(timeout=60) as http:
+            asked = await http.post(f"{url}/sessions", json={}, headers={"authorization": "Bearer t0ken"})
+            key = {"authorization": f"Bearer {asked.json()['api_key']}"}
+            body = {"model": "any", "messages": [{"role": "user", "content": "Begin."}]}
+            turn = await http.post(f"{url}/v1/chat/completions", json=body, headers=key)
+            assert turn.status_code == 200, turn.text
+            assert "harness view" in (await http.get(shown)).text
+            assert (await http.get(f"{url}/router/health")).status_code == 200
+        for container in (page, router):
+            await asyncio.to_thread(podman, "stop", "--time", "30", container)
+            assert json.loads(podman("inspect", container))[0]["State"]["ExitCode"] == 0, podman("logs", container)
+    described = json.loads(podman("image", "inspect", server))[0]
+    assert (described["Config"]["User"], described["Config"]["StopSignal"]) == ("10001:10001", "SIGTERM")
+    assert described["Healthcheck"]["Test"][0] == "CMD"
+    assert described["Size"] / MEGABYTE <= 250
+    assert (tmp_path / "store" / "sessions.db").is_file()
+
+
+def started(
+    stack: AsyncExitStack, given: dict[str, str], name: str, image: str, *options: str, volume: str = ""
+) -> str:
+    """Start a service of compose.yaml, with `options` and variables `given` in the place of its own."""
+    service = COMPOSE[name]
+    replaced = {each.partition("=")[0] for each in options}
+    own = [each for each in service["command"] if each.partition("=")[0] not in replaced]
     container = podman(
-        *("run", "--detach", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
-        *("--security-opt", "no-new-privileges", "--network", "host", "--env", "HARNESS_HOST=127.0.0.1"),
-        *("--env", "HARNESS_PORT=0", "--env", "HARNESS_ADMIN_TOKEN=t0ken", "--env", "PYTHONPATH=/opt/harness"),
-        *("--volume", f"{packages}:/opt/harness:ro", "--volume", f"{store}:/store", "--entrypoint", "python3", image),
-        *("-m", "harness", "serve", "--engine", "scripted", "--tokenizer", "/store/tokenizer", "--json"),
+        *("run", "--detach", "--read-only", "--network", "host"),
+        *(f"--tmpfs={each}" for each in service["tmpfs"]),
+        *(f"--cap-drop={each}" for each in service["cap_drop"]),
+        *(f"--security-opt={each}" for each in service.get("security_opt", ())),
+        *("--env=HARNESS_HOST=127.0.0.1", "--env=HARNESS_PORT=0"),
+        *(f"--env={each}={given[each]}" for each in service.get("environment", ())),
+        *((f"--volume={volume}",) if volume else ()),
+        *(image, *own, *options),
     )
-    try:
-        url = announced(container)
-        with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
-            assert answer.status == 200
-        described = json.loads(podman("inspect", container))[0]
-        podman("stop", "--time", "30", container)
-        state = json.loads(podman("inspect", container))[0]["State"]
-        assert state["ExitCode"] == 0, podman("logs", container)
-    finally:
-        podman("rm", "--force", container)
-    assert described["Config"]["User"] == "10001:10001"
-    assert described["Config"]["StopSignal"] in (15, "15", "SIGTERM")
-    assert described["Config"]["Healthcheck"]["Test"][0] == "CMD"
-    assert (store / "sessions.db").is_file()
+    stack.callback(podman, "rm", "--force", container)
+    return container
 
 
 def announced(container: str) -> str:
-    """The address that the server prints when it serves."""
+    """The address that a service prints when it serves."""
     ends_at = time.monotonic() + START_S
     while not (printed := podman("logs", container)).endswith("}"):
         assert time.monotonic() < ends_at, printed

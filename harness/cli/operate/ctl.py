@@ -15,7 +15,7 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.operate.server_option import ask_named
-from harness.cli.operate.top import gate_lines, top
+from harness.cli.operate.top import fact_lines, top
 from harness.errors import RunError, SessionServerError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
@@ -164,9 +164,11 @@ def _account() -> str:
 
 
 def _describe_gate(gate: "GateReport") -> str:
+    from harness.viewer.live.live_reading import gate_facts
+
     turns = f"{gate.turns_in_flight} turns in flight, {gate.turns_held} wait at the gate"
-    sessions = f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {turns}"
-    return "\n".join([*gate_lines(gate), sessions])
+    sessions = f"{gate.sessions}, {gate.sessions_open} accept turns; {turns}"
+    return "\n".join(fact_lines([*gate_facts(gate), ("sessions", sessions)]))
 
 
 def _exit_by(gate: "GateReport") -> None:

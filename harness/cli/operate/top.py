@@ -6,24 +6,23 @@ It sends two requests a second; the server picks the sessions. Rates need two re
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import options, output
-from harness.cli.live_sessions import LiveSessions
 from harness.cli.operate.server_option import ask_named
 from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient
-    from harness.sessions.gate import GateReport
+    from harness.rollouts.client.session_server import SessionServerClient
     from harness.types import Json
+    from harness.viewer.live.live_reading import Reading
 
 _EVERY_S = 1.0
 _DEADLINE_S = 30.0
@@ -32,30 +31,6 @@ _PLAIN_WIDTH = 120
 
 _Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Sessions to show, the busiest first.")]
 _Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where standard output is no terminal.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A server as last seen."""
-
-    gate: "GateReport"
-    listed: "SessionList"
-    live: LiveSessions
-    """The listed sessions."""
-
-    def to_json(self) -> "Json":
-        from msgspec import to_builtins
-
-        sessions = [
-            {**to_builtins(each), "tokens_per_s": self.live.rate_of(name)} for name, each in self.live.sessions.items()
-        ]
-        return {
-            "sessions": sessions,
-            "totals": {**to_builtins(self.listed.totals), "tokens_per_s": self.live.tokens_per_s},
-            "gate": to_builtins(self.gate),
-            "workers": to_builtins(self.listed.workers),
-            "problems": self.listed.problems,
-        }
 
 
 def top(
@@ -77,62 +52,61 @@ def top(
             ask_named(server, admin_token, lambda client: _watch(client, limit))
         return
 
-    async def read(client: "SessionServerClient") -> Reading:
-        live = LiveSessions()
-        await _look(client, limit, live)
-        await asyncio.sleep(_EVERY_S)
-        return await _look(client, limit, live)
-
-    reading = ask_named(server, admin_token, read)
+    reading = ask_named(server, admin_token, partial(_read_twice, limit=limit))
     if as_json:
-        output.print_json(reading.to_json())
+        output.print_json(_to_json(reading))
     else:
         show(draw(reading), plain_width=_PLAIN_WIDTH)
+
+
+async def _read_twice(client: "SessionServerClient", limit: int) -> "Reading":
+    looks = _look(client, limit)
+    await anext(looks)
+    return await anext(looks)
 
 
 async def _watch(client: "SessionServerClient", limit: int) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
+        async for reading in _look(client, limit):
+            screen.update(draw(reading), refresh=True)
+
+
+async def _look(client: "SessionServerClient", limit: int) -> "AsyncIterator[Reading]":
+    from harness.viewer.live.live_reading import LiveSessions, read_server
+
     live = LiveSessions()
-    first = draw(await _look(client, limit, live))
-    with Live(first, console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            screen.update(draw(await _look(client, limit, live)), refresh=True)
+    while True:
+        yield await read_server(client, live, time.monotonic(), limit=limit, deadline_s=_DEADLINE_S)
+        await asyncio.sleep(_EVERY_S)
 
 
-async def _look(client: "SessionServerClient", limit: int, live: LiveSessions) -> Reading:
-    listed = await client.busiest(limit, deadline_s=_DEADLINE_S)
-    live.look({each.session_id: each for each in listed.sessions}, listed.totals.tokens, time.monotonic())
-    return Reading(await client.gate().report(deadline_s=_DEADLINE_S), listed, live)
+def _to_json(reading: "Reading") -> "Json":
+    from msgspec import to_builtins
+
+    live, listed = reading.live, reading.listed
+    return {
+        "sessions": [{**to_builtins(each), "tokens_per_s": live.rates.get(i)} for i, each in live.sessions.items()],
+        "totals": {**to_builtins(listed.totals), "tokens_per_s": live.tokens_per_s},
+        "gate": to_builtins(reading.gate),
+        "workers": to_builtins(listed.workers),
+        "problems": listed.problems,
+    }
 
 
-def draw(reading: Reading) -> "RenderableType":
+def draw(reading: "Reading") -> "RenderableType":
     """Render the reading, with the server's words made printable."""
     from rich.console import Group
     from rich.text import Text
 
-    totals, gate = reading.listed.totals, reading.gate
-    states = ", ".join(f"{count} {printable(state)}" for state, count in sorted(totals.states.items())) or "none"
-    since_start = f"{totals.turns:,} turns, {totals.tokens:,} tokens since the start"
-    lines = [
-        f"sessions  {states}; {since_start}, {reading.live.tokens_per_s:.0f} tokens/s",
-        *gate_lines(gate),
-        *(f"worker    {_describe_worker(each)}" for each in reading.listed.workers),
-        *(f"problem   {printable(each)}" for each in reading.listed.problems),
-    ]
-    return Group(*map(Text, lines), Text(""), reading.live.table(name_width=_ID_SHOWN))
+    from harness.cli.live_table import live_table
+
+    facts = [*reading.facts(), *(("problem", each) for each in reading.listed.problems)]
+    return Group(Text("\n".join(fact_lines(facts))), Text(""), live_table(reading.live, name_width=_ID_SHOWN))
 
 
-def gate_lines(gate: "GateReport") -> Iterator[str]:
-    """Yield the state of the gate, then holder, kind and remaining time of each hold."""
-    yield f"gate      {gate.state}, {gate.held} requests wait"
-    for hold in gate.holds:
-        engines = ", and the engines" if hold.engines else ""
-        yield f"hold      {printable(hold.holder)}  {hold.kind}{engines}, ends in {hold.ends_in_s:.0f} s"
-
-
-def _describe_worker(worker: "SampledBy") -> str:
-    name, version = printable(worker.name) or "the engine", printable(worker.weight_version) or "-"
-    return f"{name}  version {version}, {printable(worker.fence) or 'serves'}, {worker.in_flight} in flight"
+def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a printable line for each fact."""
+    return (f"{name:<9} {printable(words)}" for name, words in facts)

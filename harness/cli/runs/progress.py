@@ -18,12 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.live_sessions import LiveSessions
+from harness.cli.live_table import live_table
 from harness.errors import Cause
 from harness.rollouts.client.session_server import SessionSummary
 from harness.server.telemetry.printable import printable
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.plan import PlannedRollout
+from harness.viewer.live.live_reading import LiveSessions
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class RunProgress:
         fitting = max(0, min(_MOST_ROWS, self._console.height - _OTHER_LINES))
         left = standing.running - min(fitting, len(standing.live.sessions))
         more = [Text(f"and {left} more", style="dim")] if left > 0 else []
-        return Group(head, standing.live.table(most=fitting), *more)
+        return Group(head, live_table(standing.live, most=fitting), *more)
 
     def _print(self, markup: str) -> None:
         self._said_at = self._clock()

@@ -10,18 +10,18 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import NamedTuple
 
-from harness.errors import HarnessError, SessionServerError
+from harness.errors import HarnessError
 from harness.machine.clock import Clock
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.live.live_reading import LiveSessions, read_server
 from harness.viewer.live.seen_record import SeenRecord
-from harness.viewer.live.seen_server import SeenServer, Standing, totals_words
+from harness.viewer.live.seen_server import SeenServer, Standing
 from harness.viewer.page.page_data import TokenTable
 
 _EVERY_S = 1.0
@@ -29,12 +29,8 @@ _EVERY_S = 1.0
 _REST = 10.0
 _ASK_S = 10.0
 _TIMES_A_LOOK = 20
-# Looks before a server is asked again for what it did not know; another one may have taken its place.
-_TOO_OLD_LOOKS = 30
 # Sessions whose tokens are kept. Others are read again.
 _OPEN = 8
-
-_TOO_OLD = "its pauses and the times of its turns: the server is of an earlier version, which does not say them"
 
 
 class BrowserState(NamedTuple):
@@ -71,6 +67,7 @@ class LiveLook:
         self._client = client
         self._tokenizer = tokenizer
         self._clock = clock
+        self._live = LiveSessions()
         self._seen = SeenServer()
         self._table = TokenTable()
         # By id and creation time, since ids may be reused.
@@ -82,30 +79,15 @@ class LiveLook:
         self._reading = asyncio.Lock()
         self._fresh_until = -math.inf
         self._holds_since = 0.0
-        # Number of looks left.
-        self._too_old_for = 0
         self._problem = ""
 
     async def look(self) -> None:
         """Look at the server now. Raises `SessionServerError`."""
-        # First, because a server that is gone fails here at once.
-        gate = await self._client.gate().report(deadline_s=_ASK_S)
-        listed = await self._client.list_all(deadline_s=_ASK_S)
-        self._seen.take_list(listed)
-        problems = [*listed.problems]
-        self._too_old_for = max(0, self._too_old_for - 1)
-        if not self._too_old_for:
-            try:
-                problems += await self._look_at_times()
-            except SessionServerError as error:
-                if error.code != "invalid_answer" and error.status != HTTPStatus.NOT_FOUND:
-                    raise
-                self._too_old_for = _TOO_OLD_LOOKS
-        missing = [*self._missing]
-        missing += [_TOO_OLD] if self._too_old_for else []
-        waiting = f", {gate.held} requests wait" if gate.held else ""
-        said = [totals_words(listed), f"gate: {gate.state}{waiting}"]
-        self._seen.take_facts({"said": said, "missing": missing, "problems": [*dict.fromkeys(problems)]})
+        reading = await read_server(self._client, self._live, self._clock(), deadline_s=_ASK_S)
+        self._seen.take_list(reading.listed, self._live.rates)
+        problems = [*reading.listed.problems, *await self._look_at_times()]
+        said = [f"{name}: {words}" for name, words in reading.facts()]
+        self._seen.take_facts({"said": said, "missing": self._missing, "problems": [*dict.fromkeys(problems)]})
 
     async def _look_at_times(self) -> list[str]:
         """Read new hold and turn times. Return the problems of shards that did not answer."""
@@ -147,7 +129,7 @@ class LiveLook:
             try:
                 await self.look()
             except HarnessError as error:
-                self._problem, self._too_old_for = error.message, 0
+                self._problem = error.message
             ended = self._clock()
             self._fresh_until = ended + max(_EVERY_S, _REST * (ended - began))
             return self._problem

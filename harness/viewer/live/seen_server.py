@@ -7,15 +7,16 @@ gets everything anew.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import NamedTuple
 
 from harness.rollouts.client.session_server import ReportedHolds, SessionList, SessionSummary, TurnTime, TurnTimes
 from harness.types import Json
+from harness.viewer.live.live_reading import live_line
 from harness.viewer.page.page_data import MOST_BANDS, MOST_GONE, line_data
-from harness.viewer.run_view import Band, SessionLine, hold_band
+from harness.viewer.run_view import Band, hold_band
 
 _GONE = "gone"
 
@@ -33,6 +34,7 @@ class SeenSession:
 
     def __init__(self, summary: SessionSummary, place: int) -> None:
         self.summary = summary
+        self.rate: float | None = None
         self.is_gone = False
         self.version = 0
         self._place = place
@@ -78,19 +80,16 @@ class SeenSession:
 
     def since(self, version: int) -> Json:
         """Return the line, with the times that changed since `version`."""
-        each = self.summary
-        state = _GONE if self.is_gone else each.state or each.phase
-        why = "the server does not have it any more: as last seen" if self.is_gone else ""
-        if each.turns_in_flight and not self.is_gone:
-            why = f"{each.turns_in_flight} in flight"
-        line = SessionLine(each.session_id, outcome=state, detail=why, turns=each.turns, sampled=each.tokens)
+        line = live_line(self.summary, self.rate)
+        if self.is_gone:
+            line = replace(line, state=_GONE, detail="the server does not have it any more: as last seen")
         times = [
             (time.began_at, time.seconds, time.status, time.index)
             for time, seen_in in self._times.values()
             if seen_in > version
         ]
-        data = line_data(line, None, times)
-        return {**data, "created_at": each.created_at, "place": self._place, "is_gone": self.is_gone}
+        others = {"created_at": self.summary.created_at, "place": self._place, "is_gone": self.is_gone}
+        return {**line_data(line, None, times), **others}
 
 
 class SeenServer:
@@ -112,17 +111,18 @@ class SeenServer:
         """Return the session with that id, or None."""
         return self._sessions.get(session_id)
 
-    def take_list(self, listed: SessionList) -> None:
-        """Record the sessions. Unlisted ones are gone, unless a shard did not answer."""
+    def take_list(self, listed: SessionList, rates: Mapping[str, float] = {}) -> None:
+        """Record the sessions and their speeds. Unlisted ones are gone, unless a shard did not answer."""
         self.version += 1
         for summary in sorted(listed.sessions, key=lambda each: each.created_at):
             seen = self._sessions.get(summary.session_id)
+            rate = rates.get(summary.session_id) if summary.turns_in_flight else None
             if seen is None or seen.summary.created_at != summary.created_at:  # the id may be used again
                 seen = self._sessions[summary.session_id] = SeenSession(summary, self._places)
                 self._places += 1
                 self._touch(seen)
-            elif seen.summary != summary or seen.is_gone:
-                seen.summary, seen.is_gone = summary, False
+            elif (seen.summary, seen.rate) != (summary, rate) or seen.is_gone:
+                seen.summary, seen.rate, seen.is_gone = summary, rate, False
                 self._touch(seen)
             self._gone.pop(summary.session_id, None)
         if not listed.problems:
@@ -203,9 +203,3 @@ class SeenServer:
         for session_id in list(self._gone)[: max(0, len(self._gone) - MOST_GONE)]:
             del self._gone[session_id]
             self._forgot_in = max(self._forgot_in, self._sessions.pop(session_id).version)
-
-
-def totals_words(listed: SessionList) -> str:
-    """Return all sessions in a sentence."""
-    states: Iterable[str] = (f"{count} {state}" for state, count in sorted(listed.totals.states.items()))
-    return f"sessions: {', '.join(states) or 'none'}; {listed.totals.turns:,} turns, {listed.totals.tokens:,} tokens"

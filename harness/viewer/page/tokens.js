@@ -207,7 +207,7 @@ function makeTokens(at) {
   const { place, from, to } = rows[at];
   const turn = session.turns[place];
   const row = make("div", from < 0 ? "tokens head" : "tokens");
-  if (from < 0) row.textContent = "turn " + turn.index + (turn.role === "main" ? "" : " \u00b7 " + turn.role);
+  if (from < 0) row.textContent = "turn " + turn.index + (turn.role === "main" ? "" : " \u00b7 " + printable(turn.role));
   const isFiltered = isAsked();
   for (let i = Math.max(0, from); i < to; i++) {
     const value = token(turn, i);

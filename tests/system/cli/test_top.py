@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 
-from harness.cli.live_sessions import LiveSessions
-from harness.cli.operate.top import Reading, draw
+from harness.cli.operate.top import draw
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.client.session_server import (
     SampledBy,
@@ -18,6 +17,7 @@ from harness.rollouts.client.session_server import (
     SessionTotals,
 )
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
+from harness.viewer.live.live_reading import LiveSessions, Reading
 from harness.viewer.terminal import show
 from tests.builders import user
 from tests.harness_command import harness

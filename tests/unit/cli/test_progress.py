@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.live_sessions import LiveSessions
 from harness.cli.runs.progress import SILENCE_S, RunProgress, RunStatus
 from harness.rollouts.client.session_server import SessionSummary
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
+from harness.viewer.live.live_reading import LiveSessions
 
 
 class _Clock:
@@ -74,7 +74,7 @@ def test_the_standing_has_pace_states_and_what_is_left():
     line = standing.words(104.0)
 
     assert line == "5 of 10 ended, 1 running (1 tool), 25 tokens/s, about 0:20 left"
-    assert standing.live.rate_of("s/5") == 10.0
+    assert standing.live.rates["s/5"] == 10.0
 
 
 def test_a_server_that_answers_slowly_has_a_speed():
@@ -83,7 +83,7 @@ def test_a_server_that_answers_slowly_has_a_speed():
     for count in range(3):
         live.look(_sessions({0: 100 * count}), 100 * count, 50.0 * count)
 
-    assert (live.tokens_per_s, live.rate_of("s/0"), live.rate_of("s/1")) == (2.0, 2.0, None)
+    assert (live.tokens_per_s, live.rates["s/0"], live.rates.get("s/1")) == (2.0, 2.0, None)
 
 
 @pytest.mark.parametrize("height", [10, 25])

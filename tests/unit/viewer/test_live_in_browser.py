@@ -73,7 +73,7 @@ async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Brow
         await sight.until("why", "1 in flight")
         grown: list[int] = []
         while len({*grown}) < 3:
-            grown += [int(count) for count in re.findall(r"(\d+) tokens", await chosen(sight))]
+            grown += [int(count) for count in re.findall(r"(\d+) tokens(?!/)", await chosen(sight))]
             await asyncio.sleep(0.05)
         flying = await sight.texts(".turn.flying")
         said = (await call)["content"]

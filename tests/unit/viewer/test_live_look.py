@@ -6,15 +6,24 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx
+from msgspec import to_builtins
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.client.session_server import (
+    SampledBy,
+    SessionList,
+    SessionServerClient,
+    SessionSummary,
+    SessionTotals,
+)
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.store.memory import MemoryStore
+from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
 from harness.types import Json
 from harness.viewer.live.live_look import BrowserState, LiveLook
+from harness.viewer.live.live_reading import LiveSessions, Reading
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import Client, SetClock
@@ -88,6 +97,41 @@ async def test_a_look_costs_what_has_changed():
     assert here == [*look, f"/times?from={one.session_id}:1", f"/{one.session_id}?since=1"]
 
 
+async def test_the_page_says_what_top_says():
+    """Totals with their speed, holds and workers; and of a session in flight its tokens per second."""
+    growing = [SessionSummary("a" * 32, "open", 0, 1, "engine", tokens) for tokens in (0, 120)]
+    listed = [
+        SessionList([each], SessionTotals({"engine": 1}, 0, each.tokens), [SampledBy("", "v3", "", 1, 1)])
+        for each in growing
+    ]
+    gate = http_answer(200, {**GATE, "state": "paused", "holds": [{"holder": "it", "kind": "pause", "ends_in_s": 9.0}]})
+    holds, times = http_answer(200, {"now": 1.0, "holds": []}), http_answer(200, {"now": 1.0, "times": {}})
+    first_list, second_list = (http_answer(200, to_builtins(each)) for each in listed)
+    clock = SetClock()
+    async with (
+        canned_server(gate, first_list, holds, times, gate, second_list, holds) as canned,
+        SessionServerClient(canned.url) as server,
+    ):
+        look = LiveLook(server, toy_tokenizer(), clock)
+        first: Any = await look.tell(NOTHING)
+        clock.now += 60
+        told: Any = await look.tell(NOTHING)
+
+    live = LiveSessions()
+    for second, each in ((0, growing[0]), (60, growing[1])):
+        live.look({each.session_id: each}, each.tokens, second)
+    hold = HoldReport("it", HoldKind.PAUSE, ends_in_s=9.0)
+    seen = Reading(GateReport(GateState.PAUSED, 0, 0, 1, 0, (hold,)), listed[1], live)
+    assert told["facts"]["said"] == [f"{name}: {words}" for name, words in seen.facts()]
+    assert told["facts"]["said"][1:] == [
+        "gate: paused, 0 requests wait",
+        "hold: it  pause, ends in 9 s",
+        "worker: the engine  version v3, serves, 1 in flight",
+    ]
+    assert "120 tokens since the start, 2 tokens/s" in told["facts"]["said"][0]
+    assert [each["sessions"][0]["why"] for each in (first, told)] == ["1 in flight", "1 in flight, 2 tokens/s"]
+
+
 async def test_any_number_of_browsers_is_one_look():
     """At once, and within the second after it; a look that failed is one, too."""
     async with looking("Understood.") as scene:
@@ -121,23 +165,3 @@ async def test_of_the_sessions_that_browsers_have_open_the_last_are_kept():
     assert read_again == f"/{sessions[0].session_id}"
     assert len(again["session"]["turns"]) == 1
     assert not any(sessions[9].session_id in each for each in scene.asked)
-
-
-async def test_a_server_that_once_did_not_know_what_it_was_asked_is_asked_again():
-    """After a while: what it was taken for, a server of an earlier version, may be gone, or never have been there."""
-    gate, listed = http_answer(200, GATE), http_answer(200, {"sessions": []})
-    first, others, last = http_answer(200, b"<html>"), [gate, listed] * 29, http_answer(200, {"now": 1.0, "holds": []})
-    clock = SetClock()
-    async with (
-        canned_server(gate, listed, first, *others, gate, listed, last) as canned,
-        SessionServerClient(canned.url) as server,
-    ):
-        look = LiveLook(server, toy_tokenizer(), clock)
-        missing: list[list[str]] = []
-        for _ in range(31):
-            clock.now += 60
-            told: Any = await look.tell(NOTHING)
-            missing.append(told["facts"]["missing"])
-
-    assert [bool(each) for each in missing] == [True] * 30 + [False]
-    assert "earlier version" in missing[0][0]

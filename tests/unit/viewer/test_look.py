@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -297,7 +298,7 @@ async def test_a_server_that_runs_is_looked_at_over_http(tmp_path: Path, capsys:
         with pytest.raises(SessionServerError):
             await asyncio.to_thread(show, server=client.url)
 
-    assert session_id[:8] in listed
+    assert re.search(rf"^ *{session_id[:8]} +tool ", listed, re.MULTILINE)
     assert f"one session: harness show --server {client.url} {session_id[:8]}" in listed
     assert "difference 0" in shown
     assert "\\x1b" in shown

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf, nan
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -242,14 +242,57 @@ async def test_filters_leave_the_sessions_that_are_asked_for(
         assert await sight.texts("#sessions .session b") == numbers
 
 
+def hostile(value: Any) -> Any:
+    """Put the hostile text in the place of every string, and a field of that name into every object."""
+    if isinstance(value, dict):
+        return {name: each if name == "session_id" else hostile(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [*map(hostile, value)]
+    return HOSTILE if isinstance(value, str) else value
+
+
 async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
-    """Tags, escape sequences and marks of direction, of an agent and of a model: shown, written out, and never run."""
+    """Tags, escape sequences and marks of direction, in every field of a record: shown, written out, and never run."""
     session = new_session()
     first = take_turn(session, [user("Begin.")], HOSTILE)
     take_turn(session, [user("Begin."), first.reply, user(HOSTILE)], "Two.")
-    view = replace(SessionView.of(session_record(session)), phase=HOSTILE)
-    line = SessionLine(view.session_id, number=0, scenario=HOSTILE, outcome=HOSTILE, last_words=HOSTILE)
-    run = RunView(HOSTILE, [line], suite=HOSTILE, starts=[{"command": [HOSTILE]}], missing=[HOSTILE])
+    record = hostile(session_record(session))
+    named: Json = {HOSTILE: HOSTILE}
+    for turn in record["turns"]:
+        turn["reply"] |= {
+            "reasoning_content": HOSTILE,
+            "tool_calls": [{"id": HOSTILE, "function": {"name": HOSTILE, "arguments": HOSTILE}}],
+        }
+        turn["notes"] = {"error": {"code": HOSTILE, "cause": HOSTILE, "message": HOSTILE}, "tool_definitions": [named]}
+        turn |= {"role": HOSTILE, "evidence": HOSTILE, "sampling": {"asked": named}, "dropped": HOSTILE}
+    view = replace(
+        SessionView.of(record), phase=HOSTILE, refusals={HOSTILE: 1}, remarks=[HOSTILE], metadata=named, inherits=named
+    )
+    (tmp_path / "agent.log").write_text(HOSTILE, "utf-8")
+    line = SessionLine(
+        view.session_id,
+        number=0,
+        scenario=HOSTILE,
+        outcome=HOSTILE,
+        cause=HOSTILE,
+        last_words=HOSTILE,
+        reward=0.0,
+        score={"figures": {HOSTILE: 1.0}, "reason": HOSTILE, "details": named},
+        score_error=HOSTILE,
+        agent_log=tmp_path / "agent.log",
+        agent_result=named,
+        inherits=HOSTILE,
+    )
+    run = RunView(
+        HOSTILE,
+        [line, replace(line, number=1)],
+        suite=HOSTILE,
+        status=HOSTILE,
+        starts=[{"command": [HOSTILE]}],
+        bands=[Band(HOSTILE, view.turns[0].created_at, None, HOSTILE)],
+        steps=[{f"reward {HOSTILE}": 1.0}],
+        missing=[HOSTILE],
+    )
     write_page(tmp_path / "run.html", Side(run, lambda _: view, toy_tokenizer()))
     written_out = "\\u{1b}[2J\\u{0}\\u{7} \\u{202e}right to left\\u{2066} \\u{2028} end"
 
@@ -263,10 +306,12 @@ async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
         assert written_out in "".join(await sight.texts(".token"))
         await sight.press("j", "7")
         assert "\\u{202e}right to left" in await sight.text("raw")
-        shown = await sight.page.evaluate("document.body.innerText")
-        assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
+        for keys in ("1", "2", "n", "3", "4", "t", "5", "6", "7", "8", "Escape", "?"):
+            await sight.press(keys)
+            shown = await sight.page.evaluate("document.body.innerText")
+            assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
         assert await sight.page.evaluate("window.owned === undefined && document.querySelectorAll('img').length === 0")
-        assert await sight.page.evaluate("document.scripts.length") == 4
+        assert await sight.page.evaluate("document.scripts.length") == 7
 
 
 async def test_text_of_both_directions_stays_in_its_place(browser: Browser, tmp_path: Path):

@@ -49,6 +49,17 @@ def test_a_browser_is_told_what_has_changed_since_its_version():
     assert [line["place"] for line in server.since(0)["sessions"]] == [0, 1, 2]
 
 
+def test_speeds_are_told_of_sessions_in_flight():
+    """The first speed of an idle one is no change: of many sessions that would be all of them."""
+    server = SeenServer()
+    both = SessionList([summary("a", in_flight=1, tokens=5), summary("b", tokens=5)])
+    server.take_list(both)
+    has = server.version
+    server.take_list(both, {"a": 0.0, "b": 0.0})
+
+    assert [line["why"] for line in server.since(has)["sessions"]] == ["1 in flight, 0 tokens/s"]
+
+
 def test_times_are_asked_of_sessions_whose_turns_have_changed():
     """From the first turn on that is not known; tokens alone change none, and one that was cut short early is known."""
     server = SeenServer()

@@ -1,0 +1,27 @@
+"""Live sessions as a table, for `harness run` and `harness ctl top`."""
+
+from itertools import islice
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.server.telemetry.printable import printable
+from harness.viewer.live.live_reading import LiveSessions
+
+_COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
+
+
+def live_table(live: LiveSessions, *, most: int | None = None, name_width: int | None = None) -> Table:
+    """Render a row for each of the first `most` sessions, with the server's words made printable."""
+    rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    rows.add_column("session", no_wrap=True)
+    rows.add_column("state", no_wrap=True)
+    for title in ("turns", "in flight", "tokens", "tokens/s"):
+        rows.add_column(title, justify="right", no_wrap=True)
+    # A terminal is drawn by another thread than the one that looks.
+    for name, each in islice(live.sessions.items(), most):
+        rate = live.rates.get(name)
+        state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
+        numbers = (f"{each.turns:,}", f"{each.turns_in_flight}", f"{each.tokens:,}")
+        rows.add_row(Text(printable(name)[:name_width]), state, *numbers, "-" if rate is None else f"{rate:.0f}")
+    return rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.errors import HarnessError, MalformedRequest, RunError, TokenizerError
-from harness.machine.deadlines import beside
+from harness.machine.deadlines import beside, to_the_end
 from harness.server.store.sqlite import list_sessions, read_record, read_rows
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rollout_table import RolloutRecord
@@ -108,7 +108,8 @@ class RunAudit:
     async def _try(self, session_ids: Sequence[str]) -> "AuditReport | None":
         try:
             weights = find_weights(self.directory)
-            return await asyncio.to_thread(audit_sessions, self.directory.database, session_ids, weights)
+            auditing = asyncio.to_thread(audit_sessions, self.directory.database, session_ids, weights)
+            return await to_the_end(auditing)  # cannot stop the thread: two at once would share the processor
         except HarnessError as error:  # an audit never ends a run
             self.say(f"audit: {error.message}")
             return None
@@ -127,6 +128,11 @@ async def auditing(
     async with beside(audit.run(), name="audit"):
         yield audit
     await audit.finish()
+
+
+def verdicts_of(report: Json | None) -> Sequence[str]:
+    """Return the sentences of a report of `read_audit`."""
+    return [] if report is None else report["verdicts"]
 
 
 def read_audit(directory: RunDirectory) -> Json | None:

@@ -119,10 +119,13 @@ class Reference:
         if key not in self._models:
             try:
                 causal = AutoModelForCausalLM.from_pretrained(
-                    self.weights[version], dtype=dtype, attn_implementation="eager", local_files_only=True
+                    self.weights[version], dtype=torch.float32, attn_implementation="eager", local_files_only=True
                 ).eval()
             except (OSError, ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load the model in {self.weights[version]}: {error}") from error
+            # Loading in another dtype would change torch's default for a local engine in this process.
+            for parameter in causal.parameters():
+                parameter.data = parameter.data.to(dtype)
             routers = Routers(causal)
             with routers.proving(), torch.inference_mode():
                 causal(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)

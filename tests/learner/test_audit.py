@@ -21,7 +21,7 @@ from harness.server.store.sqlite import SQLiteStore
 from harness.suite.run.audited import audit_sessions
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.training.audit.audit import AuditReport
-from harness.training.audit.causes import Cause
+from harness.training.audit.causes import GapCause
 from harness.types import GenerationRequest, GenerationResult, Message
 from tests.builders import user
 from tests.plain_experts import write_mixture
@@ -41,8 +41,8 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 class FaultyEngine(HuggingFaceTokenProvider):
     """The local engine, which reports what a faulty one would."""
 
-    def __init__(self, faults: frozenset[Cause], folder: Path, other: Path) -> None:
-        super().__init__(folder, dtype="bfloat16" if Cause.DTYPE in faults else "float32")
+    def __init__(self, faults: frozenset[GapCause], folder: Path, other: Path) -> None:
+        super().__init__(folder, dtype="bfloat16" if GapCause.DTYPE in faults else "float32")
         self.faults = faults
         self.other = HuggingFaceTokenProvider(other)
         self.of_session: dict[str | None, int] = {}
@@ -51,12 +51,12 @@ class FaultyEngine(HuggingFaceTokenProvider):
         assert request is not None
         number = self.of_session.setdefault(request.session_id, len(self.of_session))
         params = replace(request.params, stop_token_ids=tuple(range(3, 24)))  # this model never ends a turn
-        if Cause.SCALE in self.faults:
+        if GapCause.SCALE in self.faults:
             params = replace(params, temperature=0.9, top_k=params.top_k or 259, sampling_mask=True)
-        if Cause.MASK in self.faults:
+        if GapCause.MASK in self.faults:
             params = replace(params, sampling_mask=True)
         asked = replace(request, params=params)
-        if Cause.WORKER in self.faults and number % 2:
+        if GapCause.WORKER in self.faults and number % 2:
             result = await self.other.generate(replace(asked, rows_from=None))
         else:
             result = await super().generate(asked)
@@ -65,7 +65,7 @@ class FaultyEngine(HuggingFaceTokenProvider):
 
 
 @contextmanager
-def injected(faults: frozenset[Cause]) -> Iterator[None]:
+def injected(faults: frozenset[GapCause]) -> Iterator[None]:
     """Break the engine inside: another expert, a cache that survives an update."""
     choosing = Routers.choosing
 
@@ -80,18 +80,18 @@ def injected(faults: frozenset[Cause]) -> Iterator[None]:
             yield
 
     with pytest.MonkeyPatch.context() as patch:
-        if Cause.EXPERTS in faults:
+        if GapCause.EXPERTS in faults:
             patch.setattr(Routers, "choosing", flip)
-        if Cause.CACHE in faults:
+        if GapCause.CACHE in faults:
             patch.setattr(LocalEngine, "_forget_kv", lambda engine: None)
         yield
 
 
-async def play(faults: frozenset[Cause], folders: Sequence[Path], store: Path) -> list[str]:
+async def play(faults: frozenset[GapCause], folders: Sequence[Path], store: Path) -> list[str]:
     """Sessions of a faulty engine; its weights change after the second turn if a fault is about that."""
-    updates = faults & {Cause.CACHE, Cause.VERSION}
-    sampling = {"max_tokens": TOKENS, **({"top_p": 0.8} if Cause.MASK in faults else {})}
-    config = {"record": ["routed_experts"] if Cause.EXPERTS in faults else []}
+    updates = faults & {GapCause.CACHE, GapCause.VERSION}
+    sampling = {"max_tokens": TOKENS, **({"top_p": 0.8} if GapCause.MASK in faults else {})}
+    config = {"record": ["routed_experts"] if GapCause.EXPERTS in faults else []}
     engine = FaultyEngine(faults, folders[0], folders[2])
     chat = open_chat_tokenizer(folders[0])
     serving = serving_with(
@@ -121,36 +121,36 @@ def spoil_template(folder: Path, target: Path) -> Path:
     return target
 
 
-def audited(faults: frozenset[Cause], folders: Sequence[Path], tmp_path: Path) -> AuditReport:
+def audited(faults: frozenset[GapCause], folders: Sequence[Path], tmp_path: Path) -> AuditReport:
     tmp_path.mkdir(exist_ok=True)
     ids = asyncio.run(play(faults, folders, tmp_path / "store.db"))
-    weights = {0: folders[0], 1: folders[1]} if faults & {Cause.CACHE, Cause.VERSION} else {0: folders[0]}
-    if Cause.TEMPLATE in faults:
+    weights = {0: folders[0], 1: folders[1]} if faults & {GapCause.CACHE, GapCause.VERSION} else {0: folders[0]}
+    if GapCause.TEMPLATE in faults:
         weights[0] = spoil_template(folders[0], tmp_path / "trainer")
     return audit_sessions(tmp_path / "store.db", ids, weights)
 
 
 FAULTS = (
-    *(Cause.DTYPE, Cause.SCALE, Cause.CACHE, Cause.VERSION, Cause.MASK),
-    *(Cause.EXPERTS, Cause.WORKER, Cause.TEMPLATE),
+    *(GapCause.DTYPE, GapCause.SCALE, GapCause.CACHE, GapCause.VERSION, GapCause.MASK),
+    *(GapCause.EXPERTS, GapCause.WORKER, GapCause.TEMPLATE),
 )
 PAIRS = [*map(frozenset, combinations(FAULTS, 2))]
-SHOWN = [{Cause.DTYPE, Cause.SCALE}, {Cause.CACHE, Cause.WORKER}, {Cause.EXPERTS, Cause.TEMPLATE}]
+SHOWN = [{GapCause.DTYPE, GapCause.SCALE}, {GapCause.CACHE, GapCause.WORKER}, {GapCause.EXPERTS, GapCause.TEMPLATE}]
 
 
-def named_in(faults: frozenset[Cause], report: AuditReport) -> bool:
+def named_in(faults: frozenset[GapCause], report: AuditReport) -> bool:
     """True if the report names all faults and no other cause; changed weights are one beside a cache that did not."""
     shares = report.attribution.shares
     assert sum(share.nats for share in shares) == pytest.approx(report.attribution.gap, rel=0.1)
     assert len(report.verdicts) == max(1, len(report.named))
     named = {share.cause for share in report.named}
     # Passes that the engine made and no record has, such as other experts at other weights, stay unexplained.
-    named -= {Cause.ENGINE} if len(faults) > 1 else set()
-    return named == faults | ({Cause.VERSION} if Cause.CACHE in faults else set())
+    named -= {GapCause.ENGINE} if len(faults) > 1 else set()
+    return named == faults | ({GapCause.VERSION} if GapCause.CACHE in faults else set())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone_is_named(fault: Cause, folders: Sequence[Path], tmp_path: Path) -> None:
+def test_each_fault_alone_is_named(fault: GapCause, folders: Sequence[Path], tmp_path: Path) -> None:
     report = audited(frozenset({fault}), folders, tmp_path)
     assert named_in(frozenset({fault}), report), report.verdicts
 

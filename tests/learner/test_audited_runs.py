@@ -14,7 +14,7 @@ from harness.machine.deadlines import beside
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import RunAudit, audit_sessions, find_weights
-from harness.training.audit.causes import Cause
+from harness.training.audit.causes import GapCause
 from harness.viewer.look import look_at
 from tests.harness_command import harness
 from tests.session_servers.served import eventually
@@ -42,7 +42,7 @@ def test_a_run_names_the_causes_of_its_gap(run: Path) -> None:
     """Tokens of before the update have older weights than the trainer's."""
     result = json.loads((run / "result.json").read_text())
 
-    assert result["audit"]["named"] == [Cause.VERSION]
+    assert result["audit"]["named"] == [GapCause.VERSION]
     assert result["telemetry"]["audit/gap"] == result["audit"]["gap"] > 0.05
     assert result["telemetry"]["audit/version"] == pytest.approx(result["audit"]["gap"], rel=0.1)
     by_version = {row["value"]: row["gap"] for row in result["audit"]["groups"]["version"]}

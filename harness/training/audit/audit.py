@@ -9,20 +9,20 @@ import numpy.typing as npt
 
 from harness.errors import RunError
 from harness.training.audit.branches import AuditedBranch, is_replayable
-from harness.training.audit.causes import FLOOR, Attribution, Cause, Share
+from harness.training.audit.causes import FLOOR, Attribution, GapCause, Share
 from harness.training.audit.reference import TEMPERATURES, Reference
 from harness.types import Json
 
-NEXT_STEPS: Mapping[Cause, str] = {
-    Cause.VERSION: "tokens are older than the trainer's weights: lower `limits.staleness`, or weight by importance",
-    Cause.CACHE: "the engine read a cache of older weights: flush it at updates",
-    Cause.TEMPLATE: "the trainer's chat template is another one: train the recorded token ids",
-    Cause.EXPERTS: "the engine chose other experts: record and replay them (docs/replay.md)",
-    Cause.DTYPE: "the engine computes in bfloat16: serve and train in one dtype, or weight by importance",
-    Cause.MASK: "the engine left candidates out: record its masks (docs/replay.md), or sample with top_p 1 and top_k 0",
-    Cause.SCALE: "the engine reports logprobs after a temperature: sample at 1, or have it report raw ones",
-    Cause.WORKER: "one worker differs from the others: load its weights again",
-    Cause.ENGINE: "no probe explains it: compare the engine with `harness doctor`",
+NEXT_STEPS: Mapping[GapCause, str] = {
+    GapCause.VERSION: "tokens are older than the trainer's weights: lower `limits.staleness`, or weight by importance",
+    GapCause.CACHE: "the engine read a cache of older weights: flush it at updates",
+    GapCause.TEMPLATE: "the trainer's chat template is another one: train the recorded token ids",
+    GapCause.EXPERTS: "the engine chose other experts: record and replay them (docs/replay.md)",
+    GapCause.DTYPE: "the engine computes in bfloat16: serve and train in one dtype, or weight by importance",
+    GapCause.MASK: "the engine left candidates out: record its masks (docs/replay.md), or sample from all ids",
+    GapCause.SCALE: "the engine reports logprobs after a temperature: sample at 1, or have it report raw ones",
+    GapCause.WORKER: "one worker differs from the others: load its weights again",
+    GapCause.ENGINE: "no probe explains it: compare the engine with `harness doctor`",
 }
 _BUCKETS = 10
 _Column = npt.NDArray[Any]
@@ -61,10 +61,10 @@ class AuditReport:
         """Return the cause, with the workers that have it if others do not, and the temperature."""
         causes = self.attribution.causes
         having = [worker for worker, found in causes.items() if share.cause in found]
-        if share.cause is Cause.WORKER:
+        if share.cause is GapCause.WORKER:
             having = [max(self.groups["worker"], key=lambda row: float(row["left"]))["value"]]
         where = f"{share.cause}"
-        if share.cause is Cause.SCALE:
+        if share.cause is GapCause.SCALE:
             where += f" (temperature {', '.join(sorted({f'{self.factors[worker]:g}' for worker in having}))})"
         return f"{where}, worker {', '.join(having)}: " if 0 < len(having) < len(causes) else f"{where}: "
 
@@ -91,28 +91,28 @@ class _Probes:
         self._names = [str(name) for name in np.unique(self.workers)]
         asked = {params.temperature for branch in branches for params in branch.params if params.temperature}
         self._factors = sorted({*TEMPERATURES, *asked})
-        self._read: dict[frozenset[Cause], npt.NDArray[np.float32]] = {}
+        self._read: dict[frozenset[GapCause], npt.NDArray[np.float32]] = {}
 
-    def gaps(self, causes: frozenset[Cause]) -> npt.NDArray[np.float32]:
+    def gaps(self, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
         """Return the gap of each token; with `SCALE`, at the temperature that fits its worker best."""
         found = self._probe(causes)
         own: npt.NDArray[np.float32] = found[self._factors.index(1.0)].copy()
-        for name, factor in self.temperatures(causes).items() if Cause.SCALE in causes else ():
+        for name, factor in self.temperatures(causes).items() if GapCause.SCALE in causes else ():
             own[self.workers == name] = found[self._factors.index(factor), self.workers == name]
         return own
 
-    def temperatures(self, causes: frozenset[Cause]) -> dict[str, float]:
+    def temperatures(self, causes: frozenset[GapCause]) -> dict[str, float]:
         """Return the temperature that leaves each worker the smallest gap."""
         sizes = np.abs(self._probe(causes))
         return {name: self._factors[sizes[:, self.workers == name].mean(axis=1).argmin()] for name in self._names}
 
-    def _probe(self, causes: frozenset[Cause]) -> npt.NDArray[np.float32]:
+    def _probe(self, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
         """Return the gaps [temperatures, tokens]."""
-        passes = causes - {Cause.MASK, Cause.SCALE}
+        passes = causes - {GapCause.MASK, GapCause.SCALE}
         if passes not in self._read:
             read = [self._reference.read(branch, passes, self._factors) for branch in self._branches]
             self._read[passes] = np.concatenate(read, axis=2)
-        gaps: npt.NDArray[np.float32] = self._behavior - self._read[passes][int(Cause.MASK in causes)]
+        gaps: npt.NDArray[np.float32] = self._behavior - self._read[passes][int(GapCause.MASK in causes)]
         return gaps
 
 
@@ -141,7 +141,7 @@ def audit(branches: Iterable[AuditedBranch], reference: Reference) -> AuditRepor
         "worker": probes.workers,
     }
     total = np.abs(probes.gaps(frozenset()))
-    scaled = {name: causes for name, causes in attribution.causes.items() if Cause.SCALE in causes}
+    scaled = {name: causes for name, causes in attribution.causes.items() if GapCause.SCALE in causes}
     return AuditReport(
         sum(sizes),
         len(kept),
@@ -152,17 +152,17 @@ def audit(branches: Iterable[AuditedBranch], reference: Reference) -> AuditRepor
     )
 
 
-def _candidates(branches: Sequence[AuditedBranch], reference: Reference) -> frozenset[Cause]:
+def _candidates(branches: Sequence[AuditedBranch], reference: Reference) -> frozenset[GapCause]:
     is_possible = {
-        Cause.VERSION: any((branch.versions != reference.trainer).any() for branch in branches),
-        Cause.CACHE: any(len({step.version for step in branch.recorded.passes}) > 1 for branch in branches),
-        Cause.TEMPLATE: any(branch.differs for branch in branches),
-        Cause.EXPERTS: any(is_replayable(branch.recorded.rows) for branch in branches) and reference.has_routers,
-        Cause.MASK: any(
+        GapCause.VERSION: any((branch.versions != reference.trainer).any() for branch in branches),
+        GapCause.CACHE: any(len({step.version for step in branch.recorded.passes}) > 1 for branch in branches),
+        GapCause.TEMPLATE: any(branch.differs for branch in branches),
+        GapCause.EXPERTS: any(is_replayable(branch.recorded.rows) for branch in branches) and reference.has_routers,
+        GapCause.MASK: any(
             branch.masks is not None or any(p.filters_tokens for p in branch.params) for branch in branches
         ),
-        Cause.DTYPE: True,
-        Cause.SCALE: True,
+        GapCause.DTYPE: True,
+        GapCause.SCALE: True,
     }
     return frozenset(cause for cause, possible in is_possible.items() if possible)
 

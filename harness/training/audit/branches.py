@@ -34,12 +34,12 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class BranchTokens:
     """The tokens of a branch, as one side reads them."""
 
     ids: TokenIds
     positions: npt.NDArray[np.int64]
-    """Of each audited token."""
+    """Position of each audited token."""
     passes: Sequence[Pass]
     """Passes of the engine, in order; the cache before `start` is that of earlier ones."""
     rows: SampleRows | None
@@ -61,8 +61,8 @@ class AuditedBranch:
     """A branch. Columns have one value for each audited token."""
 
     session_id: str
-    recorded: Reading
-    rendered: Reading
+    recorded: BranchTokens
+    rendered: BranchTokens
     """With the text between sampled tokens as the trainer's template renders it."""
     logprobs: Logprobs
     """As the engine reported them."""
@@ -152,7 +152,7 @@ def _positions(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> tuple[lis
     return found, end
 
 
-def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[tuple[Turn, slice]]) -> Reading:
+def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[tuple[Turn, slice]]) -> BranchTokens:
     positions, _ = _positions(turns, contexts)
     parts: list[Any] = [
         part for turn, context in zip(turns, contexts, strict=True) for part in (context, turn.output_ids)
@@ -167,7 +167,7 @@ def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[t
             stop = before + span.end
             passes.append(Pass(start, before + span.start, stop, version_of(span)))
             start = stop
-    return Reading(
+    return BranchTokens(
         as_ids(np.concatenate(parts)),
         np.concatenate([place[part] for place, (_, part) in zip(positions, taken, strict=True)]),
         passes,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from harness.types import Json
 
 
-class Cause(StrEnum):
+class GapCause(StrEnum):
     """Respect in which engine and trainer differ."""
 
     VERSION = "version"
@@ -38,15 +38,15 @@ class Cause(StrEnum):
     SCALE = "scale"
     """The engine's logprob is after a temperature."""
     WORKER = "worker"
-    """One worker's tokens stay unexplained, unlike the others'."""
+    """One worker's tokens stay unexplained, and those of the others do not."""
     ENGINE = "engine"
     """No probe explains it."""
 
 
-PROBED = tuple(cause for cause in Cause if cause not in (Cause.WORKER, Cause.ENGINE))
-"""Causes that a reference can follow, in the order of `Cause`."""
+PROBED = tuple(cause for cause in GapCause if cause not in (GapCause.WORKER, GapCause.ENGINE))
+"""Causes that a reference can follow, in the order of `GapCause`."""
 
-Gaps = Callable[[frozenset[Cause]], npt.NDArray[np.float32]]
+Gaps = Callable[[frozenset[GapCause]], npt.NDArray[np.float32]]
 """From the causes that the reference follows to the gap of each token: the engine's logprob less the reference's."""
 
 FLOOR = 1e-4
@@ -60,7 +60,7 @@ _DRAWS = 400
 class Share(NamedTuple):
     """Share of one cause in the mean absolute gap, in nats, with its 95 % interval over branches."""
 
-    cause: Cause
+    cause: GapCause
     nats: float
     low: float
     high: float
@@ -76,13 +76,13 @@ class Attribution:
     """Absolute gap of each token that stays once the reference follows the engine in the needed causes."""
     shares: Sequence[Share]
     """Largest first; they add up to `gap`. Includes `WORKER` and `ENGINE`."""
-    causes: Mapping[str, frozenset[Cause]]
+    causes: Mapping[str, frozenset[GapCause]]
     """Needed causes by worker."""
 
     @property
     def named(self) -> list[Share]:
         """Return the shares above the floor; what no probe explains, above a twentieth of the gap too."""
-        least = {Cause.WORKER: self.gap / 20, Cause.ENGINE: self.gap / 20}
+        least = {GapCause.WORKER: self.gap / 20, GapCause.ENGINE: self.gap / 20}
         return [share for share in self.shares if share.nats >= max(FLOOR, least.get(share.cause, 0.0))]
 
     def to_json(self) -> Json:
@@ -94,12 +94,12 @@ class Attribution:
 
     @classmethod
     def of(
-        cls, gaps: Gaps, candidates: frozenset[Cause], workers: npt.NDArray[np.str_], branches: npt.NDArray[np.int32]
+        cls, gaps: Gaps, candidates: frozenset[GapCause], workers: npt.NDArray[np.str_], branches: npt.NDArray[np.int32]
     ) -> Self:
         """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`."""
         sizes = cache(lambda causes: np.abs(gaps(causes)))
         needed, usual = _find_by_worker(sizes, candidates, workers)
-        parts = {cause: np.zeros(len(workers), np.float32) for cause in Cause}
+        parts = {cause: np.zeros(len(workers), np.float32) for cause in GapCause}
         left = np.zeros(len(workers), np.float32)
         for name, causes in needed.items():
             own = workers == name
@@ -109,7 +109,7 @@ class Attribution:
             rest = _mean(left, own)
             odd = max(0.0, rest - usual) if rest > max(_OUTLIER * usual, FLOOR) else 0.0
             rounded = min(rest - odd, _rounding(gaps, causes, own))
-            of_rest = {Cause.WORKER: odd, Cause.DTYPE: rounded, Cause.ENGINE: rest - odd - rounded}
+            of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: rest - odd - rounded}
             for cause, nats in of_rest.items():
                 parts[cause][own] += left[own] * (nats / max(rest, 1e-12))
         shares = [_share(cause, part, branches) for cause, part in parts.items() if part.any()]
@@ -118,8 +118,8 @@ class Attribution:
 
 
 def _find_by_worker(
-    sizes: Gaps, candidates: frozenset[Cause], workers: npt.NDArray[np.str_]
-) -> tuple[dict[str, frozenset[Cause]], float]:
+    sizes: Gaps, candidates: frozenset[GapCause], workers: npt.NDArray[np.str_]
+) -> tuple[dict[str, frozenset[GapCause]], float]:
     """Return the needed causes of each worker, and the mean gap that the best one keeps."""
     own = {str(name): workers == name for name in np.unique(workers)}
     needed = {name: find_needed(sizes, candidates, mask) for name, mask in own.items()}
@@ -135,7 +135,7 @@ def _find_by_worker(
     return needed, usual
 
 
-def find_needed(sizes: Gaps, candidates: frozenset[Cause], own: npt.NDArray[np.bool_]) -> frozenset[Cause]:
+def find_needed(sizes: Gaps, candidates: frozenset[GapCause], own: npt.NDArray[np.bool_]) -> frozenset[GapCause]:
     """Return the causes without which the gaps grow, on the tokens of the mask `own`."""
     needed = candidates
     while True:
@@ -147,19 +147,19 @@ def find_needed(sizes: Gaps, candidates: frozenset[Cause], own: npt.NDArray[np.b
         needed -= {min(idle, key=without.__getitem__)}
 
 
-def _worse(cause: Cause) -> float:
+def _worse(cause: GapCause) -> float:
     # Another implementation in bfloat16 rounds differently, so that following it shrinks the gap little.
-    return _WORSE_ROUNDED if cause is Cause.DTYPE else _WORSE
+    return _WORSE_ROUNDED if cause is GapCause.DTYPE else _WORSE
 
 
-def _rounding(gaps: Gaps, causes: frozenset[Cause], own: npt.NDArray[np.bool_]) -> float:
+def _rounding(gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_]) -> float:
     """Return the size of bfloat16's rounding: two right implementations differ by about as much as from float32."""
-    if Cause.DTYPE not in causes:
+    if GapCause.DTYPE not in causes:
         return 0.0
-    return _mean(np.abs(gaps(causes) - gaps(causes - {Cause.DTYPE})), own)
+    return _mean(np.abs(gaps(causes) - gaps(causes - {GapCause.DTYPE})), own)
 
 
-def _shapley(sizes: Gaps, cause: Cause, causes: frozenset[Cause]) -> npt.NDArray[np.float32]:
+def _shapley(sizes: Gaps, cause: GapCause, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
     """Return the mean change of each token's gap by `cause` over all orders of `causes`."""
     others = sorted(causes - {cause})
     change = np.zeros_like(sizes(causes))
@@ -170,7 +170,7 @@ def _shapley(sizes: Gaps, cause: Cause, causes: frozenset[Cause]) -> npt.NDArray
     return change
 
 
-def _share(cause: Cause, part: npt.NDArray[np.float32], branches: npt.NDArray[np.int32]) -> Share:
+def _share(cause: GapCause, part: npt.NDArray[np.float32], branches: npt.NDArray[np.int32]) -> Share:
     # Tokens of one branch share its faults, so draw branches, not tokens.
     count = int(branches.max()) + 1
     sums, sizes = np.bincount(branches, part, count), np.bincount(branches, minlength=count)

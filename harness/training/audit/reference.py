@@ -1,8 +1,4 @@
-"""Logprobs of a branch by plain forward passes, in float32 unless they follow the engine's bfloat16.
-
-A pass follows the engine in the causes that it is told: weights of each token's version, keys and values of the version
-that read each token, the recorded prompt, experts and candidates, a temperature.
-"""
+"""Logprobs of a branch by plain forward passes, which follow the engine in the causes that they are given."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -22,8 +18,8 @@ from harness.engines.huggingface.sampling import filter_logits
 from harness.errors import ModelError
 from harness.expert_choice import Routers
 from harness.token_rows import RowState, SampleRows
-from harness.training.audit.branches import AuditedBranch, Reading
-from harness.training.audit.causes import Cause
+from harness.training.audit.branches import AuditedBranch, BranchTokens
+from harness.training.audit.causes import GapCause
 from harness.training.learner.replay import replaying
 from harness.types import TokenIds
 
@@ -60,10 +56,10 @@ class Reference:
         return self._model(self.trainer, torch.float32).routers.shape is not None
 
     def read(
-        self, branch: AuditedBranch, causes: frozenset[Cause], factors: Sequence[float]
+        self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]
     ) -> npt.NDArray[np.float32]:
         """Return logprobs [2, factors, tokens] without and with candidates, for each factor of the temperature."""
-        reading = branch.recorded if Cause.TEMPLATE in causes else branch.rendered
+        reading = branch.recorded if GapCause.TEMPLATE in causes else branch.rendered
         with torch.inference_mode():
             logits = self._logits(reading, causes)
         wanted = torch.from_numpy(reading.ids[reading.positions].astype(np.int64))[:, None]
@@ -77,25 +73,25 @@ class Reference:
             table.append([(chosen - each.logsumexp(-1)).numpy() for each in among])
         return np.asarray(table, np.float32).swapaxes(0, 1)
 
-    def _logits(self, reading: Reading, causes: frozenset[Cause]) -> Tensor:
+    def _logits(self, reading: BranchTokens, causes: frozenset[GapCause]) -> Tensor:
         """Return the logits [tokens, vocabulary] of the audited tokens."""
-        dtype = torch.bfloat16 if Cause.DTYPE in causes else torch.float32
+        dtype = torch.bfloat16 if GapCause.DTYPE in causes else torch.float32
         before, logits = reading.positions - 1, []
         cache, whole = None, {}
 
         def rows(version: int, start: int, stop: int) -> SampleRows | None:
-            if Cause.EXPERTS not in causes or reading.rows is None:
+            if GapCause.EXPERTS not in causes or reading.rows is None:
                 return None
-            if Cause.VERSION not in causes:
+            if GapCause.VERSION not in causes:
                 return reading.rows.between(start, stop)
             return reading.rows_of(version, start, stop)
 
         for step in reading.passes:
             wanted = before[(before >= step.first) & (before < step.stop)]
-            version = step.version if Cause.VERSION in causes else self.trainer
-            start, stop = (step.start, step.stop) if Cause.CACHE in causes else (0, int(before[-1]) + 1)
+            version = step.version if GapCause.VERSION in causes else self.trainer
+            start, stop = (step.start, step.stop) if GapCause.CACHE in causes else (0, int(before[-1]) + 1)
             ids, told = reading.ids[start:stop], rows(version, start, stop)
-            if Cause.CACHE in causes:
+            if GapCause.CACHE in causes:
                 cache = _crop(cache, start)
                 found = self._pass(ids, told, version, dtype, cache)
             elif version not in whole:

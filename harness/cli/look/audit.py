@@ -10,6 +10,8 @@ from harness.cli import options, output
 if TYPE_CHECKING:
     from harness.training.audit.audit import AuditReport
 
+_SHOWN = 10
+
 _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
 _Sessions = Annotated[list[str] | None, typer.Argument(metavar="SESSION", help="Ids of sessions.  [default: all]")]
 _Weights = Annotated[
@@ -58,7 +60,7 @@ def _describe(found: "AuditReport") -> str:
         for each in found.attribution.shares
     ]
     for name, rows in found.groups.items():
-        means = ", ".join(f"{row['value']}: {row['gap']:.3g} ({row['left']:.2g} unexplained)" for row in rows[:8])
-        lines.append(f"by {name}: {means}")
+        means = ", ".join(f"{row['value']}: {row['gap']:.3g}" for row in rows[:_SHOWN])
+        lines += [f"by {name}: {means}"] if len(rows) > 1 else []
     lines += [f"left out: {count} branches, {reason}" for reason, count in found.left_out.items()]
     return "\n".join([*lines, *found.verdicts])

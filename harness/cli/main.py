@@ -18,7 +18,7 @@ from harness._version import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
 from harness.cli.installation import completion, doctor
 from harness.cli.log_options import add_log_options
-from harness.cli.look import diff, replay, report, show, view
+from harness.cli.look import audit, diff, replay, report, show, view
 from harness.cli.operate import ctl, sandboxes, sessions
 from harness.cli.runs import exec as exec_
 from harness.cli.runs import fork, run, train
@@ -44,6 +44,7 @@ _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
         "report": report.report,
         "diff": diff.diff,
         "replay": replay.replay,
+        "audit": audit.audit,
         "fork": fork.fork,
         "values": fork.values,
     },

@@ -25,6 +25,7 @@ from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rollout_table import RolloutRecord, read_rollouts, read_superseded
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.audited import read_audit
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
@@ -138,6 +139,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     ledger = None
     bands: list[Band] = []
     bands += read("its faults", lambda: _fault_bands(directory), [])
+    audit = read("its audit", lambda: read_audit(directory), None)
     if directory.database.is_file():
         bands += read("its pauses", lambda: _hold_bands(directory.database), [])
         stored = read("its sessions", lambda: list_sessions(directory.database), {})
@@ -166,6 +168,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         versions=lock.versions,
         tokenizer=tokenizer,
         ledger=ledger,
+        audit=audit,
         bands=sorted(bands, key=lambda band: band.begin),
         steps=steps,
         missing=missing,

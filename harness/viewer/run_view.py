@@ -154,6 +154,8 @@ class RunView:
     tokenizer: Path | None = None
     """Folder of the run's tokenizer on this machine."""
     ledger: Json | None = None
+    audit: Json | None = None
+    """Report of the run's audit."""
     bands: Sequence[Band] = ()
     steps: Sequence[Mapping[str, float]] = ()
     """Figures of each training step."""

@@ -86,7 +86,18 @@ def _choose(logits: Tensor, row: SamplingRow) -> _Choice:
         logits = logits.index_fill(0, torch.tensor(row.forbidden), -torch.inf)
     if row.params.temperature == 0:
         return _Choice(int(logits.argmax()))
-    params, scaled = row.params, (logits - logits.max()) / row.params.temperature
+    scaled = filter_logits(logits, row.params)
+    # Double precision: with steps of 2**-24, one of 50,000 candidates would draw an exact zero, and win, several times
+    # in a thousand tokens.
+    key = np.array([row.seed & _WORD, row.position], np.uint64)
+    noise = np.random.Generator(np.random.Philox(key=key)).standard_exponential(scaled.numel())
+    np.log(noise, out=noise)
+    return _Choice(int(np.subtract(scaled.numpy(), noise, out=noise).argmax()), scaled)
+
+
+def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Return `logits` [vocabulary] after temperature, minus infinity where an id is no candidate."""
+    scaled = (logits - logits.max()) / params.temperature
     top_k = params.top_k or (MAX_MASK_IDS if params.sampling_mask else 0)
     if 0 < top_k < scaled.numel():
         scaled[scaled < scaled.topk(top_k).values[-1]] = -np.inf
@@ -94,12 +105,7 @@ def _choose(logits: Tensor, row: SamplingRow) -> _Choice:
         scaled[scaled < _top_p_threshold(scaled, params.top_p)] = -np.inf
     if params.min_p > 0:
         scaled[scaled < scaled.max() + np.log(params.min_p)] = -np.inf
-    # Double precision: with steps of 2**-24, one of 50,000 candidates would draw an exact zero, and win, several times
-    # in a thousand tokens.
-    key = np.array([row.seed & _WORD, row.position], np.uint64)
-    noise = np.random.Generator(np.random.Philox(key=key)).standard_exponential(scaled.numel())
-    np.log(noise, out=noise)
-    return _Choice(int(np.subtract(scaled.numpy(), noise, out=noise).argmax()), scaled)
+    return scaled
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:

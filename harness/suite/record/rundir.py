@@ -7,6 +7,7 @@
     trials/<n>/        logs, tests, reward and Harbor result of rollout n of a Harbor task
     checkpoints/<n>/   weights of version n; weights.json reports updates
     faults.jsonl       one line per firing
+    audit.json         causes of the gap between engine and trainer
     witness.json       the engines' token counts, against the ledger
     samples.jsonl      samples for a trainer; with pyarrow also samples.parquet
     result.json        report; written last, so it marks a complete run
@@ -97,6 +98,10 @@ class RunDirectory:
     @property
     def weights(self) -> Path:
         return self.path / "weights.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.path / "audit.json"
 
     @property
     def faults(self) -> Path:

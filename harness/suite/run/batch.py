@@ -25,6 +25,7 @@ from harness.suite.judge.reward import Score, score_session
 from harness.suite.judge.trial import TaskImages, Trial
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.audited import RunAudit
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import OwnServices, Services
@@ -66,6 +67,8 @@ class RolloutBatch:
     """Injector of faults; None without faults."""
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
+    audit: RunAudit | None = None
+    """Audit of some rollouts; None without one."""
     images: TaskImages = field(default_factory=TaskImages)
     goes_on: bool = False
     """True if final rollouts, too, begin with their records."""
@@ -117,6 +120,8 @@ class RolloutBatch:
         if rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
+        if self.audit is not None:
+            self.audit.add(record)
         if trial is not None:
             await asyncio.to_thread(trial.write_result, record)
         if problem is not None:

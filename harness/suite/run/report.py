@@ -182,6 +182,8 @@ class RunReport:
     """Number of exported samples."""
     has_parquet: bool
     seconds: float
+    audit: Json | None = None
+    """Report of the run's audit."""
     is_guarded: bool = False
     """True if an engine proved its repeat guard."""
 
@@ -211,6 +213,7 @@ class RunReport:
                 for sample in record.samples
             ),
             "rollout/proximal_share_of_possible": possible.share,
+            **audit_figures(self.audit),
         }
 
     def to_json(self) -> Json:
@@ -225,8 +228,16 @@ class RunReport:
             "ledger": ledger_json(self.ledger),
             "witness": self.witness.to_json(),
             "telemetry": self.telemetry,
+            **({} if self.audit is None else {"audit": self.audit}),
             "scenarios": [scenario.to_json() for scenario in self.scenarios],
         }
+
+
+def audit_figures(audit: Json | None) -> Json:
+    """Return the mean gap in nats, and the share of each cause."""
+    if audit is None:
+        return {}
+    return {"audit/gap": audit["gap"], **{f"audit/{each['cause']}": each["nats"] for each in audit["shares"]}}
 
 
 def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:

@@ -29,6 +29,7 @@ from harness.suite.record.lock import check_same_engine, note_engine, note_start
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord, find_replayed, reading_run
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
+from harness.suite.run.audited import RunAudit, auditing, read_audit
 from harness.suite.run.batch import Progress, RolloutBatch
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
@@ -81,9 +82,12 @@ class SuiteRun:
                 self.directory.result.unlink(missing_ok=True)
             self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
             with one_error():
-                for choice, chosen in groupby(filter(len, pending), key=lambda plan: self._choose_engine(plan.folder)):
-                    if not self.interrupts.is_requested:
-                        await self._run_on_engine(choice, list(chosen), log)
+                async with auditing(self.selection.folders, self.directory, self.progress.say) as audit:
+                    for choice, chosen in groupby(
+                        filter(len, pending), key=lambda plan: self._choose_engine(plan.folder)
+                    ):
+                        if not self.interrupts.is_requested:
+                            await self._run_on_engine(choice, list(chosen), log, audit)
             left_out = only is not None and any(number not in only for plan in unfinished for number in plan.numbers)
             was_stopped = self.interrupts.is_requested or left_out
             return self._report(log.last_attempts(), began, was_stopped=was_stopped)
@@ -93,7 +97,7 @@ class SuiteRun:
         return EngineChoice.of(folder) if url is None else AttachedChoice.of(folder, url)
 
     async def _run_on_engine(
-        self, choice: EngineChoice | AttachedChoice, plans: list[ScenarioPlan], log: RolloutLog
+        self, choice: EngineChoice | AttachedChoice, plans: list[ScenarioPlan], log: RolloutLog, audit: RunAudit | None
     ) -> None:
         database, say = self.directory.database, self.progress.say
         opening: AbstractAsyncContextManager[Services]
@@ -114,9 +118,11 @@ class SuiteRun:
             async with read_engine_counts(choice.key, services, self.directory):
                 for plan in plans:
                     if not self.interrupts.is_requested:
-                        await self._run_scenario(plan, services, log)
+                        await self._run_scenario(plan, services, log, audit)
 
-    async def _run_scenario(self, plan: ScenarioPlan, services: Services, log: RolloutLog) -> None:
+    async def _run_scenario(
+        self, plan: ScenarioPlan, services: Services, log: RolloutLog, audit: RunAudit | None
+    ) -> None:
         folder = plan.folder
 
         async def drain() -> None:
@@ -135,6 +141,7 @@ class SuiteRun:
             finished = None if weights is None else FinishedSamples(manager, log)
             batch = RolloutBatch(
                 *(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults, finished),
+                audit=audit,
                 goes_on=self.goes_on,
             )
             width = self.concurrency or folder.scenario.concurrency
@@ -172,6 +179,7 @@ class SuiteRun:
             samples=len(samples),
             has_parquet=self.directory.write_samples(samples),
             seconds=time.monotonic() - began,
+            audit=read_audit(self.directory),
             is_guarded=any(engine.get("repeat_guard") for engine in read_lock(self.directory.lock)["digests"].values()),
         )
         if report.is_complete:

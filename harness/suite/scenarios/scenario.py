@@ -197,6 +197,13 @@ class TeacherTable(_Strict):
     """After each turn, when samples are collected, or not at all."""
 
 
+class AuditSpec(_Strict):
+    """Comparison of sampled tokens with the trainer's weights, while the run goes on."""
+
+    share: float = Field(gt=0, le=1)
+    """Share of the rollouts."""
+
+
 class Prompt(_Strict):
     """A group of sessions."""
 
@@ -350,6 +357,7 @@ class Scenario(_Strict):
     """Sessions at a time; `-n` overrides it."""
     teachers: dict[Annotated[str, Field(pattern=TEACHER_NAME)], TeacherTable] = Field(default_factory=dict)
     """Engines that score sampled tokens, by name."""
+    audit: AuditSpec | None = None
     weights: Weights | None = None
     faults: list[Fault] = Field(default_factory=list)
     train: TrainSpec | None = None
@@ -395,7 +403,7 @@ class Scenario(_Strict):
             )
         if self.train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
             raise ValueError(f"samples_per_prompt of at least 2 beside train.advantage = {self.train.advantage!r}")
-        for table in ("weights", "faults"):
+        for table in ("weights", "faults", "audit"):
             if getattr(self, table):
                 raise ValueError(f"no {table} beside train, which changes the weights itself")
         return self

@@ -67,13 +67,18 @@ function findings() {
   return found;
 }
 
-// A curve for each figure of the training steps, one line for each run.
+// A curve for each figure of the training steps, one line for each run; then those of the audits, what stays unexplained
+// as the second line.
 function drawCurves() {
   const names = new Set(run.steps.flatMap((steps) => steps.flatMap(Object.keys)).filter((name) => CURVES.test(name)));
-  byId("curves").replaceChildren(...[...names].slice(0, MOST_CURVES).map((name) => makeCurve(name, run.steps.map((steps) => steps.map((step) => step[name])))));
+  const curves = [...names].slice(0, MOST_CURVES).map((name) => makeCurve(name, run.steps.map((steps) => steps.map((step) => step[name]))));
+  for (const groups of run.audits) {
+    for (const [name, rows] of Object.entries(groups)) curves.push(makeCurve("audit: gap by " + name, [rows.map((row) => row.gap), rows.map((row) => row.left)], name));
+  }
+  byId("curves").replaceChildren(...curves);
 }
 
-function makeCurve(name, columns) {
+function makeCurve(name, columns, unit = "step") {
   const values = columns.flat().filter((value) => typeof value === "number");
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const last = columns.map((each) => each.filter((value) => typeof value === "number").at(-1)).filter((value) => value !== undefined);
@@ -90,7 +95,7 @@ function makeCurve(name, columns) {
   figure.title = printable(name);
   const caption = make("figcaption");
   caption.append(make("span", "", name), make("b", "", last.map(digits).join(" and ")));
-  figure.append(caption, svg, make("small", "dim", digits(least) + " to " + digits(most) + ", " + plural(Math.max(...columns.map((each) => each.length)), "step")));
+  figure.append(caption, svg, make("small", "dim", digits(least) + " to " + digits(most) + ", " + plural(Math.max(...columns.map((each) => each.length)), unit)));
   return figure;
 }
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from harness.errors import RunError
 from harness.machine.disk import replacing
+from harness.suite.run.audited import verdicts_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
@@ -130,6 +131,7 @@ def page_pieces(
         "said": [sentence for side in sides for sentence in _said(side.view)],
         "bands": [asdict(band) for band in chain.from_iterable(side.view.bands for side in sides)],
         "steps": [side.view.steps for side in sides],
+        "audits": [side.view.audit["groups"] for side in sides if side.view.audit],
         "missing": missing,
         "sessions": lines,
         "superseded": [
@@ -149,12 +151,13 @@ def _said(view: RunView) -> Iterator[str]:
     yield from (join(map(str, start["command"])) for start in view.starts)
     if view.ledger:
         yield f"ledger: {ledger_text(view.ledger)}"
+    yield from (f"audit: {verdict}" for verdict in verdicts_of(view.audit))
 
 
 def live_page(source: str) -> str:
     """Return the page that requests its data from the server `source`."""
     script = _script()
-    empty: Json = {name: [] for name in ("said", "bands", "steps", "missing", "sessions", "superseded")}
+    empty: Json = {name: [] for name in ("said", "bands", "steps", "audits", "missing", "sessions", "superseded")}
     most = {"most_gone": MOST_GONE, "most_bands": MOST_BANDS}
     run = {**empty, **most, "source": source, "suite": "", "status": "", "sides": 1, "live": True}
     return _head(script, " connect-src 'self';") + _data("run", run) + _data("texts", []) + _foot(script)

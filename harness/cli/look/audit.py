@@ -1,0 +1,66 @@
+"""`harness audit`: why an engine's logprobs differ from those of the trainer's weights."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.training.audit.audit import AuditReport
+
+_SHOWN = 10
+
+_Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
+_Sessions = Annotated[list[str] | None, typer.Argument(metavar="SESSION", help="Ids of sessions.  [default: all]")]
+_Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weights",
+        metavar="VERSION=FOLDER",
+        help="Weights of a version; may be repeated. The newest are the trainer's.  [default: those of the run]",
+    ),
+]
+
+
+def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None, as_json: options.Json = False) -> None:
+    """Compare sampled tokens with forward passes of the trainer's weights, and name the causes of the gap.
+
+    A run directory keeps the report as `audit.json`, for `harness view`.
+
+    Examples: `harness audit runs/DIR`, `harness audit sessions.db --weights 0=base --weights 1=step-1`
+    """
+    from harness.suite.record.rundir import RunDirectory
+    from harness.suite.run.audited import audit_sessions, find_weights
+
+    named = dict(map(_version, weights or ()))
+    if where.is_dir():
+        directory = RunDirectory(where)
+        found = audit_sessions(directory.database, session or (), find_weights(directory) | named)
+        directory.write_json(directory.audit, found.to_json())
+    else:
+        found = audit_sessions(where, session or (), named)
+    output.print_result(found.to_json(), _describe(found), as_json=as_json)
+
+
+def _version(text: str) -> tuple[int, Path]:
+    from harness.errors import RunError
+
+    version, equals, folder = text.partition("=")
+    if not version.isdecimal() or not equals or not Path(folder).is_dir():
+        raise RunError(f"--weights: expected VERSION=FOLDER, such as 3=checkpoints/3, got {text!r:.200}")
+    return int(version), Path(folder)
+
+
+def _describe(found: "AuditReport") -> str:
+    lines = [f"{found.tokens:,} sampled tokens in {found.branches} branches: mean gap {found.attribution.gap:.3g} nats"]
+    lines += [
+        f"  {each.cause:<9} {each.nats:9.3g} nats  95 % interval {each.low:.3g} to {each.high:.3g}"
+        for each in found.attribution.shares
+    ]
+    for name, rows in found.groups.items():
+        means = ", ".join(f"{row['value']}: {row['gap']:.3g}" for row in rows[:_SHOWN])
+        lines += [f"by {name}: {means}"] if len(rows) > 1 else []
+    lines += [f"left out: {count} branches, {reason}" for reason, count in found.left_out.items()]
+    return "\n".join([*lines, *found.verdicts])

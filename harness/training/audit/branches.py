@@ -1,0 +1,210 @@
+"""Branches of recorded sessions as an audit reads them: tokens, what the engine reported, and who sampled them. Pure.
+
+A token is audited in the first branch that contains it, unless a script or a guard chose it, or a grammar left some
+candidates out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import MalformedRequest
+from harness.samples.versions import NOT_SAMPLED, expand_spans, version_of
+from harness.sampling_masks import SampleMasks
+from harness.sessions.session import Session
+from harness.token_rows import RowState, SampleRows
+from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
+from harness.types import Json, Logprobs, SamplingParams, TokenIds, Turn, as_ids
+
+_TAIL = 64  # ids of a prompt's end, enough for every template
+
+
+class Pass(NamedTuple):
+    """Pass of the engine over the tokens `start..stop` (end exclusive), whose keys and values were not in its cache."""
+
+    start: int
+    first: int
+    """First position whose logits were wanted."""
+    stop: int
+    version: int
+    """Weights of the pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchTokens:
+    """The tokens of a branch, as one side reads them."""
+
+    ids: TokenIds
+    positions: npt.NDArray[np.int64]
+    """Position of each audited token."""
+    passes: Sequence[Pass]
+    """Passes of the engine, in order; the cache before `start` is that of earlier ones."""
+    rows: SampleRows | None
+    """Experts of each token, chosen in its first pass."""
+
+    def rows_of(self, version: int, start: int, stop: int) -> SampleRows | None:
+        """Return the rows of `start..stop` (end exclusive) that passes under `version` chose."""
+        if self.rows is None:
+            return None
+        chose = np.full(self.ids.size, NOT_SAMPLED, np.int32)
+        for step in reversed(self.passes):
+            chose[step.start : step.stop] = step.version
+        own = self.rows.between(start, stop)
+        return replace(own, states=np.where(chose[start:stop] == version, own.states, RowState.NOT_READ))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AuditedBranch:
+    """A branch. Columns have one value for each audited token."""
+
+    session_id: str
+    recorded: BranchTokens
+    rendered: BranchTokens
+    """With the text between sampled tokens as the trainer's template renders it."""
+    logprobs: Logprobs
+    """As the engine reported them."""
+    turns: npt.NDArray[np.int32]
+    workers: npt.NDArray[np.str_]
+    versions: npt.NDArray[np.int32]
+    params: Sequence[SamplingParams]
+    """Parameters of the token's turn."""
+    masks: SampleMasks | None
+    """Recorded candidates."""
+
+    @property
+    def differs(self) -> bool:
+        """True if the trainer's template renders other ids."""
+        return not np.array_equal(self.recorded.ids, self.rendered.ids)
+
+    @classmethod
+    def of_session(cls, session: Session, chat_tokenizer: ChatTokenizer | None) -> Iterator[Self]:
+        """Return the branches of `session`, whose turns have their rows. Raises `UnknownWeightVersion`."""
+        seen: set[int] = set()
+        tools = {
+            turn.notes.toolset: turn.notes.tool_definitions for turn in session.turns if turn.notes.tool_definitions
+        }
+        for branch in session.plan().delivered:
+            new = {turn.index for turn in branch.kept if turn.index not in seen and _is_audited(turn)}
+            if new:
+                seen |= new
+                yield cls._of(session.session_id, branch.kept, new, _render(branch.kept, tools, chat_tokenizer))
+
+    @classmethod
+    def _of(cls, session_id: str, turns: Sequence[Turn], new: set[int], contexts: Sequence[TokenIds]) -> Self:
+        recorded = [turn.context_ids for turn in turns]
+        taken = [(turn, slice(0, turn.masked_from if turn.index in new else 0)) for turn in turns]
+        positions, size = _positions(turns, recorded)
+        masked = [turn.masks for turn in turns if turn.masks is not None]
+        own = np.concatenate([place[part] for place, (_, part) in zip(positions, taken, strict=True)])
+        counts = [part.stop for _, part in taken]
+        return cls(
+            session_id,
+            _read(turns, recorded, taken),
+            _read(turns, contexts, taken),
+            np.concatenate([turn.logprobs[part] for turn, part in taken]),
+            np.repeat(np.asarray([turn.index for turn in turns], np.int32), counts),
+            np.concatenate([_workers(turn)[part] for turn, part in taken]),
+            np.concatenate([expand_spans(turn.version_spans, turn.output_ids.size)[part] for turn, part in taken]),
+            [turn.params for turn, count in zip(turns, counts, strict=True) for _ in range(count)],
+            SampleMasks.of_turns(masked, 0, size).at(own) if masked else None,
+        )
+
+
+def _is_audited(turn: Turn) -> bool:
+    return turn.masked_from > 0 and not turn.params.forbids_tokens
+
+
+def _render(
+    turns: Sequence[Turn], tools: Mapping[str, Sequence[Json]], chat_tokenizer: ChatTokenizer | None
+) -> list[TokenIds]:
+    # A prompt with a forced call, or one that the template refuses, stays as recorded.
+    if chat_tokenizer is None:
+        return [turn.context_ids for turn in turns]
+    root, rendered, after_tools = turns[0], [], False
+    opens_with_system = root.messages_delta[0]["role"] == "system" if root.messages_delta else False
+    told = tools.get(root.notes.toolset, ())
+    for parent, turn in zip((None, *turns), turns, strict=False):
+        ids: list[int] | None = None
+        try:
+            chat = chat_tokenizer.with_variables(root.notes.template_variables)
+            if parent is None:
+                ids = chat.render_ids(turn.messages_delta, told)
+            else:
+                tail = parent.context_ids[-_TAIL:].tolist()
+                previous = SampledTurn(parent.reply, parent.output_ids.tolist(), tail, opens_with_system, after_tools)
+                ids = chat.extend_ids(previous, turn.messages_delta, told)
+        except MalformedRequest:
+            pass
+        rendered.append(turn.context_ids if ids is None else as_ids(ids))
+        after_tools = bool(turn.messages_delta) and turn.messages_delta[-1]["role"] == "tool"
+    return rendered
+
+
+def _positions(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> tuple[list[npt.NDArray[np.int64]], int]:
+    """Return the positions of each turn's output, and the number of tokens."""
+    found, end = [], 0
+    for turn, context in zip(turns, contexts, strict=True):
+        start, end = end + context.size, end + context.size + turn.output_ids.size
+        found.append(np.arange(start, end))
+    return found, end
+
+
+def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[tuple[Turn, slice]]) -> BranchTokens:
+    positions, _ = _positions(turns, contexts)
+    parts: list[Any] = [
+        part for turn, context in zip(turns, contexts, strict=True) for part in (context, turn.output_ids)
+    ]
+    passes: list[Pass] = []
+    for turn, places in zip(turns, positions, strict=True):
+        before = int(places[0]) - 1
+        # A cache that the engine did not report is none, and whose weights filled another session's is not known.
+        cached = before + min(0, (turn.notes.cached_tokens or 0) - turn.prompt_length + 1)
+        start = min(max(0, cached), passes[-1].stop) if passes else 0
+        for span in turn.version_spans:
+            stop = before + span.end
+            passes.append(Pass(start, before + span.start, stop, version_of(span)))
+            start = stop
+    return BranchTokens(
+        as_ids(np.concatenate(parts)),
+        np.concatenate([place[part] for place, (_, part) in zip(positions, taken, strict=True)]),
+        passes,
+        _rows(turns, contexts),
+    )
+
+
+def _rows(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> SampleRows | None:
+    kept = [turn.rows for turn in turns if turn.rows is not None]
+    if not kept:
+        return None
+    recorded, parts, lengths, start = (
+        SampleRows.of_turns(kept, turns[-1].prompt_length + turns[-1].output_ids.size),
+        [],
+        [],
+        0,
+    )
+    for turn, context in zip(turns, contexts, strict=True):
+        output = start + turn.context_ids.size
+        # Another text was read by other experts.
+        same = np.array_equal(context, turn.context_ids)
+        parts += [
+            recorded.between(start, output) if same else None,
+            recorded.between(output, output + turn.output_ids.size),
+        ]
+        lengths += [context.size, turn.output_ids.size]
+        start = output + turn.output_ids.size
+    return SampleRows.join(parts, lengths)
+
+
+def _workers(turn: Turn) -> npt.NDArray[np.str_]:
+    names = np.full(turn.output_ids.size, "", dtype=object)
+    for segment in turn.segments:
+        names[segment.start : segment.end] = segment.worker
+    return names.astype(np.str_)
+
+
+def is_replayable(rows: SampleRows | None) -> bool:
+    """Return True if some token has its experts."""
+    return rows is not None and bool((rows.states == RowState.PRESENT).any())

@@ -1,0 +1,184 @@
+"""Causes of the gap between the logprob that an engine reported for a token and that of a reference. Pure.
+
+The reference begins as the trainer sees a token: current weights in float32, its own template, every id a candidate.
+Each cause makes it follow the engine in one respect. A cause is needed if the gap grows as soon as the reference
+follows the engine in all needed ones but this. Its share is its Shapley value (1953): the mean change of the gap over
+all orders of the needed causes. So the shares and what stays unexplained add up to the gap.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from itertools import combinations
+from math import factorial
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.types import Json
+
+
+class GapCause(StrEnum):
+    """Respect in which engine and trainer differ."""
+
+    VERSION = "version"
+    """Other weights than the trainer's current ones sampled the token."""
+    CACHE = "cache"
+    """Keys and values of older weights stood in the engine's cache."""
+    TEMPLATE = "template"
+    """The trainer's chat template renders the first prompt differently."""
+    EXPERTS = "experts"
+    """The engine chose other experts."""
+    DTYPE = "dtype"
+    """The engine computes in bfloat16."""
+    MASK = "mask"
+    """The engine's logprob is over its candidates."""
+    SCALE = "scale"
+    """The engine's logprob is after a temperature."""
+    WORKER = "worker"
+    """One worker's tokens stay unexplained, and those of the others do not."""
+    ENGINE = "engine"
+    """No probe explains it."""
+
+
+PROBED = tuple(cause for cause in GapCause if cause not in (GapCause.WORKER, GapCause.ENGINE))
+"""Causes that a reference can follow, in the order of `GapCause`."""
+
+Gaps = Callable[[frozenset[GapCause]], npt.NDArray[np.float32]]
+"""From the causes that the reference follows to the gap of each token: the engine's logprob less the reference's."""
+
+FLOOR = 1e-4
+"""Mean gap in nats that needs no name: float32 engines differ by less."""
+_WORSE = 1.2  # a needed cause shrinks the gap at least this much, with all others followed
+_WORSE_ROUNDED = 1.02
+_OUTLIER = 3.0  # times the gap that the best worker keeps
+_DRAWS = 400
+
+
+class Share(NamedTuple):
+    """Share of one cause in the mean absolute gap, in nats, with its 95 % interval over branches."""
+
+    cause: GapCause
+    nats: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Split of a gap."""
+
+    gap: float
+    """Mean absolute gap in nats."""
+    left: npt.NDArray[np.float32]
+    """Absolute gap of each token that stays once the reference follows the engine in the needed causes."""
+    shares: Sequence[Share]
+    """Largest first; they add up to `gap`. Includes `WORKER` and `ENGINE`."""
+    causes: Mapping[str, frozenset[GapCause]]
+    """Needed causes by worker."""
+
+    @property
+    def named(self) -> list[Share]:
+        """Return the shares above the floor; what no probe explains, above a twentieth of the gap too."""
+        least = {GapCause.WORKER: self.gap / 20, GapCause.ENGINE: self.gap / 20}
+        return [share for share in self.shares if share.nats >= max(FLOOR, least.get(share.cause, 0.0))]
+
+    def to_json(self) -> Json:
+        return {
+            "gap": self.gap,
+            "shares": [share._asdict() for share in self.shares],
+            "causes": {worker: sorted(causes) for worker, causes in self.causes.items()},
+        }
+
+    @classmethod
+    def of(
+        cls, gaps: Gaps, candidates: frozenset[GapCause], workers: npt.NDArray[np.str_], branches: npt.NDArray[np.int32]
+    ) -> Self:
+        """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`."""
+        sizes = cache(lambda causes: np.abs(gaps(causes)))
+        needed, usual = _find_by_worker(sizes, candidates, workers)
+        parts = {cause: np.zeros(len(workers), np.float32) for cause in GapCause}
+        left = np.zeros(len(workers), np.float32)
+        for name, causes in needed.items():
+            own = workers == name
+            left[own] = sizes(causes)[own]
+            for cause in causes:
+                parts[cause][own] = _shapley(sizes, cause, causes)[own]
+            rest = _mean(left, own)
+            odd = max(0.0, rest - usual) if rest > max(_OUTLIER * usual, FLOOR) else 0.0
+            rounded = min(rest - odd, _rounding(gaps, causes, own))
+            of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: rest - odd - rounded}
+            for cause, nats in of_rest.items():
+                parts[cause][own] += left[own] * (nats / max(rest, 1e-12))
+        shares = [_share(cause, part, branches) for cause, part in parts.items() if part.any()]
+        shares.sort(key=lambda share: -share.nats)
+        return cls(float(sizes(frozenset()).mean()), left, shares, needed)
+
+
+def _find_by_worker(
+    sizes: Gaps, candidates: frozenset[GapCause], workers: npt.NDArray[np.str_]
+) -> tuple[dict[str, frozenset[GapCause]], float]:
+    """Return the needed causes of each worker, and the mean gap that the best one keeps."""
+    own = {str(name): workers == name for name in np.unique(workers)}
+    needed = {name: find_needed(sizes, candidates, mask) for name, mask in own.items()}
+    kept = {name: _mean(sizes(causes), own[name]) for name, causes in needed.items()}
+    usual = min(kept.values())
+    outliers = {name for name, gap in kept.items() if gap > max(_OUTLIER * usual, FLOOR)}
+    # What fits a worker with unknown weights is chance, and a few tokens tell less than all: take what all others need,
+    # unless a worker's own causes explain more.
+    common = find_needed(sizes, candidates, ~np.isin(workers, [*outliers]))
+    for name, mask in own.items():
+        if name in outliers or kept[name] * _WORSE > _mean(sizes(common), mask):
+            needed[name] = common
+    return needed, usual
+
+
+def find_needed(sizes: Gaps, candidates: frozenset[GapCause], own: npt.NDArray[np.bool_]) -> frozenset[GapCause]:
+    """Return the causes without which the gaps grow, on the tokens of the mask `own`."""
+    needed = candidates
+    while True:
+        now = _mean(sizes(needed), own)
+        without = {cause: _mean(sizes(needed - {cause}), own) for cause in PROBED if cause in needed}
+        idle = [cause for cause, gap in without.items() if gap <= max(_worse(cause) * now, now + FLOOR / 10)]
+        if not idle:
+            return needed
+        needed -= {min(idle, key=without.__getitem__)}
+
+
+def _worse(cause: GapCause) -> float:
+    # Another implementation in bfloat16 rounds differently, so that following it shrinks the gap little.
+    return _WORSE_ROUNDED if cause is GapCause.DTYPE else _WORSE
+
+
+def _rounding(gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_]) -> float:
+    """Return the size of bfloat16's rounding: two right implementations differ by about as much as from float32."""
+    if GapCause.DTYPE not in causes:
+        return 0.0
+    return _mean(np.abs(gaps(causes) - gaps(causes - {GapCause.DTYPE})), own)
+
+
+def _shapley(sizes: Gaps, cause: GapCause, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
+    """Return the mean change of each token's gap by `cause` over all orders of `causes`."""
+    others = sorted(causes - {cause})
+    change = np.zeros_like(sizes(causes))
+    for size in range(len(others) + 1):
+        weight = factorial(size) * factorial(len(others) - size) / factorial(len(causes))
+        for before in map(frozenset, combinations(others, size)):
+            change += weight * (sizes(before) - sizes(before | {cause}))
+    return change
+
+
+def _share(cause: GapCause, part: npt.NDArray[np.float32], branches: npt.NDArray[np.int32]) -> Share:
+    # Tokens of one branch share its faults, so draw branches, not tokens.
+    count = int(branches.max()) + 1
+    sums, sizes = np.bincount(branches, part, count), np.bincount(branches, minlength=count)
+    drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
+    means = sums[drawn].sum(axis=1) / np.maximum(sizes[drawn].sum(axis=1), 1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return Share(cause, float(part.mean()), float(low), float(high))
+
+
+def _mean(gaps: npt.NDArray[np.float32], own: npt.NDArray[np.bool_]) -> float:
+    return float(gaps[own].mean())

@@ -1,0 +1,164 @@
+"""Logprobs of a branch by plain forward passes, which follow the engine in the causes that they are given."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
+
+from harness.engines.huggingface.sampling import filter_logits
+from harness.errors import ModelError
+from harness.expert_choice import Routers
+from harness.token_rows import RowState, SampleRows
+from harness.training.audit.branches import AuditedBranch, BranchTokens
+from harness.training.audit.causes import GapCause
+from harness.training.learner.replay import replaying
+from harness.types import TokenIds
+
+TEMPERATURES = (*np.arange(5, 16).round(1) / 10,)
+"""Factors of temperature that an audit tries, beside those that the run asked for."""
+
+_MODELS = 4  # in memory at once
+
+
+class _Model(NamedTuple):
+    causal: Any
+    routers: Routers
+
+    def taking(self, cache: Any) -> dict[str, Any]:
+        """Return the argument of a pass that reads and extends `cache`."""
+        # transformers 5.30 renamed it.
+        name = "cache" if "cache" in signature(self.causal.forward).parameters else "past_key_values"
+        return {} if cache is None else {name: cache}
+
+
+class Reference:
+    """Models by version. Raises `ModelError` for one that cannot be loaded."""
+
+    def __init__(self, weights: Mapping[int, Path], trainer: int) -> None:
+        """`trainer` is the version of the trainer's current weights."""
+        self.weights = weights
+        self.trainer = trainer
+        self._models: OrderedDict[tuple[int, torch.dtype], _Model] = OrderedDict()
+        logging.disable_progress_bar()
+
+    @property
+    def has_routers(self) -> bool:
+        """True for a mixture of experts."""
+        return self._model(self.trainer, torch.float32).routers.shape is not None
+
+    def read(
+        self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]
+    ) -> npt.NDArray[np.float32]:
+        """Return logprobs [2, factors, tokens] without and with candidates, for each factor of the temperature."""
+        reading = branch.recorded if GapCause.TEMPLATE in causes else branch.rendered
+        with torch.inference_mode():
+            logits = self._logits(reading, causes)
+        wanted = torch.from_numpy(reading.ids[reading.positions].astype(np.int64))[:, None]
+        # Logprobs over candidates come after the temperature, others before it.
+        own = [(params.temperature or 1.0) if params.sampling_mask else 1.0 for params in branch.params]
+        scale, table = torch.tensor(own, dtype=torch.float32)[:, None], []
+        for factor in factors:
+            scaled = logits / (scale * factor)
+            chosen = scaled.gather(1, wanted)[:, 0]
+            among = [scaled, _among_candidates(scaled, logits, branch, factor)]
+            table.append([(chosen - each.logsumexp(-1)).numpy() for each in among])
+        return np.asarray(table, np.float32).swapaxes(0, 1)
+
+    def _logits(self, reading: BranchTokens, causes: frozenset[GapCause]) -> Tensor:
+        """Return the logits [tokens, vocabulary] of the audited tokens."""
+        dtype = torch.bfloat16 if GapCause.DTYPE in causes else torch.float32
+        before, logits = reading.positions - 1, []
+        cache, whole = None, {}
+
+        def rows(version: int, start: int, stop: int) -> SampleRows | None:
+            if GapCause.EXPERTS not in causes or reading.rows is None:
+                return None
+            if GapCause.VERSION not in causes:
+                return reading.rows.between(start, stop)
+            return reading.rows_of(version, start, stop)
+
+        for step in reading.passes:
+            wanted = before[(before >= step.first) & (before < step.stop)]
+            version = step.version if GapCause.VERSION in causes else self.trainer
+            start, stop = (step.start, step.stop) if GapCause.CACHE in causes else (0, int(before[-1]) + 1)
+            ids, told = reading.ids[start:stop], rows(version, start, stop)
+            if GapCause.CACHE in causes:
+                cache = _crop(cache, start)
+                found = self._pass(ids, told, version, dtype, cache)
+            elif version not in whole:
+                found = whole[version] = self._pass(ids, told, version, dtype)
+            else:
+                found = whole[version]
+            logits.append(found[wanted - start])
+        return torch.cat(logits)
+
+    def _pass(
+        self, ids: TokenIds, rows: SampleRows | None, version: int, dtype: torch.dtype, cache: Any = None
+    ) -> Tensor:
+        model, tokens = self._model(version, dtype), torch.from_numpy(ids.astype(np.int64))[None]
+        with replaying(model.routers, rows, tokens.device):
+            output = model.causal(input_ids=tokens, use_cache=cache is not None, **model.taking(cache))
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+    def _model(self, version: int, dtype: torch.dtype) -> _Model:
+        key = (version, dtype)
+        if key not in self._models:
+            try:
+                causal = AutoModelForCausalLM.from_pretrained(
+                    self.weights[version], dtype=torch.float32, attn_implementation="eager", local_files_only=True
+                ).eval()
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ModelError(f"cannot load the model in {self.weights[version]}: {error}") from error
+            # Loading in another dtype would change torch's default for a local engine in this process.
+            for parameter in causal.parameters():
+                parameter.data = parameter.data.to(dtype)
+            routers = Routers(causal)
+            with routers.proving(), torch.inference_mode():
+                causal(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+            self._models[key] = _Model(causal, routers)
+            if len(self._models) > _MODELS:
+                self._models.popitem(last=False)
+        self._models.move_to_end(key)
+        return self._models[key]
+
+
+def _crop(cache: Any, tokens: int) -> Any:
+    if cache is None or not tokens:
+        return DynamicCache()
+    if (excess := cache.get_seq_length() - tokens) > 0:
+        cache.crop(-excess)
+    return cache
+
+
+def _among_candidates(scaled: Tensor, logits: Tensor, branch: AuditedBranch, factor: float) -> Tensor:
+    """Return `scaled` with minus infinity where an id was no candidate: as recorded, or by the turn's parameters.
+
+    The reference's own candidates may lack a token that the engine sampled; its row then keeps them all.
+    """
+    masks = branch.masks
+    if masks is None and not any(params.filters_tokens for params in branch.params):
+        return scaled
+    kept, ids = scaled.clone(), branch.recorded.ids[branch.recorded.positions]
+    for row, params in enumerate(branch.params):
+        left_out = torch.zeros(kept.shape[1], dtype=torch.bool)
+        if masks is not None and masks.states[row] == RowState.PRESENT:
+            left_out[:] = True
+            left_out[torch.from_numpy(masks.values[masks.offsets[row] : masks.offsets[row + 1]].astype(np.int64))] = (
+                False
+            )
+        elif params.filters_tokens and params.temperature > 0:
+            used = replace(params, temperature=params.temperature * factor)
+            left_out = filter_logits(logits[row], used).isneginf()
+        if not left_out[int(ids[row])]:
+            kept[row, left_out] = -torch.inf
+    return kept

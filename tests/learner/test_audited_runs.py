@@ -1,0 +1,108 @@
+"""Audits of runs: while they go on, by command afterwards, and what the viewer shows of them."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+from msgspec import structs
+
+from harness.errors import RunError
+from harness.machine.deadlines import beside
+from harness.suite.record.rollout_table import read_rollouts
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.audited import RunAudit, audit_sessions, find_weights
+from harness.training.audit.causes import GapCause
+from harness.viewer.look import look_at
+from tests.harness_command import harness
+from tests.session_servers.served import eventually
+from tests.trained_scenario import write_real_scenario
+
+
+@pytest.fixture(scope="module", name="run")
+def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the local engine with an update of the weights, all of whose rollouts are audited as they end."""
+    place = tmp_path_factory.mktemp("audited")
+    scenario = place / "audited" / "scenario.toml"
+    write_real_scenario(scenario.parent)
+    told = tomllib.loads(scenario.read_text())
+    del told["train"]
+    told |= {"audit": {"share": 1.0}, "samples_per_prompt": 3, "concurrency": 2}
+    told |= {"prompts": [{"metadata": {"turns": 1}}], "weights": {"updates": [{"when": "session_ended"}], "noise": 2.0}}
+    scenario.write_text(tomli_w.dumps(told))
+    (scenario.parent / "check.py").unlink()
+    ended = harness("run", scenario.parent, "--out", place / "run")
+    assert ended.code == 0, ended.stdout
+    return place / "run"
+
+
+def test_a_run_names_the_causes_of_its_gap(run: Path) -> None:
+    """Tokens of before the update have older weights than the trainer's."""
+    result = json.loads((run / "result.json").read_text())
+
+    assert result["audit"]["named"] == [GapCause.VERSION]
+    assert result["telemetry"]["audit/gap"] == result["audit"]["gap"] > 0.05
+    assert result["telemetry"]["audit/version"] == pytest.approx(result["audit"]["gap"], rel=0.1)
+    by_version = {row["value"]: row["gap"] for row in result["audit"]["groups"]["version"]}
+    assert by_version[0] > 0.05
+    assert by_version[1] < 1e-4
+
+
+async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path) -> None:
+    """That of the old weights; one whose session is gone, too."""
+    said: list[str] = []
+    rollouts = list(read_rollouts(run / "run.db").values())
+    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append)
+    async with beside(audit.run(), name="audit"):
+        audit.add(structs.replace(rollouts[0], session_id="0" * 32))
+        for rollout in rollouts:
+            audit.add(rollout)
+        audit.add(structs.replace(rollouts[0], scenario="another"))
+        await eventually(lambda: len(said) > 1)
+
+    assert said[0].startswith("audit: ")
+    assert all(words.startswith("audit of session ") and ": version: " in words for words in said[1:])
+
+
+def test_the_command_finds_the_same(run: Path) -> None:
+    before = json.loads((run / "audit.json").read_text())
+    ended = harness("audit", run, "--json")
+    told = harness("audit", run / "run.db", "--weights", f"1={run / 'checkpoints' / '1'}")
+
+    assert ended.code == 0, ended.stderr
+    assert (ended.document["named"], ended.document["tokens"]) == (before["named"], before["tokens"])
+    assert ended.document["gap"] == pytest.approx(before["gap"], rel=1e-3)
+    assert told.code == 0, told.stderr
+    assert "left out" in told.stdout
+    assert "no cause" in told.stdout
+
+
+def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
+    view = look_at(run)
+    shown = harness("show", run).stdout
+
+    assert "audit: version: " in shown
+    assert view.audit is not None
+    assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()
+
+
+def test_a_damaged_report_is_missing(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "audit.json").write_text("{")
+
+    assert any("its audit" in sentence for sentence in look_at(copy).missing)
+
+
+def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
+    store = RunDirectory(run).database
+
+    assert find_weights(RunDirectory(run)).keys() == {0, 1}
+    with pytest.raises(RunError, match="found none"):
+        audit_sessions(store, [], {})
+    with pytest.raises(RunError, match=r"versions \[7\]"):
+        audit_sessions(store, [], {7: run / "checkpoints" / "1"})
+    assert "expected VERSION=FOLDER" in harness("audit", store, "--weights", "new=there").stderr
+    assert "no session" in harness("audit", run, "nobody").stderr

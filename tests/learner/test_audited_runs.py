@@ -29,8 +29,11 @@ def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_real_scenario(scenario.parent)
     told = tomllib.loads(scenario.read_text())
     del told["train"]
-    told |= {"audit": {"share": 1.0}, "samples_per_prompt": 3, "concurrency": 2}
-    told |= {"prompts": [{"metadata": {"turns": 1}}], "weights": {"updates": [{"when": "session_ended"}], "noise": 2.0}}
+    told |= {"audit": {"share": 1.0}, "samples_per_prompt": 3, "concurrency": 1}
+    told |= {
+        "prompts": [{"metadata": {"turns": 1, "pause_s": 2}}],
+        "weights": {"updates": [{"when": "session_ended"}], "noise": 2.0},
+    }
     scenario.write_text(tomli_w.dumps(told))
     (scenario.parent / "check.py").unlink()
     ended = harness("run", scenario.parent, "--out", place / "run")

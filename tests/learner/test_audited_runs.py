@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+import transformers
 from msgspec import structs
 
 from harness.errors import RunError
@@ -51,6 +52,14 @@ def test_a_run_names_the_causes_of_its_gap(run: Path) -> None:
     by_version = {row["value"]: row["gap"] for row in result["audit"]["groups"]["version"]}
     assert by_version[0] > 0.05
     assert by_version[1] < 1e-4
+
+
+def write_smaller(folder: Path) -> Path:
+    """A model with fewer tokens."""
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.LlamaConfig(**shape, vocab_size=64)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
 
 
 async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path) -> None:
@@ -107,5 +116,7 @@ def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
         audit_sessions(store, [], {})
     with pytest.raises(RunError, match=r"versions \[7\]"):
         audit_sessions(store, [], {7: run / "checkpoints" / "1"})
+    with pytest.raises(RunError, match="the model that sampled"):
+        audit_sessions(store, [], {0: run / "checkpoints" / "1", 1: write_smaller(tmp_path / "other")})
     assert "expected VERSION=FOLDER" in harness("audit", store, "--weights", "new=there").stderr
     assert "no session" in harness("audit", run, "nobody").stderr

@@ -62,5 +62,5 @@ def _describe(found: "AuditReport") -> str:
     for name, rows in found.groups.items():
         means = ", ".join(f"{row['value']}: {row['gap']:.3g}" for row in rows[:_SHOWN])
         lines += [f"by {name}: {means}"] if len(rows) > 1 else []
-    lines += [f"left out: {count} branches, {reason}" for reason, count in found.left_out.items()]
+    lines += [f"left out: {count:,} {what}" for what, count in found.left_out.items()]
     return "\n".join([*lines, *found.verdicts])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # it imports torch
     from harness.training.audit.branches import AuditedBranch
 
 _SEEDS = 1 << 16
+_MOST_SESSIONS = 128
 _ALARM = 0.05  # nats in the mean; bfloat16 differs by less
 
 
@@ -36,7 +37,7 @@ def find_weights(directory: RunDirectory) -> dict[int, Path]:
 
 
 def audit_sessions(store: Path, session_ids: Collection[str], weights: Mapping[int, Path]) -> "AuditReport":
-    """Audit sessions of a store, or all if `session_ids` is empty, against the newest of `weights`.
+    """Audit sessions of a store, or some from first to last if `session_ids` is empty, against the newest `weights`.
 
     Blocks for some forward passes of each branch. Raises `RunError`, `StoreError`, `ModelError`.
     """
@@ -48,8 +49,9 @@ def audit_sessions(store: Path, session_ids: Collection[str], weights: Mapping[i
     except ModuleNotFoundError as error:
         raise RunError(f"{error}: an audit needs `pip install 'session-harness[learner]'`") from None
 
-    names = session_ids or list_sessions(store)
-    return audit(_read_branches(store, names, _open_template(weights)), Reference(weights, max(weights)))
+    names = [*(session_ids or list_sessions(store))]
+    chosen = names if session_ids else names[:: -(-len(names) // _MOST_SESSIONS) or 1]
+    return audit(_read_branches(store, chosen, _open_template(weights)), Reference(weights, max(weights)))
 
 
 def _open_template(weights: Mapping[int, Path]) -> ChatTokenizer | None:

@@ -25,6 +25,7 @@ NEXT_STEPS: Mapping[GapCause, str] = {
     GapCause.ENGINE: "no probe explains it: compare the engine with `harness doctor`",
 }
 _BUCKETS = 10
+_MOST_LOGITS = 1 << 27  # of a branch at once: half a gigabyte
 _Column = npt.NDArray[Any]
 
 
@@ -36,7 +37,7 @@ class AuditReport:
     branches: int
     attribution: Attribution
     left_out: Mapping[str, int]
-    """Branches without audited tokens, by reason."""
+    """Counts by what was left out."""
     factors: Mapping[str, float]
     """Temperature that explains a worker's logprobs, by worker."""
     groups: Mapping[str, Sequence[Json]]
@@ -128,6 +129,11 @@ def audit(branches: Iterable[AuditedBranch], reference: Reference) -> AuditRepor
             f"expected sampled tokens of the versions {sorted(reference.weights)}, whose weights are known, got"
             f" {len(found)} branches of others; name their folders with --weights VERSION=FOLDER"
         )
+    left_out = {"branches of versions whose weights are not known": len(found) - len(kept)}
+    _require_vocabulary(kept, reference)
+    most = max(1, _MOST_LOGITS // reference.vocab_size)
+    left_out["tokens behind the first ones of long branches"] = sum(max(0, b.logprobs.size - most) for b in kept)
+    kept = [branch.first(most) for branch in kept]
     probes = _Probes(kept, reference)
     sizes = [branch.logprobs.size for branch in kept]
     of_branch = np.repeat(np.arange(len(kept), dtype=np.int32), sizes)
@@ -146,10 +152,19 @@ def audit(branches: Iterable[AuditedBranch], reference: Reference) -> AuditRepor
         sum(sizes),
         len(kept),
         attribution,
-        {} if kept == found else {"weights of a version are not known": len(found) - len(kept)},
+        {reason: count for reason, count in left_out.items() if count},
         {name: probes.temperatures(causes)[name] for name, causes in scaled.items()},
         {name: _group(column, total, attribution.left) for name, column in columns.items()},
     )
+
+
+def _require_vocabulary(branches: Sequence[AuditedBranch], reference: Reference) -> None:
+    largest = max(int(side.ids.max()) for branch in branches for side in (branch.recorded, branch.rendered))
+    if largest >= reference.vocab_size:
+        raise RunError(
+            f"expected weights of the model that sampled, got {reference.weights[reference.trainer]} with"
+            f" {reference.vocab_size} token ids, and the record has the id {largest}"
+        )
 
 
 def _candidates(branches: Sequence[AuditedBranch], reference: Reference) -> frozenset[GapCause]:

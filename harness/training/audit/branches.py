@@ -79,6 +79,17 @@ class AuditedBranch:
         """True if the trainer's template renders other ids."""
         return not np.array_equal(self.recorded.ids, self.rendered.ids)
 
+    def first(self, tokens: int) -> Self:
+        """Return the branch with its first `tokens` audited tokens."""
+        recorded, rendered = (
+            replace(side, positions=side.positions[:tokens]) for side in (self.recorded, self.rendered)
+        )
+        columns = {
+            name: getattr(self, name)[:tokens] for name in ("logprobs", "turns", "workers", "versions", "params")
+        }
+        masks = None if self.masks is None else self.masks.part(0, tokens)
+        return replace(self, recorded=recorded, rendered=rendered, masks=masks, **columns)
+
     @classmethod
     def of_session(cls, session: Session, chat_tokenizer: ChatTokenizer | None) -> Iterator[Self]:
         """Return the branches of `session`, whose turns have their rows. Raises `UnknownWeightVersion`."""

@@ -1,7 +1,7 @@
 """Logprobs of a branch by plain forward passes, which follow the engine in the causes that they are given."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -17,11 +17,10 @@ from transformers.utils import logging
 from harness.engines.huggingface.sampling import filter_logits
 from harness.errors import ModelError
 from harness.expert_choice import Routers
-from harness.token_rows import RowState, SampleRows
+from harness.token_rows import RowState
 from harness.training.audit.branches import AuditedBranch, BranchTokens
 from harness.training.audit.causes import GapCause
 from harness.training.learner.replay import replaying
-from harness.types import TokenIds
 
 TEMPERATURES = (*np.arange(5, 16).round(1) / 10,)
 """Factors of temperature that an audit tries, beside those that the run asked for."""
@@ -55,6 +54,10 @@ class Reference:
         """True for a mixture of experts."""
         return self._model(self.trainer, torch.float32).routers.shape is not None
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model(self.trainer, torch.float32).causal.config.get_text_config().vocab_size)
+
     def read(
         self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]
     ) -> npt.NDArray[np.float32]:
@@ -76,39 +79,37 @@ class Reference:
     def _logits(self, reading: BranchTokens, causes: frozenset[GapCause]) -> Tensor:
         """Return the logits [tokens, vocabulary] of the audited tokens."""
         dtype = torch.bfloat16 if GapCause.DTYPE in causes else torch.float32
-        before, logits = reading.positions - 1, []
-        cache, whole = None, {}
-
-        def rows(version: int, start: int, stop: int) -> SampleRows | None:
-            if GapCause.EXPERTS not in causes or reading.rows is None:
-                return None
-            if GapCause.VERSION not in causes:
-                return reading.rows.between(start, stop)
-            return reading.rows_of(version, start, stop)
-
-        for step in reading.passes:
-            wanted = before[(before >= step.first) & (before < step.stop)]
-            version = step.version if GapCause.VERSION in causes else self.trainer
-            start, stop = (step.start, step.stop) if GapCause.CACHE in causes else (0, int(before[-1]) + 1)
-            ids, told = reading.ids[start:stop], rows(version, start, stop)
-            if GapCause.CACHE in causes:
-                cache = _crop(cache, start)
-                found = self._pass(ids, told, version, dtype, cache)
-            elif version not in whole:
-                found = whole[version] = self._pass(ids, told, version, dtype)
-            else:
-                found = whole[version]
-            logits.append(found[wanted - start])
-        return torch.cat(logits)
-
-    def _pass(
-        self, ids: TokenIds, rows: SampleRows | None, version: int, dtype: torch.dtype, cache: Any = None
-    ) -> Tensor:
-        model, tokens = self._model(version, dtype), torch.from_numpy(ids.astype(np.int64))[None]
-        with replaying(model.routers, rows, tokens.device):
-            output = model.causal(input_ids=tokens, use_cache=cache is not None, **model.taking(cache))
-        logits: Tensor = output.logits[0].float()
+        before, cache = reading.positions - 1, None
+        logits = torch.empty(before.size, self.vocab_size)
+        for start, stop, version, is_wanted in self._plan(reading, causes):
+            rows = None
+            if GapCause.EXPERTS in causes and reading.rows is not None:
+                is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
+                rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
+            cache = _crop(cache, start) if GapCause.CACHE in causes else None
+            model, ids = self._model(version, dtype), torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]
+            wanted = torch.from_numpy(before[is_wanted] - start)
+            with replaying(model.routers, rows, ids.device):
+                told = {"input_ids": ids, "logits_to_keep": wanted, "use_cache": cache is not None}
+                logits[torch.from_numpy(is_wanted)] = model.causal(**told, **model.taking(cache)).logits[0].float()
         return logits
+
+    def _plan(
+        self, reading: BranchTokens, causes: frozenset[GapCause]
+    ) -> Iterator[tuple[int, int, int, npt.NDArray[np.bool_]]]:
+        """Return start, stop, version and wanted tokens of each pass: the engine's, or one from the first token on."""
+        before = reading.positions - 1
+        wanted: dict[int, npt.NDArray[np.bool_]] = {}
+        for step in reading.passes:
+            version = step.version if GapCause.VERSION in causes else self.trainer
+            own = (before >= step.first) & (before < step.stop)
+            if GapCause.CACHE in causes:
+                yield step.start, step.stop, version, own
+            else:
+                wanted[version] = wanted.get(version, False) | own
+        for version, own in wanted.items():
+            if own.any():
+                yield 0, int(before[own].max()) + 1, version, own
 
     def _model(self, version: int, dtype: torch.dtype) -> _Model:
         key = (version, dtype)
@@ -153,9 +154,8 @@ def _among_candidates(scaled: Tensor, logits: Tensor, branch: AuditedBranch, fac
         left_out = torch.zeros(kept.shape[1], dtype=torch.bool)
         if masks is not None and masks.states[row] == RowState.PRESENT:
             left_out[:] = True
-            left_out[torch.from_numpy(masks.values[masks.offsets[row] : masks.offsets[row + 1]].astype(np.int64))] = (
-                False
-            )
+            candidates = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
+            left_out[torch.from_numpy(candidates.astype(np.int64))] = False
         elif params.filters_tokens and params.temperature > 0:
             used = replace(params, temperature=params.temperature * factor)
             left_out = filter_logits(logits[row], used).isneginf()

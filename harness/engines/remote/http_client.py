@@ -206,7 +206,7 @@ class EngineClient:
         """Decode `content`. Raises `EngineReplyInvalid`."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
-            content.decode("utf-8")
+            content.isascii() or content.decode("utf-8")
             decoder: msgspec.json.Decoder[_T] = self._decoders.get(kind) or msgspec.json.Decoder(kind)
             self._decoders[kind] = decoder
             return decoder.decode(content)

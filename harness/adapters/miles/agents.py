@@ -8,9 +8,13 @@ from urllib.parse import urlsplit
 from harness.adapters.agents import LoadFunction, Program, find_function, find_program, program_metadata
 from harness.adapters.miles.settings import MilesSettings
 from harness.adapters.sampling import session_sampling
-from harness.adapters.trainer_sessions import MODEL
+from harness.adapters.trainer_sessions import MODEL, recording
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.sessions.session_config import Recorded
 from harness.types import Json
+
+_KEPT_TOKENS = {"return_top_p_token_ids": True}
+"""slime's wish for sampling masks, in the words of its own SGLang."""
 
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 """Type of `async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
@@ -27,9 +31,12 @@ def make_task(
     settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
     """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
-    sampling = session_sampling(sampling_params)
+    params = dict(sampling_params)
+    if Recorded.SAMPLING_MASK in settings.record and params.get("custom_params") == _KEPT_TOKENS:
+        del params["custom_params"]  # the session records them
+    sampling = session_sampling(params)
     place = {"index": sample.index, "group_index": sample.group_index}
-    session: Json = {"sampling": sampling}
+    session: Json = {"sampling": sampling, **recording(settings.record)}
     if settings.max_seq_len is not None:
         session["limits"] = {"tokens_per_session": settings.max_seq_len}
     if settings.selection is not None:

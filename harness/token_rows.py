@@ -152,6 +152,16 @@ class TurnRows:
         return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
 
     @property
+    def gap(self) -> int:
+        """Position of the first missing row, else `stop`."""
+        return next((part.start for part in self.parts if isinstance(part, MissingRows)), self.stop)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return sum(part.values.nbytes for part in self.parts if not isinstance(part, MissingRows))
+
+    @property
     def missing(self) -> dict[str, int]:
         """Count the missing rows by state."""
         counts: Counter[str] = Counter()

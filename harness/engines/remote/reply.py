@@ -90,6 +90,15 @@ class Asked(msgspec.Struct, frozen=True):
         return self.request.params.sampling_mask and self.request.script_ids is None
 
     @property
+    def row_bytes(self) -> int:
+        """Most bytes of routed experts in the reply: int32 in base64."""
+        start, request = self.request.rows_from, self.request
+        if start is None or self.router is None:
+            return 0
+        tokens = int(request.input_ids.size) + request.params.max_new_tokens - start
+        return tokens * self.router.layers * self.router.top_k * 6
+
+    @property
     def plugin_arguments(self) -> Json:
         """Arguments for our plugins in the server."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}

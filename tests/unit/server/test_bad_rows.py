@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,27 @@ async def test_bad_masks_are_an_error_of_their_turn(kind: str, bad: str, tmp_pat
         [sample] = await client.samples(session)
         await must_balance(client, session)
     masks_must_be_true(sample)
+
+
+async def test_a_worker_without_rows_serves_other_sessions_only(tmp_path: Path) -> None:
+    """It joins a pool whose sessions record; once the last one that returns rows has left, a turn is a 503."""
+    tokenizer, script = mixture(tmp_path), Script(says("one", "two", "three"))
+    able, unable = ScriptedEngine(tokenizer, script), ScriptedEngine(tokenizer, script, routed_experts=None)
+    unable.capabilities = replace(unable.capabilities, max_mask_ids=0)
+    pool = EnginePool([able])
+    async with serving_with(pool) as client:
+        before = await client.create(**EXPERTS)
+        await converse(client, before, 1)
+        await pool.workers.join("unable", unable)
+        sessions = [before, *[await client.create(**record) for record in (EXPERTS, MASKS) for _ in range(3)]]
+        for session in sessions:
+            await converse(client, session, 2)
+        samples = [sample for session in sessions for sample in await client.samples(session)]
+        [name] = [name for name, each in pool.workers.providers.items() if each is able]
+        await pool.workers.retire(name, "test")
+        refused = await client.chat(before, [user("more")])
+        await converse(client, await client.create(), 1)
+
+    assert (refused.status_code, "returns the rows" in refused.json()["error"]["message"]) == (503, True)
+    for sample in samples:
+        (must_be_true if "routed_experts" in sample else masks_must_be_true)(sample)

@@ -18,7 +18,6 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.delivery import Selection
 from harness.samples.rollout import Rollout
 from harness.sessions.session_config import Recorded
-from harness.token_rows import RoutedExperts
 from harness.types import Json, Message
 
 DEADLINE_S = 1800.0
@@ -94,14 +93,9 @@ class Episodes:
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self._settings = settings
-        self._sessions: TrainerSessions[AgentFunction] = TrainerSessions(
+        self.sessions: TrainerSessions[AgentFunction] = TrainerSessions(
             settings.server, settings.find_agent, dict(settings.agent_env), settings.record
         )
-
-    @property
-    def router(self) -> RoutedExperts | None:
-        """Router of the engine's model, once a rollout has run."""
-        return self._sessions.router
 
     async def run(
         self,
@@ -123,7 +117,7 @@ class Episodes:
         Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open`.
         """
         sampling = session_sampling(sampling_params)
-        manager, agent = await self._sessions.open()
+        manager, agent = await self.sessions.open()
         is_program = isinstance(agent, ProgramAgent)
         known = program_metadata(metadata, "data") if is_program else {}
         session: Json = {"sampling": sampling, **recording(self._settings.record)}
@@ -150,7 +144,7 @@ class Episodes:
 
     async def close(self) -> None:
         """Close manager and connection. Idempotent."""
-        await self._sessions.close()
+        await self.sessions.close()
 
 
 # Plug-ins of one loop with equal settings share a manager and a connection.

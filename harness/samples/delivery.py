@@ -50,9 +50,7 @@ class Branch:
 
     kept: tuple[Turn, ...]
     dropped: tuple[Turn, ...]
-    """Turns after the first one that is not COMPLETED, or that lacks required rows. Of the latter, `kept` has the part
-    before the first missing row.
-    """
+    """Turns behind the first that is not COMPLETED or lacks required rows; that one too if it has none at first."""
 
 
 ChooseBranches = Callable[[Sequence[Branch]], Collection[int]]

@@ -13,9 +13,6 @@ from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.sessions.session_config import Recorded
 from harness.types import Json
 
-_KEPT_TOKENS = {"return_top_p_token_ids": True}
-"""slime's wish for sampling masks, in the words of its own SGLang."""
-
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 """Type of `async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
 
@@ -32,8 +29,8 @@ def make_task(
 ) -> AgentTask:
     """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
     params = dict(sampling_params)
-    if Recorded.SAMPLING_MASK in settings.record and params.get("custom_params") == _KEPT_TOKENS:
-        del params["custom_params"]  # the session records them
+    if Recorded.SAMPLING_MASK in settings.record and params.get("custom_params") == {"return_top_p_token_ids": True}:
+        del params["custom_params"]  # slime's wish for masks, in the words of its own SGLang
     sampling = session_sampling(params)
     place = {"index": sample.index, "group_index": sample.group_index}
     session: Json = {"sampling": sampling, **recording(settings.record)}

@@ -111,7 +111,7 @@ class SessionAgentLoop:
         rollout = fit(rollout, self._room, is_trained=is_scored and rollout.outcome.kind in ENDED_WELL)
         if self._is_scored_by_agent and reward is None:
             reward = 0.0  # else verl would score this one, and a batch must have one source of rewards
-        router = episodes.router if self._settings.record else None
+        router = episodes.sessions.router if self._settings.record else None
         about = (self._room, self._tokenizer.eos_token_id, fields.get("global_steps"))
         made = [output_fields(rollout, sample, *about, router=router) for sample in rollout.samples or (None,)]
         outputs = [AgentLoopOutput(**each, reward_score=reward) for each in made]

@@ -300,7 +300,7 @@ class GateClosed(HarnessError, code="gate_closed", status=503, retryable=True, t
 
 
 class ServerBusy(HarnessError, code="server_busy", status=503, retryable=True, told=""):
-    """Too many large requests wait to be read and encoded; the server kept nothing of this one."""
+    """Too many large requests wait, or too many rows are in flight; the server kept nothing of it."""
 
     retry_after_s = 1
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -99,10 +99,10 @@ class RaggedRows:
     offsets: Offsets
 
     @classmethod
-    def of(cls, start: int, rows: Sequence[npt.ArrayLike]) -> Self:
+    def of(cls, start: int, rows: Sequence[Sequence[int] | MaskIds]) -> Self:
         """Join `rows`."""
-        values = np.concatenate([np.zeros(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
-        return cls(start, values, offsets_of([np.size(row) for row in rows]))
+        offsets = offsets_of([len(row) for row in rows])
+        return cls(start, np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1])), offsets)
 
     @property
     def stop(self) -> int:
@@ -150,6 +150,16 @@ class TurnRows:
     def until(self, stop: int) -> Self:
         """Return the rows before `stop`."""
         return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
+
+    @property
+    def gap(self) -> int:
+        """Position of the first missing row, else `stop`."""
+        return next((part.start for part in self.parts if isinstance(part, MissingRows)), self.stop)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return sum(part.values.nbytes for part in self.parts if not isinstance(part, MissingRows))
 
     @property
     def missing(self) -> dict[str, int]:

@@ -356,6 +356,9 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
     """The restarted agent repeated the call of an inherited turn."""
     missing_rows: Json = {}
     """Number of rows that no request returned, by `token_rows.RowState`."""
+    rows_until: int = 0
+    """Output tokens before the first missing row; 0 without one, too."""
+    row_bytes: int = 0
     others: Json = {}
     """Notes of other versions and dialects."""
 

@@ -11,12 +11,13 @@ from uuid import uuid4
 
 from harness.adapters.agents import Program, find_function, find_program, is_program, program_metadata, stamp_stated
 from harness.adapters.sampling import session_sampling
-from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, rollout_directory
+from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, recording, rollout_directory
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.delivery import Selection
 from harness.samples.rollout import Rollout
+from harness.sessions.session_config import Recorded
 from harness.types import Json, Message
 
 DEADLINE_S = 1800.0
@@ -39,6 +40,7 @@ class EpisodeSettings:
     """True if a program's result may state the reward."""
     resume_attempts: int = 0
     """See `AgentTask.resume_attempts`."""
+    record: tuple[Recorded, ...] = ()
 
     @classmethod
     def read(
@@ -52,13 +54,14 @@ class EpisodeSettings:
         workdir: str | None = None,
         trust_agent_result: bool = False,
         resume_attempts: int = 0,
+        record: tuple[Recorded, ...] = (),
     ) -> Self:
         """Build settings. Raises `AdapterError` for a missing agent."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
         names = None if matching is None else tuple(matching)
-        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result, resume_attempts)
+        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result, resume_attempts, record)
         if settings.runs_program or not env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
@@ -90,8 +93,8 @@ class Episodes:
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self._settings = settings
-        self._sessions: TrainerSessions[AgentFunction] = TrainerSessions(
-            settings.server, settings.find_agent, dict(settings.agent_env)
+        self.sessions: TrainerSessions[AgentFunction] = TrainerSessions(
+            settings.server, settings.find_agent, dict(settings.agent_env), settings.record
         )
 
     async def run(
@@ -114,10 +117,10 @@ class Episodes:
         Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open`.
         """
         sampling = session_sampling(sampling_params)
-        manager, agent = await self._sessions.open()
+        manager, agent = await self.sessions.open()
         is_program = isinstance(agent, ProgramAgent)
         known = program_metadata(metadata, "data") if is_program else {}
-        session: Json = {"sampling": sampling}
+        session: Json = {"sampling": sampling, **recording(self._settings.record)}
         if selection is not None:
             session["selection"] = str(selection)
         if self._settings.matching is not None:
@@ -141,7 +144,7 @@ class Episodes:
 
     async def close(self) -> None:
         """Close manager and connection. Idempotent."""
-        await self._sessions.close()
+        await self.sessions.close()
 
 
 # Plug-ins of one loop with equal settings share a manager and a connection.

@@ -4,7 +4,7 @@ Trainers create plug-ins before any loop runs. So everything opens with the firs
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,9 @@ from harness.rollouts.agents.task import ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
+from harness.sessions.session_config import MissingRowsPolicy, Recorded
+from harness.token_rows import RoutedExperts
+from harness.types import Json
 
 ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
 MODEL = "policy"
@@ -42,12 +45,21 @@ class TrainerSessions(Generic[_Function]):
         server: Session server.
         find_agent: Returns the agent's script, profile, command line or function.
         env: Overrides a program's environment.
+        record: Rows that the sessions record.
     """
 
+    router: RoutedExperts | None = None
+    """Router of the model that the engine serves, once open."""
+
     def __init__(
-        self, server: SessionServerAddress, find_agent: Callable[[], Program | _Function], env: Mapping[str, str]
+        self,
+        server: SessionServerAddress,
+        find_agent: Callable[[], Program | _Function],
+        env: Mapping[str, str],
+        record: Sequence[Recorded] = (),
     ) -> None:
         self._server = server
+        self._record = record
         self._find_agent = find_agent
         self._env = env
         self._opening: asyncio.Task[OpenSessions[_Function]] | None = None
@@ -57,7 +69,7 @@ class TrainerSessions(Generic[_Function]):
         """Return the manager and its agent, opened once and retried after a failure.
 
         Raises `SessionServerError` for a silent server, `AgentError` for a broken program, `AdapterError` for a missing
-        agent or another version.
+        agent, another version, or an engine without the rows to record.
         """
         if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
             self._opening = asyncio.create_task(self._open(), name="adapter: open")
@@ -80,6 +92,10 @@ class TrainerSessions(Generic[_Function]):
         server = await self._client.describe(deadline_s=_ANSWER_S)
         if server.harness != __version__:
             raise AdapterError(f"{self._server.url} is of version {server.harness}, expected {__version__}")
+        returned = {Recorded.ROUTED_EXPERTS: server.routed_experts, Recorded.SAMPLING_MASK: server.max_mask_ids}
+        if missing := [each for each in self._record if not returned[each]]:
+            raise AdapterError(f"{self._server.url}: its engine returns no {missing[0]}; see docs/replay.md")
+        self.router = server.routed_experts
         found = self._find_agent()
         agent: ProgramAgent | _Function
         if isinstance(found, Path | tuple):
@@ -90,6 +106,11 @@ class TrainerSessions(Generic[_Function]):
         manager = SessionManager(self._server.url, admin_token=self._server.admin_token, client=self._client)
         await manager.__aenter__()
         return OpenSessions(manager, agent)
+
+
+def recording(record: Sequence[Recorded]) -> Json:
+    """Return the fields of a session whose samples lack no row, since trainers cannot mask one."""
+    return {"record": list(record), "missing_rows": MissingRowsPolicy.REQUIRE} if record else {}
 
 
 @asynccontextmanager

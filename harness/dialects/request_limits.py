@@ -60,6 +60,10 @@ class RequestLimits:
     """Concurrent model calls of one session, including those that arrive or wait at the gate."""
     calls_bytes: int = 64 * _MIB
     """Bytes of those calls' bodies."""
+    session_row_bytes: int = 1024 * _MIB
+    """Bytes of a session's rows (routed experts, sampling masks) in the store."""
+    row_bytes: int = 4096 * _MIB
+    """Bytes of the rows of all turns in flight."""
 
     def check_numbers(self) -> None:
         """Raise `ScenarioError` naming a limit that is not a whole number, below 1 or absurdly large."""

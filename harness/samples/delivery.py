@@ -50,7 +50,7 @@ class Branch:
 
     kept: tuple[Turn, ...]
     dropped: tuple[Turn, ...]
-    """Turns after the first one that is not COMPLETED, or from the first one that lacks required rows."""
+    """Turns behind the first that is not COMPLETED or lacks required rows; that one too if it has none at first."""
 
 
 ChooseBranches = Callable[[Sequence[Branch]], Collection[int]]
@@ -66,7 +66,7 @@ class DeliveryPlan(NamedTuple):
     requires_rows: bool = False
 
     def lacks_rows(self, turn: Turn) -> bool:
-        """Return True if the turn may be in no sample, because rows of it are missing."""
+        """Return True if a sample ends in or before the turn, because rows of it are missing."""
         return self.requires_rows and bool(turn.notes.missing_rows)
 
     def is_trained(self, turn: Turn) -> bool:
@@ -147,6 +147,8 @@ def _merge_branches(
         completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, path))
         end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
         kept = tuple(takewhile(lambda turn: not lacks_rows(turn), path[:end]))
+        lacking = path[len(kept) : end][:1]
+        kept += tuple(cut_turn(turn, turn.notes.rows_until) for turn in lacking if turn.notes.rows_until)
         if not kept:
             continue
         branch = Branch(kept, tuple(path[len(kept) :]))
@@ -155,6 +157,25 @@ def _merge_branches(
         if is_new:
             delivered.update(turn.index for turn in branch.kept)
             yield branch
+
+
+def cut_turn(turn: Turn, size: int) -> Turn:
+    """Return the turn with the first `size` output tokens, TRUNCATED if it was COMPLETED."""
+    over, end = int(turn.output_ids.size) - size, turn.prompt_length + size
+    proximal, versions = turn.proximal_logprobs, turn.proximal_versions
+    return replace(
+        turn,
+        status=TurnStatus.TRUNCATED if turn.status is TurnStatus.COMPLETED else turn.status,
+        output_ids=turn.output_ids[:size],
+        logprobs=turn.logprobs[:size],
+        version_spans=tuple(replace(span, end=min(span.end, size)) for span in turn.version_spans if span.start < size),
+        forced_tokens=max(0, turn.forced_tokens - over),
+        proximal_logprobs=None if proximal is None else proximal[:size],
+        proximal_versions=None if versions is None else versions[:size],
+        rows=None if turn.rows is None else turn.rows.until(end - 1),
+        masks=None if turn.masks is None else turn.masks.until(end),
+        teachers={name: each._replace(logprobs=each.logprobs[:size]) for name, each in turn.teachers.items()},
+    )
 
 
 class SampleDelivery:

@@ -57,7 +57,7 @@ def encode_for_miles(
         tensors[f"tokens.{number}"] = sample.tokens.astype(np.int64)
         tensors[f"loss_mask.{number}"] = sample.loss_mask.astype(np.uint8)
         tensors[f"rollout_log_probs.{number}"] = sample.rollout_log_probs.astype(np.float64)
-        experts = experts_for_miles(sample)
+        experts = require_experts(sample, np.int32)
         if experts is not None:
             tensors[f"{_EXPERTS}.{number}"] = experts
         own = [by_index[index] for index in sample.metadata["turns"]]
@@ -69,21 +69,21 @@ def encode_for_miles(
     return blob
 
 
-def experts_for_miles(sample: Sample) -> npt.NDArray[np.int32] | None:
+def require_experts(sample: Sample, dtype: npt.DTypeLike) -> npt.NDArray[Any] | None:
     """Return the experts of all tokens but the last, shape [tokens - 1, layers, top_k]; None if not recorded.
 
-    Raises `MalformedRequest` if rows are missing: miles would route those tokens to experts that no model chose.
+    Raises `MalformedRequest` if rows are missing: trainers would route those tokens to experts that no model chose.
     """
     rows = sample.routed_experts
     if rows is None:
         return None
     if rows.missing:
         raise MalformedRequest(
-            f"missing_rows: expected require for samples with routed experts for miles, which cannot mask a row; this"
-            f" one lacks {rows.missing}",
+            f"missing_rows: expected require for routed experts for a trainer, which cannot mask a row; this sample"
+            f" lacks {rows.missing}",
             param="missing_rows",
         )
-    return np.ascontiguousarray(rows.values[:-1], dtype=np.int32)
+    return rows.values[:-1].astype(dtype)
 
 
 def cut_sample(sample: Sample, most: int | None) -> Sample | None:

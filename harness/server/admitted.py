@@ -126,6 +126,11 @@ class AdmittedTurns:
         """Likewise, for all sessions."""
         return sum(turn.arriving for turn in self._turns.values())
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows of turns in flight."""
+        return sum(turn.output.row_bytes for turn in self._turns.values())
+
     def is_sampling(self, session: Session | SessionStub) -> bool:
         """Return True if an engine samples for `session`, or is about to."""
         return any(turn.generation is not None for turn in self._of(session))

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -115,9 +116,11 @@ class SessionServer(ServerApi):
 
     async def _describe(self, request: Request) -> Response:
         engine = self._turns.engine
-        serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
-        said = {"harness": __version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
+        able = engine.capabilities
+        said: dict[str, Any] = {"harness": __version__, "start": self._start, "engines": programs_of(engine)}
+        said["serves"] = serving_identity(able, self._turns.chat_tokenizer)
         said["tokenizer"] = str(self._turns.chat_tokenizer.tokenizer.folder or "")
+        said |= {"routed_experts": able.routed_experts, "max_mask_ids": able.max_mask_ids}
         return json_response(said)
 
     async def _health(self, request: Request) -> Response:

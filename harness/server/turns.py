@@ -29,7 +29,7 @@ from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, W
 from harness.dialects.prompt_noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import MalformedRequest, StoreError, StrayRefused, TurnAborted, TurnRefused
+from harness.errors import MalformedRequest, ServerBusy, StoreError, StrayRefused, TurnAborted, TurnRefused
 from harness.machine.clock import Clock
 from harness.machine.deadlines import to_the_end
 from harness.machine.log import bound
@@ -267,6 +267,11 @@ class TurnService:
         notes = structs.replace(notes, matched_loosely=tuple(each.to_json() for each in loosely))
         request = TurnRequest(delta, context_ids, asked.sampling, call.digest, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version_for(session.session_id))
+        if session.records_rows:
+            limits, in_flight = self.settings.limits, self.admitted.row_bytes
+            limits.require("session_row_bytes", session.row_bytes, "record")
+            if in_flight > limits.row_bytes:
+                raise ServerBusy(f"rows of turns in flight have {in_flight} bytes, the limit is {limits.row_bytes}")
         for name in asked.ignored:
             self.metrics.parameter_ignored(asked.dialect, name)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

@@ -176,6 +176,19 @@ class Output(msgspec.Struct, frozen=True):
         kinds = (Counter(each.missing) for each in (self.rows, self.masks) if each is not None)
         return dict(sum(kinds, Counter[str]()))
 
+    @property
+    def row_bytes(self) -> int:
+        return sum(each.size_bytes for each in (self.rows, self.masks) if each is not None)
+
+    def rows_until(self, prompt_length: int) -> int:
+        """Return the output tokens before the first missing row of either kind; 0 if none is missing."""
+        if not self.missing_rows:
+            return 0
+        # A sample needs no row of its last token.
+        gaps = [self.rows.gap + 1] if self.rows is not None else []
+        gaps += [self.masks.gap] if self.masks is not None else []
+        return max(0, min(gaps) - prompt_length)
+
     def join_broken(self, partial: GenerationResult, arrived: int, budget: int, cause: Broken) -> Self:
         """Append `partial`, the usable part of a broken request's `arrived` tokens."""
         unusable = arrived - int(partial.output_ids.size)

@@ -41,7 +41,7 @@ class DropReason(StrEnum):
     """Received before the engine reported weights."""
     INVALID_REPLY = "invalid_reply"
     MISSING_ROWS = "missing_rows"
-    """In a turn that lacks required rows, or behind one."""
+    """Behind a missing row that is required."""
     LEFT_BEHIND = "left_behind"
     """Turn that a successor session cannot continue."""
 
@@ -159,15 +159,19 @@ def account(
 ) -> Ledger:
     """Return a session's ledger as of now."""
     dispositions = find_dispositions(turns, plan)
+    kept = {turn.index: turn for branch in plan.delivered for turn in branch.kept}
     trained = masked = inherited = 0
     # `left_behind` belongs to turns that this session did not take over.
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
         reason = dispositions[turn.index]
         if reason is None:
-            own = turn.masked_from if plan.is_trained(turn) else 0
-            masked += turn.output_ids.size - own
+            part = kept[turn.index]
+            own = part.masked_from if plan.is_trained(turn) else 0
+            masked += part.output_ids.size - own
             trained += own
+            if cut := turn.output_ids.size - part.output_ids.size:
+                dropped[DropReason.MISSING_ROWS] += cut
         elif turn.output_ids.size:
             dropped[reason] += turn.output_ids.size
         for each in turn.discarded:

@@ -104,6 +104,11 @@ class Session:
         """True if turns keep the experts of their tokens."""
         return Recorded.ROUTED_EXPERTS in self.config.record
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all rows, which the store may have alone."""
+        return sum(turn.notes.row_bytes for turn in self.turns)
+
     def has_rows(self, turn: Turn) -> bool:
         """Return True if the turn keeps rows: masks only where some tokens were no candidates."""
         return self.records_experts or turn.params.sampling_mask

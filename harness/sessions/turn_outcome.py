@@ -122,6 +122,8 @@ def end_turn(
         matched_stop=reply.matched_stop or earlier.matched_stop,
         error=_error_note(error),
         missing_rows=output.missing_rows,
+        rows_until=output.rows_until(admission.path.length),
+        row_bytes=output.row_bytes,
     )
     turn = Turn(
         index=admission.index,

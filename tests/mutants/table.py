@@ -196,8 +196,8 @@ MUTANTS = (
     ),
     Mutant(
         "harness/sessions/ledger.py",
-        "own = turn.masked_from if plan.is_trained(turn) else 0",
-        "own = turn.masked_from",
+        "own = part.masked_from if plan.is_trained(turn) else 0",
+        "own = part.masked_from",
         "the ledger calls trained what the masks leave out",
         f"{SAMPLES}/test_delivery.py::test_a_turn_that_is_not_trained_is_context_of_one_that_is",
     ),

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 from harness.adapters.agents import LoadFunction, Program, find_function, find_program, program_metadata
 from harness.adapters.miles.settings import MilesSettings
 from harness.adapters.sampling import session_sampling
-from harness.adapters.trainer_sessions import MODEL
+from harness.adapters.trainer_sessions import MODEL, recording
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.sessions.session_config import Recorded
 from harness.types import Json
 
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
@@ -27,9 +28,12 @@ def make_task(
     settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
     """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
-    sampling = session_sampling(sampling_params)
+    params = dict(sampling_params)
+    if Recorded.SAMPLING_MASK in settings.record and params.get("custom_params") == {"return_top_p_token_ids": True}:
+        del params["custom_params"]  # slime's wish for masks, in the words of its own SGLang
+    sampling = session_sampling(params)
     place = {"index": sample.index, "group_index": sample.group_index}
-    session: Json = {"sampling": sampling}
+    session: Json = {"sampling": sampling, **recording(settings.record)}
     if settings.max_seq_len is not None:
         session["limits"] = {"tokens_per_session": settings.max_seq_len}
     if settings.selection is not None:

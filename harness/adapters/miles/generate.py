@@ -62,7 +62,7 @@ async def run_sample(
     Raises `AdapterError` for unsupported settings.
     """
     rollouts = _rollouts_of(state, load)
-    settings = replace(rollouts.settings, selection=Selection.ONE) if is_one else rollouts.settings
+    settings = replace(rollouts.settings, selection=Selection.ONE, record=()) if is_one else rollouts.settings
     try:
         samples = await _generate(rollouts, settings, state, sample, sampling_params)
         await _share_reward(samples, state.args, load, scoring)

@@ -28,6 +28,7 @@ class MilesRollouts:
             SessionServerAddress(settings.session_server, settings.admin_token),
             lambda: find_agent(settings, load),
             settings.agent_env,
+            settings.record,
         )
         self._manager: SessionManager | None = None
         self._running: dict[asyncio.Task[Rollout], AgentTask] = {}

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
+
 from harness.adapters.agents import AGENT_RESULT, stamp_stated, stated_number
 from harness.adapters.miles.settings import COMMIT
 from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
 from harness.samples.columns import empty_trainer_columns, trainer_columns
+from harness.samples.miles_codec import require_experts
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.types import Json, Sample
 
@@ -19,13 +22,15 @@ FIELDS = frozenset(
     {
         *("group_index", "index", "rollout_id", "prompt", "tokens", "response", "response_length", "reward"),
         *("loss_mask", "weight_versions", "rollout_log_probs", "status", "metadata", "train_metadata"),
-        *("non_generation_time", "prefix_cache_info"),
+        *("non_generation_time", "prefix_cache_info", "rollout_routed_experts"),
     }
 )
 """Fields of miles' `Sample` that this module uses."""
 
 STAMPS = "harness"
 """Metadata key of the session's facts."""
+
+_KEPT_IDS = "rollout_top_p_token_ids"
 
 Decode = Callable[[list[int]], str]
 """Function that decodes token ids with miles' tokenizer."""
@@ -65,7 +70,8 @@ def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: b
 
 
 def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> Any:
-    require_no_masks(ours, "miles and slime")
+    if not hasattr(origin, _KEPT_IDS):  # as slime's have
+        require_no_masks(ours, "miles")
     sample = _write_columns(deepcopy(origin), ours, decode)
     result = (rollout.agent_result or {}) if trusts_agent else {}
     untrusted = {} if trusts_agent else {AGENT_RESULT: rollout.agent_result}
@@ -114,6 +120,11 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
         **(sample.train_metadata or {}),
         **{name: column.tolist() for name, column in columns.items()},
     }
+    if ours is not None:
+        sample.rollout_routed_experts = require_experts(ours, np.int32)
+    if ours is not None and (masks := ours.sampling_mask) is not None:
+        setattr(sample, _KEPT_IDS, masks.values.tolist())
+        sample.rollout_top_p_token_offsets = masks.offsets.tolist()
     return sample
 
 

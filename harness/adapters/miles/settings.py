@@ -13,6 +13,7 @@ from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
 from harness.samples.delivery import DEPRECATED_SELECTIONS, Selection
+from harness.sessions.session_config import Recorded
 
 COMMIT = "31f1ca96"
 """Commit of radixark/miles whose interface this module uses."""
@@ -49,6 +50,8 @@ class MilesSettings:
     """True if the agent's result sets reward and metadata."""
     resume_attempts: int
     """See `AgentTask.resume_attempts`."""
+    record: tuple[Recorded, ...]
+    """Rows of training sessions."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +96,7 @@ def read_settings(args: Any) -> MilesSettings:
         workdir=None if workdir is None else Path(workdir),
         trusts_agent=not agent or bool(getattr(args, "harness_trust_agent_result", False)),
         resume_attempts=getattr(args, "harness_resume_attempts", 0),
+        record=tuple(kind for kind, is_wanted in _RECORDED.items() if is_wanted(args)),
     )
 
 
@@ -129,10 +133,28 @@ def _needs_logprobs(args: Any) -> bool:
     return bool(getattr(args, "use_tis", False) or getattr(args, "use_rollout_logprobs", False))
 
 
+_is_slime = _begins("custom_generate_function_path", "harness.adapters.slime")
+
+
+def _filters(args: Any, name: str) -> bool:
+    return is_filter(name, getattr(args, f"rollout_{name}", None))
+
+
+def _takes_masks(args: Any) -> bool:
+    # slime's loss is over the kept tokens unless `--rollout-top-p` is 1; that of miles is over all.
+    return _is_slime(args) and _filters(args, "top_p")
+
+
+def _loses_filter(name: str) -> Callable[[Any], bool]:
+    return lambda args: _needs_logprobs(args) and _filters(args, name) and not _takes_masks(args)
+
+
+_RECORDED: Mapping[Recorded, Callable[[Any], object]] = {
+    Recorded.ROUTED_EXPERTS: _set("use_rollout_routing_replay"),
+    Recorded.SAMPLING_MASK: _takes_masks,
+}
+
 REFUSALS = (
-    Refusal(
-        "--use-rollout-routing-replay", _set("use_rollout_routing_replay"), "this adapter passes no routed experts on"
-    ),
     Refusal("--use-rollout-indexer-replay", _set("use_rollout_indexer_replay"), "sessions record no indexer choices"),
     Refusal("--lora-rank", _set("lora_rank"), "sessions name no adapter to the engine"),
     Refusal("--lora-adapter-path", _set("lora_adapter_path"), "sessions name no adapter to the engine"),
@@ -141,16 +163,8 @@ REFUSALS = (
     Refusal("--partial-rollout", _set("partial_rollout"), "a rollout that was cut short begins anew"),
     Refusal("--apply-chat-template", _set("apply_chat_template"), "the session server renders the messages itself"),
     Refusal("--eval-num-gpus", _set("eval_num_gpus"), "the engines of an evaluation are not behind the session server"),
-    Refusal(
-        "--rollout-top-k",
-        lambda args: _needs_logprobs(args) and is_filter("top_k", getattr(args, "rollout_top_k", None)),
-        FILTERED,
-    ),
-    Refusal(
-        "--rollout-top-p",
-        lambda args: _needs_logprobs(args) and is_filter("top_p", getattr(args, "rollout_top_p", None)),
-        FILTERED,
-    ),
+    Refusal("--rollout-top-k", _loses_filter("top_k"), FILTERED),
+    Refusal("--rollout-top-p", _loses_filter("top_p"), FILTERED),
 )
 
 NO_LISTS = (
@@ -174,10 +188,7 @@ NO_LISTS = (
     ),
     Refusal(
         "--log-passrate",
-        lambda args: (
-            getattr(args, "log_passrate", False)
-            and _begins("custom_generate_function_path", "harness.adapters.slime")(args)
-        ),
+        lambda args: getattr(args, "log_passrate", False) and _is_slime(args),
         "slime counts samples, not rollouts",
     ),
 )

@@ -12,6 +12,7 @@ from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentFunction
 from harness.samples.delivery import Selection
 from harness.samples.rollout import ENDED_WELL, Rollout
+from harness.sessions.session_config import Recorded
 
 VERSION = "0.9.1"
 """Version of verl whose interface this module uses."""
@@ -67,10 +68,6 @@ class SessionAgentLoop:
         resume_attempts: int = 0,
     ) -> None:
         rollout = trainer_config.config.actor_rollout_ref.rollout
-        if getattr(rollout, "enable_rollout_routing_replay", False):
-            raise AdapterError(
-                "rollout.enable_rollout_routing_replay cannot be kept: this adapter passes no routed experts on"
-            )
         if _needs_logprobs(trainer_config.config):
             require_unfiltered({name: getattr(rollout, name, None) for name in FILTERS}, "rollout.")
         self._room = Room(rollout.prompt_length, rollout.response_length)
@@ -86,6 +83,7 @@ class SessionAgentLoop:
             workdir=workdir,
             trust_agent_result=trust_agent_result,
             resume_attempts=resume_attempts,
+            record=(Recorded.ROUTED_EXPERTS,) if getattr(rollout, "enable_rollout_routing_replay", False) else (),
         )
         if is_scored_by_agent:
             self._settings.require_trusted("set is_scored_by_agent=False")
@@ -104,7 +102,8 @@ class SessionAgentLoop:
             raise AdapterError("sampling parameter 'repetition_penalty' cannot be kept; expected 1.0")
         row = fields | dict(fields.get("extra_info") or {})
         selection = None if self._takes_lists and "session_id" in fields else Selection.ONE
-        rollout = await episodes_of(self._settings).run(
+        episodes = episodes_of(self._settings)
+        rollout = await episodes.run(
             [dict(message) for message in fields["raw_prompt"]], row, sampling, sum(self._room), selection
         )
         reward = self._read_reward(rollout) if self._is_scored_by_agent else None
@@ -112,8 +111,9 @@ class SessionAgentLoop:
         rollout = fit(rollout, self._room, is_trained=is_scored and rollout.outcome.kind in ENDED_WELL)
         if self._is_scored_by_agent and reward is None:
             reward = 0.0  # else verl would score this one, and a batch must have one source of rewards
+        router = episodes.sessions.router if self._settings.record else None
         about = (self._room, self._tokenizer.eos_token_id, fields.get("global_steps"))
-        made = [output_fields(rollout, sample, *about) for sample in rollout.samples or (None,)]
+        made = [output_fields(rollout, sample, *about, router=router) for sample in rollout.samples or (None,)]
         outputs = [AgentLoopOutput(**each, reward_score=reward) for each in made]
         return outputs if len(outputs) > 1 else outputs[0]
 

@@ -13,14 +13,16 @@ from harness.adapters.sampling import require_no_masks
 from harness.adapters.step_reports import ReportedSample, report_samples
 from harness.samples.columns import TRAINER_COLUMNS, empty_trainer_columns, trainer_columns
 from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
+from harness.samples.miles_codec import require_experts
 from harness.samples.rollout import Rollout
 from harness.samples.versions import NOT_SAMPLED, count_versions
+from harness.token_rows import RoutedExperts
 from harness.types import Json, Sample
 
 FIELDS = frozenset(
     {
         *("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score", "num_turns", "metrics"),
-        "extra_fields",
+        *("extra_fields", "routed_experts"),
     }
 )
 """Fields of verl's `AgentLoopOutput` that this module sets."""
@@ -63,7 +65,13 @@ def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
 
 
 def output_fields(
-    rollout: Rollout, sample: Sample | None, room: Room, filler_id: int, global_steps: int | None
+    rollout: Rollout,
+    sample: Sample | None,
+    room: Room,
+    filler_id: int,
+    global_steps: int | None,
+    *,
+    router: RoutedExperts | None = None,
 ) -> Json:
     """Build the fields of one output, except its reward.
 
@@ -73,6 +81,7 @@ def output_fields(
         room: A longer prompt is cut at its beginning.
         filler_id: Token of prompt and response without a sample.
         global_steps: Current step, from 1; its version replaces labels that are no numbers.
+        router: That of the model, if verl replays it.
     """
     version = max(0, (global_steps or 0) - 1)
     columns = _filler(filler_id) if sample is None else _columns(sample, room, version)
@@ -97,6 +106,8 @@ def output_fields(
         **{name: columns.pop(name) for name in _EXTRA},
         STAMPS: stamps,
     }
+    if router is not None:
+        columns["routed_experts"] = _experts(sample, len(columns["prompt_ids"]) + len(columns["response_ids"]), router)
     metrics = {"generate_sequences": generating, "tool_calls": max(0.0, rollout.seconds - generating)}
     return {**columns, "num_turns": 2 * len(turns), "metrics": metrics, "extra_fields": extra}
 
@@ -131,6 +142,14 @@ def _columns(sample: Sample, room: Room, version: int) -> dict[str, Any]:
     }
     lists = {name: column.tolist() for name, column in columns.items()}
     return {"prompt_ids": prompt[-room.prompt :].tolist(), **lists}
+
+
+def _experts(sample: Sample | None, tokens: int, router: RoutedExperts) -> npt.NDArray[np.int16]:
+    if sample is None:  # verl's columns have one shape, and it replays no row of an output that is not trained
+        return np.zeros((tokens - 1, router.layers, router.top_k), np.int16)
+    experts = require_experts(sample, np.int16)
+    assert experts is not None
+    return experts[len(sample.tokens) - tokens :]
 
 
 def _filler(filler_id: int) -> dict[str, Any]:

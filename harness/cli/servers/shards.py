@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.gateway.shards.directory import ShardDirectory
     from harness.gateway.shards.supervisor import StartShard
 
-_DIVIDED = ("sessions", "connections", "waiting_bytes")
+_DIVIDED = ("sessions", "connections", "waiting_bytes", "row_bytes")
 """Server-wide limits, divided among shards; the others concern one request or session."""
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
-from harness.token_rows import RaggedRows, RowValues, TokenRows
+from harness.token_rows import MaskIds, RaggedRows, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     FinishReason,
@@ -48,7 +47,7 @@ class SampledToken(NamedTuple):
     logprob: float
     top_ids: Sequence[int] = ()
     top_logprobs: Sequence[float] = ()
-    mask: npt.ArrayLike = ()
+    mask: Sequence[int] | MaskIds = ()
     """Candidates, the token among them."""
 
 

@@ -173,7 +173,7 @@ class EnginePool:
         session_id: str | None,
         request: GenerationRequest | None = None,
     ) -> AsyncGenerator[_T]:
-        """Yield a worker's answer, piece by piece; a script goes to a worker that follows scripts."""
+        """Yield a worker's answer, piece by piece. A script, and a wish for rows, go to a worker that can."""
         # Theory of operation. A request may move to another worker only while nothing has come back from the first:
         # then no token was seen, and asking again hands none out twice (I5). From the first piece on, the answer
         # belongs to its worker. Another worker would sample other tokens, perhaps with other weights, after those the
@@ -182,24 +182,16 @@ class EnginePool:
         # have sampled. What one worker refuses (`EngineRejected`), all refuse; and after a broken connection
         # (`EngineConnectionLost`) an engine may be sampling. Each worker is asked at most once.
         before = self._placement.place_of(session_id)
-        says_script = request is not None and request.script_ids is not None
         request_id = None if request is None else request.request_id
         tried: set[str] = set()
         queued_s = 0.0
         while True:
-            if says_script:
-                providers = self.workers.providers
-                deaf = [name for name, each in providers.items() if not _follows_scripts(each)]
-                if deaf and len(deaf) == len(providers) and not self.workers.have_followed_scripts:
-                    raise EngineRejected(
-                        f"{self.capabilities.engine} is not known to follow scripts (docs/scenarios.md);"
-                        " nothing is sampled in their place"
-                    )
-                tried.update(deaf)
+            if request is not None:
+                tried.update(self._find_unable(request))
             waits_since = time.monotonic()
             worker = await self._choose_worker(session_id, tried, request)
             queued_s += time.monotonic() - waits_since
-            if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it joined while we waited
+            if _is_unable(self.workers.provider_of(worker), request):  # it joined while we waited
                 self._queue.finish(worker)
                 await self.workers.let_go(worker)
                 continue
@@ -216,6 +208,20 @@ class EnginePool:
             yield _tell_place(first, worker, queued_s)
             async for piece in pieces:
                 yield _tell_place(piece, worker, queued_s)
+
+    def _find_unable(self, request: GenerationRequest) -> list[str]:
+        providers = self.workers.providers
+        unable = [name for name, each in providers.items() if _is_unable(each, request)]
+        if not unable or len(unable) < len(providers):
+            return unable
+        if request.script_ids is None:
+            raise EngineUnavailable("no worker returns the rows that the session records; start one that does")
+        if not self.workers.have_followed_scripts:
+            raise EngineRejected(
+                f"{self.capabilities.engine} is not known to follow scripts (docs/scenarios.md);"
+                " nothing is sampled in their place"
+            )
+        return unable
 
     async def _choose_worker(
         self, session_id: str | None, tried: set[str], request: GenerationRequest | None
@@ -376,8 +382,13 @@ class EnginePool:
         return [answer for answer in told if not isinstance(answer, BaseException)]
 
 
-def _follows_scripts(worker: TokenProvider) -> bool:
-    return worker.capabilities.follows_scripts
+def _is_unable(worker: TokenProvider, request: GenerationRequest | None) -> bool:
+    able = worker.capabilities
+    return request is not None and (
+        (request.script_ids is not None and not able.follows_scripts)
+        or (request.params.sampling_mask and not able.max_mask_ids)
+        or (request.rows_from is not None and able.routed_experts is None)
+    )
 
 
 def _tell_place(piece: _T, worker: WorkerLoad, queued_s: float) -> _T:

@@ -247,7 +247,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
     """Return the capabilities that every worker has. Raises `EngineUnavailable` without one."""
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
-    first, bounds = all_capabilities[0], [each.max_mask_ids for each in all_capabilities]
+    first, routers = all_capabilities[0], {each.routed_experts for each in all_capabilities} - {None}
     return Capabilities(
         engine=first.engine,
         model=first.model,
@@ -262,11 +262,11 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         repeat_guard=first.repeat_guard,
         may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
-        # The pool sends scripts only to workers that follow them.
+        # The pool sends scripts only to workers that follow them, and wishes for rows to those that return some.
+        # Each worker keeps to its own bound of masks.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),
-        # Each worker keeps to its own bound.
-        max_mask_ids=max(bounds) if all(bounds) else 0,
-        routed_experts=first.routed_experts if len({each.routed_experts for each in all_capabilities}) == 1 else None,
+        max_mask_ids=max(each.max_mask_ids for each in all_capabilities),
+        routed_experts=routers.pop() if len(routers) == 1 else None,
     )
 
 

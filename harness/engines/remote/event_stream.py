@@ -15,7 +15,8 @@ class LineTooLong(ValueError):
 class EventBuffer:
     """Buffer of one stream; `is_done` after the end marker."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_bytes: int = 0) -> None:
+        self._most_bytes = _LONGEST_LINE_BYTES + row_bytes
         self._line: list[bytes] = []
         """Pieces of an incomplete line."""
         self._line_bytes = 0
@@ -31,8 +32,8 @@ class EventBuffer:
             self._line, self._line_bytes = [], 0
         self._line.append(data[begun:])
         self._line_bytes += len(data) - begun
-        if self._line_bytes > _LONGEST_LINE_BYTES:
-            raise LineTooLong(f"a line of more than {_LONGEST_LINE_BYTES} bytes")
+        if self._line_bytes > self._most_bytes:
+            raise LineTooLong(f"a line of more than {self._most_bytes} bytes")
         payloads = []
         for line in lines:
             payload = line[5:].strip() if line.startswith(b"data:") else b""  # else a comment, a name, a separator

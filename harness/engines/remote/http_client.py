@@ -59,6 +59,8 @@ class HttpCall(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     request_id: str = ""
     """Generation it belongs to, if any."""
+    row_bytes: int = 0
+    """Most bytes of rows in a line of its answer."""
 
 
 class EngineClient:
@@ -149,7 +151,7 @@ class EngineClient:
 
         The deadline includes the reader's time.
         """
-        connections, buffer = self._require_open(), EventBuffer()
+        connections, buffer = self._require_open(), EventBuffer(call.row_bytes)
         deadline = asyncio.get_running_loop().time() + call.deadline_s
         with self._name_failures(call):
             async with asyncio.timeout_at(deadline):
@@ -172,7 +174,7 @@ class EngineClient:
         `hear` is awaited after the first event, then `gather_s` after the first of each batch, after a megabyte, and at
         the end. Its time counts against the deadline.
         """
-        connections, buffer = self._require_open(), EventBuffer()
+        connections, buffer = self._require_open(), EventBuffer(call.row_bytes)
         with self._name_failures(call):
             async with asyncio.timeout(call.deadline_s):
                 connection = await self._send(connections, call)
@@ -206,7 +208,7 @@ class EngineClient:
         """Decode `content`. Raises `EngineReplyInvalid`."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
-            content.decode("utf-8")
+            content.isascii() or content.decode("utf-8")
             decoder: msgspec.json.Decoder[_T] = self._decoders.get(kind) or msgspec.json.Decoder(kind)
             self._decoders[kind] = decoder
             return decoder.decode(content)

@@ -90,6 +90,15 @@ class Asked(msgspec.Struct, frozen=True):
         return self.request.params.sampling_mask and self.request.script_ids is None
 
     @property
+    def row_bytes(self) -> int:
+        """Most bytes of routed experts in the reply: int32 in base64."""
+        start, request = self.request.rows_from, self.request
+        if start is None or self.router is None:
+            return 0
+        tokens = int(request.input_ids.size) + request.params.max_new_tokens - start
+        return tokens * self.router.layers * self.router.top_k * 6
+
+    @property
     def plugin_arguments(self) -> Json:
         """Arguments for our plugins in the server."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
@@ -226,6 +235,16 @@ def abort_unsent(asked: Asked) -> GenerationResult:
     )
 
 
+def read_base64(asked: Asked, encoded: msgspec.Raw) -> bytes | None:
+    """Decode base64 text of a reply's JSON; None for null."""
+    from pybase64 import b64decode  # ten times as fast as msgspec; a trainer imports this module without it
+
+    try:
+        return None if encoded == msgspec.Raw(b"null") else b64decode(memoryview(encoded)[1:-1], validate=True)
+    except ValueError as error:
+        refuse(asked, f"routed experts that are no base64: {error}")
+
+
 def refuse(asked: Asked, claim: str) -> NoReturn:
     """Raise `EngineReplyInvalid` with `claim`: given and expected values."""
     raise EngineReplyInvalid(
@@ -298,7 +317,8 @@ def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: 
     expected = (int(asked.request.input_ids.size) + size - 1 - start, router.layers, router.top_k)
     if rows.shape != expected:
         refuse(asked, f"routed experts of shape {list(rows.shape)} from position {start} on, expected {list(expected)}")
-    if rows.size and not 0 <= rows.min() <= rows.max() < router.experts:
+    # As in `verify_ids`: one pass.
+    if rows.size and rows.view(rows.dtype.str.replace("i", "u")).max() >= router.experts:
         refuse(asked, f"expert ids {rows.min()}..{rows.max()}, expected 0..{router.experts - 1}")
     return TokenRows(start, rows.astype(router.dtype, copy=False))
 

@@ -264,8 +264,9 @@ class SGLangTokenProvider(RemoteProvider):
         return fit_budget(self.capabilities, asked)
 
     def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
-        body = generate_body(asked, interval=interval)
-        return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
+        body, request_id = generate_body(asked, interval=interval), asked.request.request_id
+        timeout_s, row_bytes = self._generation_timeout_s, asked.row_bytes
+        return HttpCall("POST", "/generate", timeout_s, body, request_id=request_id, row_bytes=row_bytes)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
         """Read the answer in pieces; report new ids to a live reader now and then."""

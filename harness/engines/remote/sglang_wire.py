@@ -19,7 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_ids, verify_tokens
+from harness.engines.remote.reply import (
+    Asked,
+    EngineReply,
+    Scored,
+    ScoredToken,
+    read_base64,
+    refuse,
+    verify_ids,
+    verify_tokens,
+)
 from harness.errors import EngineConnectionLost, EngineReplyInvalid
 from harness.samples.versions import is_unsettled
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, VersionSpan
@@ -53,8 +62,8 @@ class MetaInfo(msgspec.Struct):
     input_token_logprobs: list[Entry] | None = None
     output_token_logprobs: list[Entry] | None = None
     output_top_logprobs: list[list[Entry] | None] | None = None
-    routed_experts: bytes | None = None
-    """Expert ids in C order, without shape and dtype; base64 in JSON."""
+    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
+    """Expert ids in C order, without shape and dtype, in base64."""
     output_token_sampling_mask: list[list[TokenId]] | None = None
     output_token_sampling_logprobs: list[float] | None = None
     """Over the mask, after temperature."""
@@ -323,9 +332,9 @@ def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
     return finish.repeat_probe if finish else None
 
 
-def _read_rows(asked: Asked, data: bytes | None, size: int) -> npt.NDArray[np.int32] | None:
+def _read_rows(asked: Asked, encoded: msgspec.Raw, size: int) -> npt.NDArray[np.int32] | None:
     start, router = asked.request.rows_from, asked.router
-    if data is None or start is None or router is None or not size:
+    if start is None or router is None or not size or (data := read_base64(asked, encoded)) is None:
         return None
     tokens = int(asked.request.input_ids.size) + size - 1 - start
     shape = (tokens, router.layers, router.top_k)

@@ -274,7 +274,8 @@ class VLLMTokenProvider(RemoteProvider):
         headers |= {} if asked.rank is None else {"x-data-parallel-rank": str(asked.rank)}
         body = self._offer.api.body(asked, self._offer.model.id, interval)
         path = self._offer.api.path
-        return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
+        about = (headers, asked.request.request_id, asked.row_bytes)
+        return HttpCall("POST", path, self._generation_timeout_s, body, *about)
 
     async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
         """Read the answer in pieces, reporting now and then, and once more before an error is raised."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.engines.remote.http_errors import error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
+from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, read_base64, refuse, verify_tokens
 from harness.engines.remote.vllm_messages import (
     CompletionChunk,
     GenerateChunk,
@@ -318,15 +318,12 @@ def _read_name(asked: Asked, name: str) -> int:
 
 
 def _read_rows(asked: Asked, encoded: msgspec.Raw) -> npt.NDArray[np.integer[Any]] | None:
-    if asked.request.rows_from is None:
+    if asked.request.rows_from is None or (data := read_base64(asked, encoded)) is None:
         return None
     try:
-        data = msgspec.json.decode(encoded, type=bytes | None)
-        if data is None:
-            return None
         rows: npt.NDArray[np.integer[Any]] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, msgspec.DecodeError) as error:
-        refuse(asked, f"routed experts that are no .npy file in base64: {error}")
+    except (ValueError, EOFError) as error:
+        refuse(asked, f"routed experts that are no .npy file: {error}")
     if rows.dtype.kind not in "iu":
         refuse(asked, "routed experts that are no integers")
     return rows

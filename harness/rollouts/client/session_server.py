@@ -36,6 +36,7 @@ from harness.samples.turn_rewards import TurnRewards, reward_turns
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
+from harness.token_rows import RoutedExperts
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
 
@@ -73,6 +74,8 @@ class ServerDescription(msgspec.Struct, frozen=True):
     """Sampling programs and versions."""
     tokenizer: str = ""
     """Folder on the server."""
+    routed_experts: RoutedExperts | None = None
+    max_mask_ids: int = 0
 
 
 class SessionSummary(msgspec.Struct, frozen=True):

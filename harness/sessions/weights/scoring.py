@@ -72,7 +72,7 @@ def waiting_turns(session: Session, version: int) -> list[Turn]:
 def scored_branches(session: Session) -> Iterator[Sequence[Turn]]:
     """Return the branches whose tokens may be trained."""
     if not session.is_open:
-        yield from (branch.kept for branch in session.plan().delivered)
+        yield from (session.branch(branch.kept[-1].index) for branch in session.plan().delivered)
         return
     # An open session may continue any branch.
     usable = [turn for turn in session.turns if turn.status is not TurnStatus.FAILED]

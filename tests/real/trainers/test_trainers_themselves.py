@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.scripted import scripted_logprobs
+from harness.engines.scripted import scripted_experts, scripted_logprobs
 from harness.types import Json, as_ids
 from tests.builders import toy_template
 from tests.checkout import ROOT
+from tests.session_servers.true_rows import ROUTER
 from tests.toy_model import write_toy_model
 from tests.unit.adapters.miles_runs import miles_run
 from tests.unit.adapters.test_embedding_page import EXAMPLES, STEPS
@@ -121,6 +122,7 @@ async def test_verl_itself(tmp_path: Path) -> None:
     (write_toy_model(tmp_path / "model") / "config.json").write_text(json.dumps(config))
     loop = tmp_path / "session_agent.yaml"
     options = [
+        "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
         *("actor_rollout_ref.rollout.n=2", f"data.max_prompt_length={PROMPT_ROOM}", "data.max_response_length=512"),
         *(EXAMPLES / "verl" / "overrides.txt").read_text().replace("=session_agent.yaml", f"={loop}").split(),
     ]
@@ -176,7 +178,8 @@ def unpad(made: Json) -> Json:
     whole = made["input_ids"][PROMPT_ROOM - prompt : PROMPT_ROOM + response]
     names = ("response_mask", "rollout_log_probs", "rm_scores")
     assert not any(any(made[name][response:]) for name in names)
-    return {"input_ids": whole, **{name: made[name][:response] for name in names}}
+    experts = made["routed_experts"][PROMPT_ROOM - prompt : PROMPT_ROOM + response]
+    return {"input_ids": whole, "routed_experts": experts, **{name: made[name][:response] for name in names}}
 
 
 def check_sample(made: Json, columns: Json, step: int) -> None:
@@ -187,6 +190,8 @@ def check_sample(made: Json, columns: Json, step: int) -> None:
     if QUESTIONS[question] is not None:
         assert check_sequence(ids, before + mask, before + columns["rollout_log_probs"]) == question
         assert sum(mask) == made["harness"]["ledger"]["trained"]
+        # verl fills the row of the last token, which no request has read, and does not replay it.
+        assert columns["routed_experts"][:-1] == scripted_experts(ROUTER, as_ids(ids[:-1]), 0, UNLABELED).tolist()
     else:
         assert (sum(mask), made["harness"]["outcome"]) == (0, "crashed")
     assert columns["rm_scores"] == [0] * (response - 1) + [float(QUESTIONS[question] == "42")]

@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,11 +81,12 @@ async def miles_run(
     options: tuple[str, ...] = (),
     admin_token: str | None = None,
     store: str | Path = "memory",
+    make_engine: Callable[..., ScriptedEngine] = ScriptedEngine,
     **changes: Any,
 ) -> AsyncIterator[MilesRun]:
     """A run whose model says `steps` in every session; nothing of it is left afterwards."""
     chat_tokenizer = toy_template()
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps))
+    engine = make_engine(chat_tokenizer.tokenizer, Script(steps))
 
     async def abort_engines() -> None:
         await engine.abort(None)

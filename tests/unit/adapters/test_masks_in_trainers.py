@@ -26,7 +26,7 @@ class Origin:
 
 
 TRAINERS: dict[str, Callable[[Sample], Any]] = {
-    "miles and slime": lambda sample: samples_of(Origin(), rollout_of(sample), lambda ids: "", trusts_agent=False),
+    "miles": lambda sample: samples_of(Origin(), rollout_of(sample), lambda ids: "", trusts_agent=False),
     "verl": lambda sample: output_fields(rollout_of(sample), sample, Room(99, 99), 0, 1),
     "AReaL": lambda sample: trajectory_columns(sample, 1.0, 0),
     "for miles": lambda sample: encode_for_miles([sample], [], lambda ids: ""),

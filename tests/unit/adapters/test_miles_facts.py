@@ -31,6 +31,7 @@ CLASSES: dict[tuple[str, str], dict[str, str | None]] = {
         "loss_mask": "None",
         "weight_versions": "field(default_factory=list)",
         "rollout_log_probs": "None",
+        "rollout_routed_experts": "None",
         "remove_sample": "False",
         "status": "Status.PENDING",
         "metadata": "field(default_factory=dict)",

@@ -347,7 +347,6 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
 @pytest.mark.parametrize(
     ("option", "changes"),
     [
-        ("--use-rollout-routing-replay", {"use_rollout_routing_replay": True}),
         ("--use-rollout-indexer-replay", {"use_rollout_indexer_replay": True}),
         ("--lora-rank", {"lora_rank": 16}),
         ("--lora-adapter-path", {"lora_adapter_path": "/lora"}),

@@ -126,7 +126,8 @@ def test_the_facts_of_slime(source: Path) -> None:
     fields = {each.target.id for each in sample.body if isinstance(each, ast.AnnAssign)}
     rollout = (source / "slime/rollout/sglang_rollout.py").read_text(encoding="utf-8")
     filters = (source / "slime/rollout/filter_hub/base_types.py").read_text(encoding="utf-8")
-    assert fields >= FIELDS
+    assert fields >= FIELDS | {"rollout_top_p_token_ids", "rollout_top_p_token_offsets"}
+    assert '["custom_params"] = {"return_top_p_token_ids": True}' in rollout
     assert "keep: bool\n    reason: str | None = None\n" in filters
     assert "evaluation=evaluation)" in rollout
     assert "class GenerateState" in rollout

@@ -175,12 +175,10 @@ async def test_the_last_output_of_a_list_has_a_trained_token() -> None:
 
 
 async def test_what_cannot_be_kept_is_refused_by_name() -> None:
-    """Sampling, replay, an agent and a server that are not there."""
+    """Sampling, an agent and a server that are not there."""
     async with miles_run(*STEPS) as run:
         with pytest.raises(AdapterError, match="'repetition_penalty' cannot be kept"):
             await output(run, two_turns, params=PARAMS | {"repetition_penalty": 1.1})
-        with pytest.raises(AdapterError, match=r"enable_rollout_routing_replay cannot be kept"):
-            await output(run, two_turns, room={"enable_rollout_routing_replay": True})
         for option, value in [("top_p", 0.9), ("top_k", 20)]:
             with pytest.raises(AdapterError, match=rf"^rollout.{option}={value} cannot be kept: the loss takes ratios"):
                 await output(run, two_turns, room={option: value, "correction": {"rollout_is": "token"}})

@@ -5,11 +5,13 @@ import threading
 import msgspec
 import pytest
 
+from harness.engines.remote.event_stream import EventBuffer, LineTooLong
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.reply import Asked
 from harness.engines.remote.vllm_messages import GenerateChunk
 from harness.engines.remote.vllm_wire import GenerateApi
 from harness.errors import EngineReplyInvalid
+from harness.token_rows import RoutedExperts
 from harness.types import GenerationRequest, SamplingParams, as_ids
 
 
@@ -52,3 +54,16 @@ async def test_a_large_reply_is_read_by_a_thread_and_a_small_one_on_the_spot():
         await client.close()
 
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_a_line_may_have_the_rows_that_were_asked_for() -> None:
+    """A prompt of 26,000 tokens of a model with 61 layers has more of them than any other line may have bytes."""
+    router, budget = RoutedExperts(layers=61, top_k=8, experts=256), SamplingParams(max_new_tokens=100)
+    asked = Asked(
+        "sglang", GenerationRequest(as_ids(range(26_000)), budget, "0" * 32, rows_from=0), 1 << 20, router=router
+    )
+    line = b"data: " + b"A" * (26_099 * 61 * 8 * 4 * 4 // 3)
+
+    assert EventBuffer(asked.row_bytes).feed(line) == []
+    with pytest.raises(LineTooLong):
+        EventBuffer().feed(line)

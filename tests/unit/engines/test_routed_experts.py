@@ -131,14 +131,14 @@ async def test_wrong_rows_are_refused(kind: str, change: Any, message: str, tmp_
 
 
 async def test_text_in_place_of_rows_is_refused(tmp_path: Path) -> None:
-    """The whole reply is then none of this engine's."""
+    """Nothing of the reply is used then."""
     async with connected("sglang", mixture(tmp_path)) as (fake, provider):
         body = fake._body
         fake._body = lambda told, sent=0: (
             answer := body(told, sent),
             answer["meta_info"].update(routed_experts="no base64!"),
         )[0]
-        with pytest.raises(EngineReplyInvalid, match="routed_experts"):
+        with pytest.raises(EngineReplyInvalid, match="routed experts that are no base64"):
             await provider.generate(request(0))
 
 

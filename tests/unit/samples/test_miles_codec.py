@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.errors import MalformedRequest
-from harness.samples.miles_codec import cut_sample, encode_for_miles, experts_for_miles
+from harness.samples.miles_codec import cut_sample, encode_for_miles, require_experts
 from harness.token_rows import SampleRows
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import toy_tokenizer, user
@@ -152,4 +152,4 @@ def test_miles_gets_no_sample_with_missing_experts() -> None:
     broken = replace(sample(), routed_experts=SampleRows(np.zeros((9, 1, 2), np.uint8), states))
 
     with pytest.raises(MalformedRequest, match="not_returned"):
-        experts_for_miles(broken)
+        require_experts(broken, np.int32)

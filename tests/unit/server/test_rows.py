@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.dialects.request_limits import RequestLimits
+from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
 from harness.token_rows import RowState, TokenRows
-from harness.types import GenerationRequest, GenerationResult
+from harness.types import GenerationRequest, GenerationResult, TokenIds, VersionSpan
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import Client, Served, SetClock, says, serving, serving_with
+from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, serving_with
 from tests.session_servers.true_rows import must_be_true, rows_of
 
 RECORD = {"record": ["routed_experts"]}
@@ -36,6 +38,13 @@ class LyingEngine(ScriptedEngine):
         if result.rows is not None and self.lie is not None:
             result, self.lie = replace(result, rows=self.lie(result.rows)), None
         return result
+
+
+class ForgetfulEngine(ScriptedEngine):
+    """Returns no rows when it goes on with a request."""
+
+    def _route(self, request: GenerationRequest, output: TokenIds, spans: list[VersionSpan]) -> TokenRows | None:
+        return None if request.continues else super()._route(request, output, spans)
 
 
 LIES = {
@@ -129,6 +138,55 @@ async def test_a_cut_request_continues_behind_its_rows(tmp_path: Path) -> None:
         [sample] = await client.samples(session)
     must_be_true(sample)
     assert {*sample["behavior_versions"]} == {0, 1}
+
+
+async def test_a_sample_that_requires_rows_ends_where_a_continued_request_lost_them(tmp_path: Path) -> None:
+    """In the middle of its turn: what the first request sampled is trained."""
+    slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
+    async with serving_with(ForgetfulEngine(toy_tokenizer(), Script((slow,))), store=tmp_path / "s.db") as client:
+        session = await client.create(**RECORD, missing_rows="require")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.say(session, [user("question")]))
+            await client.sampling()
+            await client.engine.update_weights(tmp_path, "1")
+            await client.engine.abort(None)
+        [sample] = await client.samples(session)
+        record = await client.record(session)
+
+    must_be_true(sample)
+    [turn] = record["turns"]
+    assert (sample["status"], sample["response_length"]) == ("truncated", turn["notes"]["rows_until"])
+    assert {*sample["behavior_versions"]} == {0}
+    left = turn["output_length"] - sample["response_length"]
+    assert (record["ledger"]["trained"], record["ledger"]["dropped"]) == (
+        sample["response_length"],
+        {"missing_rows": left},
+    )
+
+
+@pytest.mark.parametrize("limit", ["session_row_bytes", "row_bytes"])
+async def test_rows_have_a_limit_in_bytes(limit: str) -> None:
+    """A session that has more takes no further turn; a server whose turns in flight have more asks to come again."""
+    slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
+    bound = ServerSettings(limits=RequestLimits(**{limit: 1}))
+    async with serving(slow, settings=bound) as client:
+        session, other = [await client.create(**RECORD) for _ in range(2)]
+        if limit == "session_row_bytes":
+            await converse(client, session, 1)
+            refused = await client.chat(session, [user("more")])
+        else:
+            async with asyncio.TaskGroup() as group:
+                cut = group.create_task(client.say(session, [user("question")]))
+                await client.sampling()
+                await client.engine.pause(PauseMode.ABORT)
+                await eventually(lambda: client.server._turns.admitted.row_bytes > 1)
+                refused = await client.chat(other, [user("more")])
+                await client.engine.resume()
+                await cut
+        assert await client.say(other, [user("more")])
+
+    status, code = (400, "over_limit") if limit == "session_row_bytes" else (503, "server_busy")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)

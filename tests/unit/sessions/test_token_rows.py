@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,7 +25,8 @@ from harness.samples.codec import (
     write_parquet,
     write_samples,
 )
-from harness.samples.delivery import cut_response
+from harness.samples.delivery import cut_response, plan_delivery
+from harness.samples.merge import build_samples
 from harness.sessions.continuation import Broken, Endings, Output
 from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
@@ -37,13 +39,14 @@ from harness.types import (
     GenerationRequest,
     GenerationResult,
     Message,
+    Sample,
     SamplingWishes,
     TokenIds,
     VersionSpan,
     as_ids,
 )
 from tests.builders import EOS, admit, assistant, new_session, toy_tokenizer, user
-from tests.session_servers.true_rows import ROUTER, masks_must_be_true, must_be_true, rows_of
+from tests.session_servers.true_rows import ROUTER, masks_must_be_true, masks_of, must_be_true, rows_of
 
 ENDINGS = Endings(frozenset({EOS}), lambda ids: "".join(map(chr, ids)))
 
@@ -88,9 +91,9 @@ def true_masks(output: TokenIds, start: int, versions: list[int]) -> RaggedRows:
 class RandomSession:
     """A session whose turns branch, break, continue, move to another server and meet new weights."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, **config: Any) -> None:
         self.random = random
-        self.session = new_session(record=tuple(Recorded), sampling=SamplingWishes(top_p=0.9))
+        self.session = new_session(record=tuple(Recorded), sampling=SamplingWishes(top_p=0.9), **config)
         self.histories: list[list[Message]] = [[]]
         self.version = 0
         self.has_lost_rows = False
@@ -161,6 +164,35 @@ def test_every_row_of_every_sample_is_the_one_first_computed(random: Random) -> 
     for sample in played.session.samples():
         must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
         masks_must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_sample_that_requires_rows_ends_at_the_first_gap(random: Random) -> None:
+    """In the middle of a turn too, and not before; its ledger has the rest."""
+    played = RandomSession(random, missing_rows=MissingRowsPolicy.REQUIRE)
+    played.live()
+    samples, ledger = played.session.samples(), played.session.ledger()
+
+    for sample in samples:
+        must_be_true(sample)
+        masks_must_be_true(sample)
+    assert ledger.difference == 0
+    assert ledger.trained == sum(int(sample.loss_mask.sum()) for sample in samples)
+    found = [sample.tokens.tolist() for sample in samples]
+    whole = [up_to_gap(sample) for sample in build_samples(plan_delivery(played.session.turns), {})]
+    assert all(tokens in whole for tokens in found)
+    assert all(any(other[: len(tokens)] == tokens for other in found) for tokens in whole if tokens)
+
+
+def up_to_gap(sample: Sample) -> list[int]:
+    """The tokens before the first missing row or mask, up to the last sampled one; none if the gap is before all."""
+    start, rows, masks = sample.tokens.size - sample.response_length, rows_of(sample), masks_of(sample)
+    size = next((at + 1 for at, state in enumerate(rows.states[:-1]) if state != RowState.PRESENT), sample.tokens.size)
+    lost = np.flatnonzero((masks.states != RowState.PRESENT) & (sample.behavior_versions >= 0))
+    size = min(size, start + int(lost[0]) if lost.size else size)
+    sampled = np.flatnonzero(sample.behavior_versions[: max(0, size - start)] >= 0)
+    return sample.tokens[: start + int(sampled[-1]) + 1].tolist() if sampled.size else []
 
 
 def test_the_next_turn_brings_the_row_of_the_last_token() -> None:

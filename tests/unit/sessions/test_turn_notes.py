@@ -36,6 +36,8 @@ NOTED: Json = {
     "inherited": "masked",
     "asked_again": True,
     "missing_rows": {"lost": 3},
+    "rows_until": 2,
+    "row_bytes": 40,
 }
 FOREIGN: Json = {"of_a_later_version": [1, None], "others": {"a": 1}}
 

@@ -67,6 +67,8 @@ class Sample:
         for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs", "opd_reverse_kl"):
             column = getattr(self, name)
             assert column is None or len(column) == self.response_length, name
+        rows = self.rollout_routed_experts
+        assert rows is None or len(rows) == len(self.tokens) - 1
 
     def get_reward_value(self, args):
         """The reward; of several the one that the arguments name."""

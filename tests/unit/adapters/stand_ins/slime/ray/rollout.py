@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import torch
+
 from slime.utils.misc import load_function
 
 
@@ -27,7 +29,7 @@ class _RolloutManager:
         if self.custom_convert_samples_to_train_data_func is not None:
             return self.custom_convert_samples_to_train_data_func(self.args, samples)
         raw, rewards = self._post_process_rewards(samples)
-        return {
+        data = {
             "tokens": [sample.tokens for sample in samples],
             "response_lengths": [sample.response_length for sample in samples],
             "rewards": rewards,
@@ -35,6 +37,15 @@ class _RolloutManager:
             "loss_masks": [sample.loss_mask for sample in samples],
             "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
         }
+        if getattr(self.args, "rollout_top_p", 1.0) != 1.0:
+            for sample in samples:
+                assert len(sample.rollout_top_p_token_offsets) == sample.response_length + 1
+                assert sample.rollout_top_p_token_offsets[-1] == len(sample.rollout_top_p_token_ids)
+            for name in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets"):
+                data[name] = [getattr(sample, name) for sample in samples]
+        if samples[0].rollout_routed_experts is not None:
+            data["rollout_routed_experts"] = [torch.as_tensor(sample.rollout_routed_experts) for sample in samples]
+        return data
 
 
 class RolloutManager:

@@ -19,6 +19,9 @@ class GenerateState:
     def __init__(self, args):
         self.args = args
         self.tokenizer = args.tokenizer
+        self.sampling_params = {}
+        if getattr(args, "rollout_top_p", 1.0) != 1.0:
+            self.sampling_params["custom_params"] = {"return_top_p_token_ids": True}
 
 
 async def generate_and_rm(args, sample, sampling_params, evaluation=False):

@@ -30,6 +30,8 @@ def convert_samples_to_train_data(
     }
     if samples[0].rollout_log_probs is not None:
         data["rollout_log_probs"] = [sample.rollout_log_probs for sample in samples]
+    if samples[0].rollout_routed_experts is not None:
+        data["rollout_routed_experts"] = [sample.rollout_routed_experts for sample in samples]
     if samples[0].train_metadata is not None:
         data["metadata"] = [sample.train_metadata for sample in samples]
     if any(sample.weight_versions for sample in samples):

@@ -22,6 +22,7 @@ class AgentLoopOutput(BaseModel):
     response_ids: list[int]
     response_mask: list[int]
     response_logprobs: list[float] | None = None
+    routed_experts: Any = None
     reward_score: float | None = None
     num_turns: int = 0
     metrics: AgentLoopMetrics
@@ -55,6 +56,8 @@ async def run_agent_loop(loop_config, config, tokenizer, sampling_params, **fiel
         assert 1 <= len(each.prompt_ids) <= rollout.prompt_length
         assert 1 <= len(each.response_ids) <= rollout.response_length
         assert len(each.response_mask) == len(each.response_logprobs) == len(each.response_ids)
+        if getattr(rollout, "enable_rollout_routing_replay", False):  # one shape for all outputs of a batch
+            assert each.routed_experts.shape[0] == len(each.prompt_ids) + len(each.response_ids) - 1
         int(each.extra_fields["min_global_steps"]), int(each.extra_fields["max_global_steps"])
         assert each.extra_fields["reward_extra_info"] == {}  # that of the last one becomes that of all
     return output

@@ -25,7 +25,7 @@ from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.matching import same_arguments
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
-from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn, TurnNotes
+from harness.types import Json, Message, Paced, SamplingWishes, TopLogprobs, Turn, TurnNotes
 
 _SEAL = "harness."
 _NAMES_SHOWN = 8
@@ -72,6 +72,7 @@ class WireCall(msgspec.Struct, frozen=True):
     """Turn that was answered under a response id."""
     sent: SentBody | None = None
     """The body, if the history should recognize messages by its first bytes."""
+    paced: Paced = iter
 
 
 @dataclass(slots=True)

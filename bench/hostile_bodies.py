@@ -89,6 +89,7 @@ def cases() -> Iterator[Case]:
         yield Case("schema of the answer", {"response_format": wanted}, [hi])
     for count in (1_000, 30_000, 200_000):
         yield Case(f"{count} messages", {}, [hi] * count)
+    yield Case("1600 messages of 5 kB", {}, [{**hi, "content": WORDS * 64}] * 1600)
     for count in (16, 2_000, 200_000):
         yield Case(f"{count} stop strings", {"stop": [f"stop{i}" for i in range(count)]}, [hi])
     hello, block = [{**hi, "content": "hello"}], {"type": "thinking", "thinking": "", "signature": SEAL.decode()}

@@ -7,7 +7,7 @@ written to after creation. The layer that owns a concept has its behavior.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self
 from uuid import uuid4
 
 import numpy as np
@@ -19,8 +19,6 @@ from harness.notebook import card, token_bar
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import RaggedRows, SampleRows, TokenRows, TurnRows
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
-
-_T = TypeVar("_T")
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -39,10 +37,8 @@ Message = Mapping[str, Any]
 """OpenAI chat message, normalized by a dialect."""
 
 
-class Paced(Protocol):
-    """Passes items on, like `iter`. A thread that takes them may rest in between."""
-
-    def __call__(self, items: Iterable[_T], /) -> Iterator[_T]: ...
+Paced = Callable[[Iterable[Any]], Iterator[Any]]
+"""Passes items on, like `iter`. A thread that takes them may rest in between."""
 
 
 class FinishReason(StrEnum):

@@ -23,44 +23,42 @@ _MOST_ALIASES = 16
 _LONGEST_ALIAS = 64  # characters
 
 
-class _Part(msgspec.Struct, gc=False):
-    """Part of a body, which may have very many. It holds no cycle."""
-
+class _BodyPart(msgspec.Struct, gc=False):  # without cycles
     def __post_init__(self) -> None:
         """Let other threads run: otherwise a decoder holds the interpreter until it is done."""
 
 
-class WireMessage(_Part):
+class WireMessage(_BodyPart):
     """A message as received."""
 
     role: str
     content: msgspec.Raw
 
 
-class _TextBlock(_Part, tag="text"):
+class _TextBlock(_BodyPart, tag="text"):
     text: str
 
 
-class _Thinking(_Part, tag="thinking"):
+class _Thinking(_BodyPart, tag="thinking"):
     thinking: str = ""
     signature: str = ""
 
 
-class _RedactedThinking(_Part, tag="redacted_thinking"):
+class _RedactedThinking(_BodyPart, tag="redacted_thinking"):
     data: str = ""
 
 
-class _ToolUse(_Part, tag="tool_use"):
+class _ToolUse(_BodyPart, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _ToolReference(_Part, tag="tool_reference"):
+class _ToolReference(_BodyPart, tag="tool_reference"):
     tool_name: str
 
 
-class _ToolResult(_Part, tag="tool_result"):
+class _ToolResult(_BodyPart, tag="tool_result"):
     tool_use_id: str
     content: str | list[_TextBlock | _ToolReference] | None = None
     is_error: bool | None = False

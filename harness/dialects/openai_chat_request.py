@@ -244,7 +244,6 @@ def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:
 
 
 def _read_messages(raws: Sequence[msgspec.Raw], known: int, paced: Paced) -> Sequence[Message]:
-
     def read(number: int) -> Message:
         return _read_message(raws[number], number)
 

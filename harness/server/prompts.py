@@ -49,10 +49,7 @@ _LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
 _BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
 _MOST_TOKENS = 4  # per character, which has at most as many bytes
 _PLACES = 2  # threads
-# The event loop gets back only half of an interpreter that a thread wants, too. So threads rest: a turn meanwhile takes
-# 1.2 times as long, and a large request 4 times.
-_STINT_S = 0.0003
-_REST_S = 0.001
+_STINT_S, _REST_S = 0.0003, 0.001  # of a thread; a turn meanwhile takes 1.2 times as long, a large request 4 times
 
 
 class HeavyWork:
@@ -83,8 +80,7 @@ class HeavyWork:
             self._held_bytes += size_bytes
         self._metrics.heavy_work_began(size_bytes)
 
-        def release(future: Future[_T]) -> None:
-            del future
+        def release(_: Future[_T]) -> None:
             with self._lock:
                 self._held_bytes -= size_bytes
             self._metrics.heavy_work_ended(size_bytes)
@@ -99,7 +95,7 @@ class HeavyWork:
 
 
 def rest_between(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield `items`, with rests of the thread in between."""
+    """Yield `items`. In between the thread rests: it would get half of the interpreter that the event loop needs."""
     due = time.monotonic() + _STINT_S
     for item in items:
         yield item

@@ -4,7 +4,7 @@ Token ids are one-dimensional `int32` arrays, logprobs one-dimensional `float32`
 written to after creation. The layer that owns a concept has its behavior.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, NoReturn, Self
@@ -35,6 +35,10 @@ def refuse_constant(name: str) -> NoReturn:
 
 Message = Mapping[str, Any]
 """OpenAI chat message, normalized by a dialect."""
+
+
+Paced = Callable[[Iterable[Any]], Iterator[Any]]
+"""Passes items on, like `iter`. A thread that takes them may rest in between."""
 
 
 class FinishReason(StrEnum):

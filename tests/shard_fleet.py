@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import random
 import signal
+import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,16 @@ from tests.toy_model import write_toy_model
 
 TOKEN = "the-token-of-the-operator"
 START_S = 90
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` free ports. The system gives higher ones to others, which may take a dead shard's."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        with suppress(OSError), ExitStack() as stack:
+            for number in range(count):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            return first
 
 
 class ShardFleet:
@@ -55,7 +67,7 @@ class ShardFleet:
 
     async def start(self) -> None:
         """Start the front, on the port that it had; returns when it answers."""
-        port = self.url.rpartition(":")[2] or "0"
+        port = self.url.rpartition(":")[2] or str(free_ports(1 + self.shards))
         command = ("serve", "--shards", str(self.shards), "--store", str(self.folder), "--port", port, "--json")
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

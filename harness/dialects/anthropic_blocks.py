@@ -5,7 +5,7 @@ replies become one. The record undoes a client's changes to a reply: arguments s
 spelling back by call id, dropped reasoning comes back by its signature.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -23,37 +23,42 @@ _MOST_ALIASES = 16
 _LONGEST_ALIAS = 64  # characters
 
 
-class WireMessage(msgspec.Struct):
+class _BodyPart(msgspec.Struct, gc=False):  # without cycles
+    def __post_init__(self) -> None:
+        """Let other threads run: otherwise a decoder holds the interpreter until it is done."""
+
+
+class WireMessage(_BodyPart):
     """A message as received."""
 
     role: str
     content: msgspec.Raw
 
 
-class _TextBlock(msgspec.Struct, tag="text"):
+class _TextBlock(_BodyPart, tag="text"):
     text: str
 
 
-class _Thinking(msgspec.Struct, tag="thinking"):
+class _Thinking(_BodyPart, tag="thinking"):
     thinking: str = ""
     signature: str = ""
 
 
-class _RedactedThinking(msgspec.Struct, tag="redacted_thinking"):
+class _RedactedThinking(_BodyPart, tag="redacted_thinking"):
     data: str = ""
 
 
-class _ToolUse(msgspec.Struct, tag="tool_use"):
+class _ToolUse(_BodyPart, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _ToolReference(msgspec.Struct, tag="tool_reference"):
+class _ToolReference(_BodyPart, tag="tool_reference"):
     tool_name: str
 
 
-class _ToolResult(msgspec.Struct, tag="tool_result"):
+class _ToolResult(_BodyPart, tag="tool_result"):
     tool_use_id: str
     content: str | list[_TextBlock | _ToolReference] | None = None
     is_error: bool | None = False
@@ -86,7 +91,7 @@ class Unit(NamedTuple):
         return [f"messages[{self.number + i}].content" for i in range(len(self.contents))]
 
 
-def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> list[Unit]:
+def units_of(system: msgspec.Raw, messages: Iterable[WireMessage]) -> list[Unit]:
     """Group a request's messages into units, `system` first."""
     units = [] if bytes(system) == b"null" else [Unit("system", -1, [system])]
     for number, said in enumerate(messages):
@@ -128,7 +133,7 @@ class BlockReader:
         calls: list[Json] = []
         ids: set[str] = set()
         seals: set[str] = set()
-        for block in blocks:
+        for block in self.record.call.paced(blocks):
             match block:
                 case _TextBlock(text):
                     texts.append(text)
@@ -157,7 +162,7 @@ class BlockReader:
     def _read_user(self, blocks: Sequence[_Block], place: str) -> Sequence[Message]:
         messages: list[Message] = []
         texts: list[_TextBlock] = []
-        for block in blocks:
+        for block in self.record.call.paced(blocks):
             match block:
                 case _TextBlock():
                     texts.append(block)

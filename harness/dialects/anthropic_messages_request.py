@@ -104,10 +104,10 @@ def parse_request(
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
     raws = wire.tools or ()
-    units = units_of(wire.system, wire.messages)
+    units = units_of(wire.system, call.paced(wire.messages))
     recall = NOTHING_RECALLED
     if history is not None:
-        recall = history.recall(NAME, raws, [unit.raw for unit in units])
+        recall = history.recall(NAME, raws, [unit.raw for unit in call.paced(units)])
     if recall.tools is None or len(recall.tools) < len(raws):  # the notes of every turn name those that are left out
         offer = _read_tools(raws, limits)
     else:
@@ -115,7 +115,7 @@ def parse_request(
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
     reader = BlockReader(RecordedText(call, limits, recall.characters))
-    new = [reader.read(unit) for unit in units[len(recall.counts) :]]
+    new = [reader.read(unit) for unit in call.paced(units[len(recall.counts) :])]
     messages = read_in_units(recall, new, lambda number: BlockReader(RecordedText(call, limits)).read(units[number]))
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")

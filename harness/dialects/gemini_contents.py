@@ -128,14 +128,14 @@ def read_unit(unit: ContentUnit, record: RecordedText) -> Sequence[Message]:
         case "model":
             return [_read_reply(unit, record)]
         case "user":
-            return _read_user(unit, record.limits.json_depth)
+            return _read_user(unit, record)
         case role:
             text = "".join(part.text or "" for _, part in unit.parts())
             return [{"role": role, "content": text}] if text else []
 
 
 def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
-    place, placed = f"contents[{unit.number}].parts", list(unit.parts())
+    place, placed = f"contents[{unit.number}].parts", list(record.call.paced(unit.parts()))
     parts = [part for _, part in placed]
     message: Json = {"role": "assistant", "content": "".join(part.text or "" for part in parts if not part.thought)}
     calls = _find_calls(placed, unit.number)
@@ -153,19 +153,19 @@ def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
     return message | {"reasoning_content": "".join(thoughts)} if any(thoughts) else message
 
 
-def _read_user(unit: ContentUnit, json_depth: int) -> Sequence[Message]:
+def _read_user(unit: ContentUnit, record: RecordedText) -> Sequence[Message]:
     messages: list[Message] = []
     text = ""
     unanswered: dict[str | None, OrderedDict[str, None]] = {}
     for _, made, made_id in _find_calls(unit.replied.parts(), unit.replied.number) if unit.replied else ():
         unanswered.setdefault(made.name, OrderedDict())[made_id] = None
-    for place, part in unit.parts():
+    for place, part in record.call.paced(unit.parts()):
         text += part.text or ""
         if (response := part.function_response) is None:
             continue
         messages += [{"role": "user", "content": text}] if text else []
         text = ""
-        check_json(response.response, place, json_depth)
+        check_json(response.response, place, record.limits.json_depth)
         call_id, calls = _our_id(response.id, response.name), unanswered.get(response.name)
         if calls and call_id:
             calls.pop(call_id, None)

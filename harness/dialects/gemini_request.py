@@ -144,7 +144,7 @@ def parse_request(
         recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
     tools = _read_functions(functions, limits) if recall.tools is None else recall.tools
     record = RecordedText(call, limits, recall.characters)
-    new = [read_unit(unit, record) for unit in units[len(recall.counts) :]]
+    new = [read_unit(unit, record) for unit in call.paced(units[len(recall.counts) :])]
     messages = read_in_units(recall, new, lambda number: read_unit(units[number], RecordedText(call, limits)))
     if not wire.contents:
         raise MalformedRequest("contents: expected at least one content, got none", param="contents")

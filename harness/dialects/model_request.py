@@ -25,7 +25,7 @@ from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.matching import same_arguments
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
-from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn, TurnNotes
+from harness.types import Json, Message, Paced, SamplingWishes, TopLogprobs, Turn, TurnNotes
 
 _SEAL = "harness."
 _NAMES_SHOWN = 8
@@ -45,16 +45,6 @@ class ToolMode(StrEnum):
     """The answer begins as a tool call."""
 
 
-def _knows_no_answer(response_id: str) -> Sequence[Turn]:
-    del response_id
-    return ()
-
-
-def _knows_no_turn(some_id: str) -> Turn | None:
-    del some_id
-    return None
-
-
 class WireCall(msgspec.Struct, frozen=True):
     """A model call as received."""
 
@@ -64,14 +54,15 @@ class WireCall(msgspec.Struct, frozen=True):
     query: Mapping[str, str] = msgspec.field(default_factory=dict)
     path: str = ""
     """Path of the request, the base URL included."""
-    turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
+    turns_until: Callable[[str], Sequence[Turn]] = lambda _: ()
     """Turns of the session from the root to the answer with a response id; empty if there is none."""
-    caller: Callable[[str], Turn | None] = _knows_no_turn
+    caller: Callable[[str], Turn | None] = lambda _: None
     """Turn that made the tool call with an id. Dialects use it to undo a client's changes."""
-    answered_as: Callable[[str], Turn | None] = _knows_no_turn
+    answered_as: Callable[[str], Turn | None] = lambda _: None
     """Turn that was answered under a response id."""
     sent: SentBody | None = None
     """The body, if the history should recognize messages by its first bytes."""
+    paced: Paced = iter
 
 
 @dataclass(slots=True)

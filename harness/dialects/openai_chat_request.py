@@ -26,7 +26,7 @@ from harness.dialects.model_request import (
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
-from harness.types import Json, Message, SamplingWishes, TurnNotes
+from harness.types import Json, Message, Paced, SamplingWishes, TurnNotes
 
 NAME = "openai_chat"
 
@@ -170,7 +170,7 @@ def parse_request(
     if history is not None:
         raws = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(variables))] if variables else ())]
         recall = history.recall(NAME, raws, wire.messages, call.sent)
-    messages = _read_messages(wire.messages, recall.known)
+    messages = _read_messages(wire.messages, recall.known, call.paced)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
     check_calls(read)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
@@ -243,12 +243,11 @@ def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:
     return variables if wire.reasoning_effort is None else {"reasoning_effort": wire.reasoning_effort, **variables}
 
 
-def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]:
-
+def _read_messages(raws: Sequence[msgspec.Raw], known: int, paced: Paced) -> Sequence[Message]:
     def read(number: int) -> Message:
         return _read_message(raws[number], number)
 
-    new = tuple(map(read, range(known, len(raws))))
+    new = tuple(map(read, paced(range(known, len(raws)))))
     return PartlyRead(known, new, read) if known else new
 
 

@@ -217,7 +217,7 @@ def read_message(group: MessageItems, record: RecordedText) -> Message:
     reasoning: list[str] = []
     calls: list[Json] = []
     seals: set[str] = set()
-    for item in group.items:
+    for item in record.call.paced(group.items):
         if item.type in _CALLS:
             calls.append(_read_call(item, record))
         elif item.recorded is not None:

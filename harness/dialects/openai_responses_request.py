@@ -123,7 +123,7 @@ def parse_request(
         return before[number] if behind < 0 else read_message(groups[behind], record or RecordedText(call, limits))
 
     record = RecordedText(call, limits, recall.characters)
-    new = tuple(read(number, record) for number in range(recall.known, len(before) + len(groups)))
+    new = tuple(read(number, record) for number in call.paced(range(recall.known, len(before) + len(groups))))
     messages = PartlyRead(recall.known, new, read) if recall.known else new
     if not messages:
         raise MalformedRequest("input: expected at least one item, got none", param="input")

@@ -71,8 +71,7 @@ def bound(**values: Any) -> Iterator[None]:
         _bound.reset(token)
 
 
-def _add_bound(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    del logger, method
+def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     return {**_bound.get({}), **event}
 
 

@@ -6,7 +6,8 @@ rendered.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
 from harness.tokens.history import Prefix
 from harness.tokens.sent_body import KEY_BYTES, SentBody
-from harness.types import TokenIds, Turn, as_ids
+from harness.types import Paced, TokenIds, Turn, as_ids
 
 _T = TypeVar("_T")
 _Find = Callable[[str], Turn | None]
@@ -48,13 +49,14 @@ _LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
 _BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
 _MOST_TOKENS = 4  # per character, which has at most as many bytes
 _PLACES = 2  # threads
+_STINT_S, _REST_S = 0.0003, 0.001  # of a thread; a turn meanwhile takes 1.2 times as long, a large request 4 times
 
 
 class HeavyWork:
     """Work too long for the event loop: reading and encoding large requests.
 
     Its own two threads keep records and the store from waiting behind a giant prompt. The size of waiting work is
-    bounded. A single C call holds the GIL, so work other than encoding is split into pieces.
+    bounded. A single C call holds the GIL, so work other than encoding is split into pieces (`rest_between`).
     """
 
     def __init__(self, metrics: ServerMetrics, most_bytes: int) -> None:
@@ -78,8 +80,7 @@ class HeavyWork:
             self._held_bytes += size_bytes
         self._metrics.heavy_work_began(size_bytes)
 
-        def release(future: Future[_T]) -> None:
-            del future
+        def release(_: Future[_T]) -> None:
             with self._lock:
                 self._held_bytes -= size_bytes
             self._metrics.heavy_work_ended(size_bytes)
@@ -91,6 +92,16 @@ class HeavyWork:
     def close(self) -> None:
         """Cancel waiting work, and drop the results of running work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def rest_between(items: Iterable[_T]) -> Iterator[_T]:
+    """Yield `items`. In between the thread rests: it would get half of the interpreter that the event loop needs."""
+    due = time.monotonic() + _STINT_S
+    for item in items:
+        yield item
+        if time.monotonic() > due:
+            time.sleep(_REST_S)
+            due = time.monotonic() + _STINT_S
 
 
 class _LongBefore(Exception):
@@ -171,7 +182,7 @@ class Prompts:
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
             chat = self._chat_for(session, asked)
             variables = dict(chat.describe().template_variables)
-            prefixes = history.read(asked.messages, asked.tools, asked.recall, variables)
+            prefixes = history.read(asked.messages, asked.tools, asked.recall, variables, call.paced)
             messages, prefixes = apply_edits(edits, asked.messages, prefixes, session.normal_form)
             asked = msgspec.structs.replace(asked, messages=messages)
             context_length = self.engine.capabilities.context_length
@@ -195,7 +206,7 @@ class Prompts:
                     return work(turns_until=nearby, answered_as=answered_as, caller=caller)
             except _LongBefore as before:  # only the small body has been read
                 size_bytes += before.size_bytes
-        return await self.heavy_work.do(size_bytes, work)
+        return await self.heavy_work.do(size_bytes, partial(work, paced=rest_between))
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
         """Encode the ids after `point`. If the template cannot extend there, the request becomes a new root.
@@ -241,10 +252,10 @@ class Prompts:
         asked, context_length = call.request, self.engine.capabilities.context_length
         size = call.prefixes[-1].size - (call.prefixes[known].size - call.prefixes[0].size)
 
-        def work() -> TokenIds | None:
+        def work(paced: Paced = iter) -> TokenIds | None:
             before, new = call.prefixes[known], asked.messages[known:]
             if _MOST_TOKENS * size > context_length:  # rare, and counting is slow
-                require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, context_length)
+                require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, context_length, paced)
             ids: Sequence[int] | None
             if parent is None:
                 ids = call.chat.render_ids(new, asked.tools)
@@ -259,4 +270,4 @@ class Prompts:
                 ids = call.chat.extend_ids(previous, new, asked.tools)
             return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
 
-        return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()
+        return await self.heavy_work.do(size, partial(work, rest_between)) if size > _LONG_TEXT else work()

@@ -11,7 +11,7 @@ import msgspec
 
 from harness.errors import PromptTooLong
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import Json, Message
+from harness.types import Json, Message, Paced
 
 _PIECE = 50_000  # characters, tens of milliseconds of encoding
 _ALLOWANCE = 4  # tokens that one cut may add, so that a text that fits is not refused
@@ -45,18 +45,18 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
 
 
 def require_fitting(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], context_length: int
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], context_length: int, paced: Paced = iter
 ) -> None:
     """Raise `PromptTooLong` as soon as the request is known to exceed `context_length` tokens."""
     told, said = texts_of(messages, tools)
-    _require_count(tokenizer, told, context_length, context_length)
-    _require_count(tokenizer, [*told, *said], _LENIENCE * context_length, context_length)
+    _require_count(tokenizer, told, context_length, context_length, paced)
+    _require_count(tokenizer, [*told, *said], _LENIENCE * context_length, context_length, paced)
 
 
-def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, context_length: int) -> None:
+def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, context_length: int, paced: Paced) -> None:
     left_bytes = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
     tokens = 0
-    for piece in (text[start : start + _PIECE] for text in texts for start in range(0, len(text), _PIECE)):
+    for piece in paced(text[start : start + _PIECE] for text in texts for start in range(0, len(text), _PIECE)):
         if tokens + left_bytes <= most:  # no token is shorter than a byte
             return
         tokens += max(0, tokenizer.count_plain(piece) - _ALLOWANCE * (len(piece) == _PIECE))

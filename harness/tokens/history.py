@@ -17,14 +17,14 @@ import msgspec
 from harness.tokens.fitting import texts_of
 from harness.tokens.matching import EXACT, ChainKey, NormalForm, chain_keys, next_key
 from harness.tokens.sent_body import SentBody
-from harness.types import Json, Message
+from harness.types import Json, Message, Paced
 
 _MOST_PREFIXES = 2_048  # of about 400 bytes; beyond, all is forgotten but the history at hand, which is kept whole
 _PER_MESSAGE = 100  # characters that encode in the time a template needs for a message or a call
 _DIGEST_BYTES = 16
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct, frozen=True, gc=False):
     key: ChainKey
     """Digest, equal for all spellings (`tokens.matching`)."""
     exact: ChainKey
@@ -161,6 +161,7 @@ class History:
         tools: tuple[Json, ...],
         recall: Recall = NOTHING_RECALLED,
         variables: Json | None = None,
+        paced: Paced = iter,
     ) -> Sequence[Prefix]:
         """Return all prefixes of a conversation, and remember them.
 
@@ -168,7 +169,7 @@ class History:
         variables recalls only what came with the same ones. Raises as the session's matching does.
         """
         prefixes = list(recall.prefixes) or [Prefix.of_tools(tools, variables)]
-        for number, message in enumerate(messages[recall.known :], start=recall.known):
+        for number, message in enumerate(paced(messages[recall.known :]), start=recall.known):
             prefixes.append(prefixes[-1].extend(message, self._form, is_first=not number))
         if recall.digests:
             counts = [1, *recall.counts, *repeat(1, len(recall.digests) - 1 - len(recall.counts))]

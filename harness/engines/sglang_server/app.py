@@ -243,12 +243,10 @@ def _error_body(error: EngineError) -> Json:
     return {"error": {"message": error.message, "type": kind, "code": _status(error)}}
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    del request
+async def _answer_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, EngineError)
     return _json(_error_body(error), _status(error))
 
 
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    del request, error
+async def _answer_nobody(_: Request, __: Exception) -> Response:
     return Response(status_code=_NOBODY_READS)

@@ -56,9 +56,9 @@ class ShardCounts(msgspec.Struct, frozen=True):
     held: int = 0
     """Requests that wait at the gate."""
     sessions_closed: int = 0
-    """Sessions that this drain ended."""
+    """Sessions that drains ended since the shard started, so that a lost answer loses none."""
     released: int = 0
-    """Requests that this message released."""
+    """Requests that opening the gate released, likewise."""
 
 
 class DesiredStateAnswer(msgspec.Struct, frozen=True):

@@ -127,7 +127,6 @@ class Front(ServerApi):
         return json_response(merge_sweeps(done.some, {ShardUnavailable.code: len(done.problems)}))
 
     async def _sweep_progress(self, request: Request) -> Response:
-
         async def look(link: ShardClient) -> SweepReport | None:
             return (await link.ask("GET", "/sessions/sweep")).read(SweepReport | None)  # type: ignore[arg-type]
 
@@ -147,7 +146,6 @@ class Front(ServerApi):
     # Operation
 
     async def _describe(self, request: Request) -> Response:
-
         async def ask(link: ShardClient) -> dict[str, Any]:
             return (await link.ask("GET", "/sessions/server")).read(dict[str, Any])
 
@@ -183,7 +181,6 @@ class Front(ServerApi):
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _render_metrics(self, request: Request) -> Response:
-
         async def ask(link: ShardClient) -> bytes:
             answer = await link.ask("GET", "/metrics")
             answer.require()

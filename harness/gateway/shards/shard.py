@@ -49,7 +49,7 @@ class Shard:
         self._sessions = server.app()
         self._settings = server.settings
         self._told_by, self._telling = "", -1
-        self._drain = 0
+        self._drain = self._closed = self._released = 0
         admin = partial(for_operators, admin_token=server.settings.admin_token)
         self._paths = frozenset({STATE_PATH, ENGINES_PATH, *_GATE_PATHS})
         self._own = Starlette(
@@ -78,14 +78,13 @@ class Shard:
         gatekeeper = self._server.gatekeeper
         waited = gatekeeper.held if gatekeeper.gate.state is not GateState.OPEN else 0
         gatekeeper.mirror(mirrored(told.standing), told.standing.epoch)
-        closed = 0
+        self._released += waited if gatekeeper.gate.state is GateState.OPEN else 0
         if told.standing.drain > self._drain:
-            closed = await self._server.sessions.drain()
+            self._closed += await self._server.sessions.drain()
             self._drain = told.standing.drain
-        released = waited if gatekeeper.gate.state is GateState.OPEN else 0
-        return json_response(self._answer(sessions_closed=closed, released=released))
+        return json_response(self._answer())
 
-    def _answer(self, *, sessions_closed: int = 0, released: int = 0) -> DesiredStateAnswer:
+    def _answer(self) -> DesiredStateAnswer:
         sessions, gatekeeper = self._server.sessions, self._server.gatekeeper
         counts = ShardCounts(
             sessions=len(sessions),
@@ -93,8 +92,8 @@ class Shard:
             turns_in_flight=sum(len(session.turns_in_flight) for session in sessions),
             turns_held=gatekeeper.held_by_work[Work.CONTINUATION],
             held=gatekeeper.held,
-            sessions_closed=sessions_closed,
-            released=released,
+            sessions_closed=self._closed,
+            released=self._released,
         )
         return DesiredStateAnswer(self._told_by, self._telling, counts)
 

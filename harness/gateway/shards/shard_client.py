@@ -88,6 +88,7 @@ class ShardClient:
         self.released = 0
         """Requests that opening the gate released, since this link exists."""
         self._placed = 0
+        self._counted = ShardCounts()
         self._http = http
         self._gatekeeper = gatekeeper
         self._directory = directory
@@ -112,6 +113,7 @@ class ShardClient:
         """Record that a process answers; its gate stays closed until `tell`."""
         self.url = str(URL.build(scheme="http", host=self._host, port=self.port))
         self._told, self.problem = None, "has not been told how to stand"
+        self._counted = ShardCounts()
         self._gatekeeper.look_again()
 
     def went_down(self, problem: str) -> None:
@@ -213,8 +215,9 @@ class ShardClient:
         if self.problem:
             log.info("shard_serves", shard=self.number, url=self.url, sessions=counts.sessions)
         self.counts, self.problem, self._told, self._placed = counts, "", standing, 0
-        self.sessions_closed += counts.sessions_closed
-        self.released += counts.released
+        self.sessions_closed += counts.sessions_closed - self._counted.sessions_closed
+        self.released += counts.released - self._counted.released
+        self._counted = counts
         return counts
 
     def _fall_silent(self, problem: str) -> None:

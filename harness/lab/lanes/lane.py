@@ -30,12 +30,8 @@ START_S = 600.0
 _GRACE_S = 10.0
 
 
-def _silent(text: str) -> None:
-    del text
-
-
 @asynccontextmanager
-async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> AsyncIterator[Lane]:
+async def open_lane(spec: LaneSpec, *, say: Say = lambda _: None, deadline_s: float = START_S) -> AsyncIterator[Lane]:
     """Start a server for `spec`, yield it when it generates, and end it with the block.
 
     The first lane of an engine installs it (minutes). Raises `LaneError` if it cannot be installed or started.
@@ -53,7 +49,7 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
         await watchdog.close()
 
 
-async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> Lane:
+async def start_lane(spec: LaneSpec, *, say: Say = lambda _: None, deadline_s: float = START_S) -> Lane:
     """Start a server for `spec` that outlives this process, and return it when it generates. Raises `LaneError`."""
     python = await _install(spec, say)
     lane = _spawn(spec, python, watchdog=None)
@@ -143,7 +139,6 @@ async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
 
 
 async def _end(lane: Lane) -> None:
-
     def end() -> None:
         end_group(lane.group, grace_s=_GRACE_S)  # before `reap`, no other group can have its number
         reap(lane.group)

@@ -95,7 +95,6 @@ def _expect_dropped(check: str, expected: bool, records: Sequence[RolloutRecord]
 
 
 def _at_least(count: Callable[[Sequence[RolloutRecord]], int]) -> "_Rule":
-
     def rule(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
         seen = count(records)
         return Verdict(check, f"at least {expected}", str(seen), seen >= expected)

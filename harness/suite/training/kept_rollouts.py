@@ -48,7 +48,6 @@ class KeptRollouts:
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
-
         def find() -> ScoredRollout | None:
             kept = self.table.recall(index)
             if kept is None:

@@ -4,7 +4,7 @@ import gc
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import FrameType
@@ -87,6 +87,39 @@ def test_many_items_of_one_reply_are_grouped_in_one_go():
         return steps_of(lambda: RESPONSES.parse(call, DEFAULT_LIMITS, History()))
 
     assert steps(200) < 2.5 * steps(100)
+
+
+ALTERNATING = [user("hi"), {"role": "assistant", "content": "ho"}] * 50
+SPEAKING = [{"type": "text", "text": "hi"}] * 50
+MANY: dict[str, Json] = {
+    "openai_chat": {"messages": ALTERNATING},
+    "anthropic_messages": {"messages": ALTERNATING},
+    "anthropic_messages, blocks": {"messages": [{**each, "content": SPEAKING} for each in ALTERNATING[:2]]},
+    "openai_responses": {"input": ALTERNATING},
+    "openai_responses, items": {"input": [{"type": "reasoning", "summary": []}] * 100},
+    "gemini": {"contents": [{"role": role, "parts": [{"text": "hi"}]} for role in ("user", "model") * 50]},
+    "gemini, parts": {"contents": [{"role": role, "parts": [{"text": "hi"}] * 50} for role in ("user", "model")]},
+}
+
+
+@pytest.mark.parametrize("many", MANY)
+def test_a_thread_may_rest_between_any_two_messages_and_parts_of_them(many: str):
+    """Otherwise the event loop waits for the interpreter as long as a large body is read."""
+    passed: list[object] = []
+
+    def paced(items: Iterable[Any]) -> Iterator[Any]:
+        for each in items:
+            passed.append(each)
+            yield each
+
+    call = WireCall(json.dumps(MANY[many]).encode(), paced=paced)
+
+    asked = BY_NAME[many.partition(",")[0]].parse(call, DEFAULT_LIMITS, History())
+    while_parsed = len(passed)
+    History().read(asked.messages, asked.tools, paced=paced)
+
+    assert while_parsed >= 100
+    assert len(passed) == while_parsed + len(asked.messages)
 
 
 @pytest.mark.parametrize(("before", "now"), list(itertools.permutations(BY_NAME, 2)))

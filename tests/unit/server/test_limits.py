@@ -3,7 +3,9 @@
 import asyncio
 import json
 import threading
+import time
 from threading import Event
+from types import FrameType
 
 import pytest
 
@@ -139,6 +141,22 @@ async def test_nothing_an_agent_sends_stops_the_loop(raw, loop_watch):
     assert answer.status_code in (200, 400), answer.text[:300]
     assert len(answer.content) < 2_000
     assert loop_watch.worst_s > 0
+
+
+async def test_a_thread_that_reads_a_large_body_rests(request):
+    """It shares the interpreter with the event loop, whose turns would take twice as long."""
+    rests: list[str] = []
+
+    def look(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and called is time.sleep:
+            rests.append(frame.f_code.co_name)
+
+    threading.setprofile(look)  # of the threads that begin from now on
+    request.addfinalizer(lambda: threading.setprofile(None))
+    async with session_on(*says("hello"), context_length=100_000) as (client, session):
+        await client.http.post(url_of(session), content=body(HI * 3_000), timeout=60)
+
+    assert "rest_between" in rests
 
 
 async def test_an_answer_with_many_logprobs_is_written_off_the_loop():

@@ -116,7 +116,7 @@ def make_report(path: Path) -> Report:
         _lengths(seen),
         _seconds(seen),
     ]
-    tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen)]
+    tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen), _gaps(view)]
     with say_missing("the telemetry of its report", missing):
         rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
         tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows, told.get("telemetry", {})))
@@ -251,6 +251,14 @@ def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
     rows = [[str(lag), f"{lags[lag]:,}", f"{lags[lag] / lags.total():.1%}"] for lag in sorted(lags)]
     columns = ("versions behind the newest of its session", "tokens", "share")
     return FigureTable("Version lag", columns, rows, _keyed("report/version_lag", lags))
+
+
+def _gaps(view: RunView) -> FigureTable:
+    shares = [] if view.audit is None else view.audit["shares"]
+    rows = [[each["cause"], *(_number(each[name]) for name in ("nats", "low", "high"))] for each in shares]
+    columns = ("cause of the gap between engine and trainer", "nats", "95 % from", "to")
+    figures = {each["cause"]: each["nats"] for each in shares}
+    return FigureTable("Audit", columns, rows, _keyed("report/audit", figures))
 
 
 def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:

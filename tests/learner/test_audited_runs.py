@@ -17,6 +17,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import RunAudit, audit_sessions, find_weights
 from harness.training.audit.causes import GapCause
 from harness.viewer.look import look_at
+from harness.viewer.report import make_report
 from tests.harness_command import harness
 from tests.session_servers.served import eventually
 from tests.trained_scenario import write_real_scenario
@@ -97,6 +98,8 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
 
     assert "audit: version: " in shown
     assert view.audit is not None
+    [told] = [table.figures for table in make_report(run).tables if table.title == "Audit"]
+    assert told["report/audit/version"] == pytest.approx(view.audit["gap"], rel=0.1)
     assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()
 
 

@@ -36,6 +36,8 @@ class TeacherSpec:
     engine: str | Callable[[], TokenProvider]
     """Engine name, or a function that creates a provider; it is called again after a failure."""
     after: TeachAfter = TeachAfter.TURN
+    top_k: int = 0
+    """Most likely tokens to return per sampled token, up to what the engine returns."""
 
     @classmethod
     def parse(cls, text: str, after: TeachAfter = TeachAfter.TURN) -> Self:

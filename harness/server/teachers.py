@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 from harness.engines.base import TokenProvider
 from harness.engines.teachers import TeachAfter, TeacherSpec
-from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, HarnessError, StoreError
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineUnavailable,
+    HarnessError,
+    StoreError,
+)
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.server.registry import SessionRegistry
@@ -153,10 +160,10 @@ class Teacher:
         while task := next_teaching(session, name, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
             try:
-                scoring = await _score(engine, task, session_id)
+                scoring = await _score(engine, task, session_id, self.spec.top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                if changed := teach(session, name, task, scoring):
+                if changed := teach(session, name, task, scoring, self.spec.top_k):
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
                     self._has_scored = True
@@ -181,10 +188,14 @@ class Teacher:
         log.warning("teaching_failed", teacher=self.spec.name, **said)
 
 
-async def _score(engine: TokenProvider, task: ScoringTask, session_id: str) -> PromptLogprobs:
+async def _score(engine: TokenProvider, task: ScoringTask, session_id: str, top_k: int) -> PromptLogprobs:
+    able = engine.capabilities
+    if top_k > able.max_top_logprobs:
+        raise EngineRejected(f"{able.engine}: expected top_k of at most {able.max_top_logprobs}, got {top_k}")
+    more = {"top": top_k} if top_k else {}
     try:
         async with asyncio.timeout(_SCORE_S):
-            return await engine.score(task.input_ids, start=task.start, session_id=session_id)
+            return await engine.score(task.input_ids, start=task.start, session_id=session_id, **more)
     except TimeoutError:
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
 

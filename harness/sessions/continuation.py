@@ -34,6 +34,7 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
 from harness.token_rows import RowState, TurnRows
 from harness.tokens.incremental import StopStrings
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     Discarded,
     FinishReason,
@@ -44,7 +45,6 @@ from harness.types import (
     PromptLogprobs,
     SamplingParams,
     TokenIds,
-    TopLogprobs,
     Turn,
     TurnSegment,
     UnknownOutput,

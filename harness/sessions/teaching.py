@@ -36,16 +36,18 @@ def count_untaught(session: Session, name: str) -> int:
     return sum(int(turn.output_ids.size) for turn in turns.values())
 
 
-def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs) -> list[Turn]:
+def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs, top_k: int = 0) -> list[Turn]:
     """Apply the answer to `task`; return changed turns. Raise `EngineReplyInvalid` before any change."""
     _check(name, task, scoring)
+    _check_top(name, scoring, top_k)
     changed = []
     for turn in _untaught(session, session.branch(task.leaf), name):
         if task.start <= turn.prompt_length and np.array_equal(
             task.input_ids[turn.prompt_length : _end(turn)], turn.output_ids
         ):
-            logprobs = scoring.logprobs[turn.prompt_length - task.start : _end(turn) - task.start]
-            scores = TeacherScores(scoring.version, as_logprobs(np.minimum(logprobs, 0.0)))
+            start, end = turn.prompt_length - task.start, _end(turn) - task.start
+            top = None if scoring.top is None else scoring.top.part(start, end)
+            scores = TeacherScores(scoring.version, as_logprobs(np.minimum(scoring.logprobs[start:end], 0.0)), top)
             changed.append(replace(turn, teachers={**turn.teachers, name: scores}))
     session.replace_turns(changed)
     return changed
@@ -64,6 +66,18 @@ def _check(name: str, task: ScoringTask, scoring: PromptLogprobs) -> None:
         raise EngineReplyInvalid(
             f"teacher {name}: expected logprobs of at most 0, got {scoring.logprobs[at]} at position {task.start + at}"
         )
+
+
+def _check_top(name: str, scoring: PromptLogprobs, top_k: int) -> None:
+    top, shape = scoring.top, (scoring.logprobs.size, top_k)
+    if top_k and (
+        top is None
+        or not top.ids.shape == top.logprobs.shape == shape
+        or (top.ids < 0).any()
+        or not np.isfinite(top.logprobs).all()
+        or (top.logprobs > _ROUNDING).any()
+    ):
+        raise EngineReplyInvalid(f"teacher {name}: expected {top_k} ids per position, with logprobs of at most 0")
 
 
 def _untaught(session: Session, branch: Iterable[Turn], name: str) -> Sequence[Turn]:

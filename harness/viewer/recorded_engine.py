@@ -115,7 +115,9 @@ class RecordedEngine:
         """Yield the whole output at once."""
         yield await self.generate(request)
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """Raise `EngineRejected`: there is no model."""
         raise EngineRejected("a record scores nothing")
 

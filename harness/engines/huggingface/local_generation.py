@@ -13,13 +13,13 @@ import numpy.typing as npt
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.token_rows import RaggedRows, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     Logprobs,
     PromptLogprobs,
-    TopLogprobs,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -58,6 +58,7 @@ class PromptScores:
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self._values = np.zeros(end - start, dtype=np.float32)
+        self._tops: list[TopLogprobs | None] = []
         self._filled = 0
         self._version: str | None = None
 
@@ -65,8 +66,9 @@ class PromptScores:
     def is_complete(self) -> bool:
         return self._version is not None
 
-    def add(self, logprobs: Logprobs, version: str) -> None:
+    def add(self, logprobs: Logprobs, version: str, top: TopLogprobs | None) -> None:
         """Add the next logprobs, computed under `version`."""
+        self._tops.append(top)
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
         if self._filled == self._values.size:
@@ -75,12 +77,14 @@ class PromptScores:
     def restart(self) -> None:
         """Discard an incomplete array: all values must be of one version."""
         self._filled = 0
+        self._tops.clear()
 
     def result(self) -> PromptLogprobs | None:
         """Return the whole array, or None while incomplete."""
         if self._version is None:
             return None
-        return PromptLogprobs(self.start, as_logprobs(self._values), self._version)
+        top = TopLogprobs.join(self._tops, [0 if each is None else len(each.ids) for each in self._tops])
+        return PromptLogprobs(self.start, as_logprobs(self._values), self._version, top=top)
 
 
 class LocalGeneration:
@@ -132,10 +136,10 @@ class LocalGeneration:
         script_ids, said = self.request.script_ids, len(self.sampled)
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
-    def add_scores(self, logprobs: Logprobs, version: str) -> None:
+    def add_scores(self, logprobs: Logprobs, version: str, top: TopLogprobs | None = None) -> None:
         """Add logprobs of the next input tokens."""
         if self.scores is not None and not self.scores.is_complete:
-            self.scores.add(logprobs, version)
+            self.scores.add(logprobs, version, top)
             self.tokens.logits_from += logprobs.size
 
     def add_rows(self, start: int, values: RowValues) -> None:

@@ -21,6 +21,7 @@ from harness.server.settings import ServerSettings
 from harness.server.teachers import TOO_LONG
 from harness.sessions.session import Session
 from harness.sessions.teaching import next_teaching, teach
+from harness.top_logprobs import TopLogprobs
 from harness.types import Message, PromptLogprobs, Sample, TokenIds
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
@@ -36,17 +37,19 @@ class Teacher(ScriptedEngine):
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         self.asked.append((start, input_ids.size))
-        return self.answer(await super().score(input_ids, start=start, session_id=session_id))
+        return self.answer(await super().score(input_ids, start=start, session_id=session_id, top=top))
 
 
 def with_teachers(*specs: TeacherSpec, **settings: Any) -> ServerSettings:
     return ServerSettings(teachers=specs, **settings)
 
 
-def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN) -> ServerSettings:
-    return with_teachers(TeacherSpec("big", lambda: teacher, after))
+def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN, top_k: int = 0) -> ServerSettings:
+    return with_teachers(TeacherSpec("big", lambda: teacher, after, top_k))
 
 
 async def take_turns(
@@ -187,6 +190,80 @@ async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> N
         [sample] = await collect(client, heir)
     must_be_taught(sample)
     assert len(teacher.asked) == 2
+
+
+def must_have_tops(sample: Sample, top_k: int) -> None:
+    """Each sampled token has the teacher's most likely ones, as a scripted engine makes them; nothing else has some."""
+    top, is_sampled = sample.teacher_tops["big"], sample.behavior_versions >= 0
+    tokens, rank = sample.tokens[-sample.response_length :][is_sampled], np.arange(top_k)
+    assert np.array_equal(top.ids[is_sampled], (tokens[:, None] + rank) % toy_tokenizer().vocab_size)
+    assert np.array_equal(top.logprobs[is_sampled], (sample.teachers["big"][is_sampled, None] - rank).astype("f4"))
+    assert (top.ids[~is_sampled] == -1).all()
+    assert np.isnan(top.logprobs[~is_sampled]).all()
+
+
+async def test_most_likely_tokens_survive_branches_eviction_restart_and_inheritance(tmp_path: Path) -> None:
+    """They are stored and shared with the scores: nothing is asked for again."""
+    clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
+    paging = with_teachers(TeacherSpec("big", lambda: teacher, top_k=3), idle_page_out_s=60.0)
+    async with serving(*says("one", "two", "three"), store=store, settings=paging, clock=clock) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 2)
+        await take_turns(client, session, 1, history[:2])
+        branches = await collect(client, session)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
+        clock.now += 60.0
+        assert await client.server.sessions.page_out_idle() == 1
+        branches += await collect(client, session)
+        await client.http.post(f"/sessions/{session.session_id}/end")
+    async with serving(*says("four"), store=store, settings=one(teacher, top_k=3)) as client:
+        heir = await client.create(inherits={"session_id": session.session_id})
+        assert await take_turns(client, heir, 2) == history
+        await take_turns(client, heir, 1, history)
+        branches += await collect(client, heir)
+    assert len(branches) == 5
+    for sample in branches:
+        must_be_taught(sample)
+        must_have_tops(sample, 3)
+    assert len(teacher.asked) == 4
+
+
+async def test_more_most_likely_tokens_than_the_engine_returns_are_refused() -> None:
+    """By name, and nothing is asked."""
+    teacher = Teacher()
+    async with serving(*says("one"), settings=one(teacher, top_k=6)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
+    assert (teacher.asked, sample.teacher_tops) == ([], {})
+
+
+WRONG_TOPS: Mapping[str, Answer] = {
+    "none": lambda scoring: replace(scoring, top=None),
+    "too few": lambda scoring: replace(scoring, top=scoring.top and scoring.top.part(1, len(scoring.top.ids))),
+    "NaN": lambda scoring: replace(scoring, top=TopLogprobs(_top(scoring).ids, _top(scoring).logprobs * np.nan)),
+    "positive": lambda scoring: replace(scoring, top=TopLogprobs(_top(scoring).ids, -_top(scoring).logprobs)),
+    "negative ids": lambda scoring: replace(scoring, top=TopLogprobs(~_top(scoring).ids, _top(scoring).logprobs)),
+}
+
+
+def _top(scoring: PromptLogprobs) -> TopLogprobs:
+    assert scoring.top is not None
+    return scoring.top
+
+
+@pytest.mark.parametrize("answer", WRONG_TOPS.values(), ids=WRONG_TOPS)
+async def test_wrong_most_likely_tokens_are_missing(answer: Answer) -> None:
+    """With the score that came beside them."""
+    async with serving(*says("one"), settings=one(Teacher(answer), top_k=3)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_reply_invalid"
+    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
 
 
 def _broken(error: EngineError) -> Answer:

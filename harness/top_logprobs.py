@@ -1,0 +1,54 @@
+"""A model's most likely tokens at each position, with their logprobs: alternatives of a turn, a teacher's top-k."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING = -1
+"""Id where a token is missing; its logprob is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Most likely tokens, best first: `ids` int32 [n, k], `logprobs` float32 [n, k]."""
+
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the rows `start..stop` (end exclusive)."""
+        return type(self)(self.ids[start:stop], self.logprobs[start:stop])
+
+    @classmethod
+    def join(cls, parts: Sequence["TopLogprobs | None"], tokens: Sequence[int]) -> Self | None:
+        """Return the rows of parts with `tokens` each, which may lack the last ones; None if no part has some."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        shape = (sum(tokens), max(part.ids.shape[1] for part in known))
+        ids, logprobs = np.full(shape, MISSING, np.int32), np.full(shape, np.nan, np.float32)
+        for start, part in zip(np.cumsum([0, *tokens]).tolist(), parts, strict=False):
+            if part is not None:
+                rows, count = part.ids.shape
+                ids[start : start + rows, :count] = part.ids
+                logprobs[start : start + rows, :count] = part.logprobs
+        return cls(ids, logprobs)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return k, and the bytes of both arrays, little-endian."""
+        return {
+            "k": self.ids.shape[1],
+            "ids": self.ids.astype("<i4", copy=False).tobytes(),
+            "logprobs": self.logprobs.astype("<f4", copy=False).tobytes(),
+        }
+
+    @classmethod
+    def from_plain(cls, k: int, ids: bytes, logprobs: bytes) -> Self:
+        """Decode `to_plain`. Raises `ValueError`, `TypeError`."""
+        tops = cls(np.frombuffer(ids, "<i4").reshape(-1, k), np.frombuffer(logprobs, "<f4").reshape(-1, k))
+        if tops.ids.shape != tops.logprobs.shape:
+            raise ValueError(f"expected as many logprobs as ids, got {tops.logprobs.shape} and {tops.ids.shape}")
+        return tops

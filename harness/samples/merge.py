@@ -19,6 +19,9 @@ from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logpr
 NOT_IN_TIME = "not_in_time"
 """Reason of tokens that a teacher had not scored when the samples were collected."""
 
+NOT_ALIGNED = "not_aligned"
+"""Reason of tokens without a counterpart in the teacher's tokenizer or chat template."""
+
 NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -98,7 +101,7 @@ def _teach(sample: Sample, turns: Sequence[Turn], teachers: Mapping[str, str]) -
         columns[name], missing = as_logprobs(column), int(np.isnan(column[is_sampled]).sum())
         told[name] = {"versions": sorted({scores.version for _, scores in scored}), "missing": missing}
         if missing:
-            told[name]["reason"] = reason or NOT_IN_TIME
+            told[name]["reason"] = reason or (NOT_ALIGNED if len(scored) == len(turns) else NOT_IN_TIME)
     return replace(sample, teachers=columns, teacher_tops=tops, metadata={**sample.metadata, "teachers": told})
 
 

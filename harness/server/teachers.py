@@ -20,13 +20,16 @@ from harness.errors import (
 )
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
+from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
 from harness.server.store.base import SessionStore
 from harness.server.telemetry.printable import shorten_secrets
+from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.teaching import count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import PromptLogprobs
 
@@ -92,6 +95,7 @@ class Teacher:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
         self._again: set[str] = set()  # asked for while at work
+        self._family: ChatTokenizer | None = None  # None if the teacher reads the sessions' ids
         self._broken: Counter[str] = Counter()
         self._has_scored = False  # since the engine was opened
         self._problem = ""  # code of the last failure to answer; empty while it answers or starts
@@ -119,7 +123,9 @@ class Teacher:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                async with self.spec.open(self._tokenizer) as engine, asyncio.TaskGroup() as workers:
+                family = self._family = await asyncio.to_thread(self.spec.open_family, self._tokenizer)
+                reads = self._tokenizer if family is None else family.tokenizer
+                async with self.spec.open(reads) as engine, asyncio.TaskGroup() as workers:
                     self._problem = ""
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
@@ -157,13 +163,18 @@ class Teacher:
         name, session_id = self.spec.name, session.session_id
         given_up: set[int] = set()
         session.untaught.pop(name, None)
-        while task := next_teaching(session, name, engine.capabilities.context_length - 1, given_up):
+        while task := await self._next_task(session, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
             try:
-                scoring = await _score(engine, task, session_id, self.spec.top_k)
+                top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
+                scoring = await _score(engine, task, session_id, top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                if changed := teach(session, name, task, scoring, self.spec.top_k):
+                if isinstance(task, AlignedTask):
+                    changed = teach_aligned(session, name, task, scoring)
+                else:
+                    changed = teach(session, name, task, scoring, top_k)
+                if changed:
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
                     self._has_scored = True
@@ -177,6 +188,19 @@ class Teacher:
         if count_untaught(session, name):
             session.untaught.setdefault(name, TOO_LONG)
 
+    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> ScoringTask | AlignedTask | None:
+        name = self.spec.name
+        if self._family is None:
+            return next_teaching(session, name, longest, given_up)
+        while said := next_said(session, name, given_up):
+            given_up.add(said.turn.index)
+            task = await asyncio.to_thread(read_aligned, said, self._tokenizer, self._family)
+            if task is None:
+                session.untaught[name] = NOT_ALIGNED
+            elif task.input_ids.size <= longest:
+                return task
+        return None
+
     def _release_waiting(self) -> None:
         # Sessions stay queued for the next engine; whoever waits goes on without.
         for session_id, done in self._done.items():
@@ -188,7 +212,7 @@ class Teacher:
         log.warning("teaching_failed", teacher=self.spec.name, **said)
 
 
-async def _score(engine: TokenProvider, task: ScoringTask, session_id: str, top_k: int) -> PromptLogprobs:
+async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session_id: str, top_k: int) -> PromptLogprobs:
     able = engine.capabilities
     if top_k > able.max_top_logprobs:
         raise EngineRejected(f"{able.engine}: expected top_k of at most {able.max_top_logprobs}, got {top_k}")

@@ -1,6 +1,7 @@
 """Teachers score what was sampled, in its exact context, while the agent goes on; what they miss is named."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
@@ -25,6 +26,7 @@ from harness.top_logprobs import TopLogprobs
 from harness.types import Message, PromptLogprobs, Sample, TokenIds
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
+from tests.thoroughness import examples
 
 Answer = Callable[[PromptLogprobs], PromptLogprobs]
 
@@ -375,30 +377,49 @@ async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) ->
     must_be_taught(sample)
 
 
-_FAULTS: Mapping[str, Answer | None] = {**WRONG, "rejected": _broken(EngineError("no")), "none": None}
+_FAULTS: Mapping[str, Answer | None] = {
+    **WRONG,
+    "rejected": _broken(EngineError("no")),
+    "lost": _broken(EngineConnectionLost("gone")),
+    "away": _broken(EngineUnavailable("nobody answers")),
+    "unknown": _broken(OSError("of a provider of one's own")),  # type: ignore[arg-type]
+    "hangs": None,
+    "none": None,
+}
 
 
+class Faulty(Teacher):
+    """Has the next of `faults` at each request, and then none."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(lambda scoring: scoring)
+        self.faults = list(faults)
+
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
+        name = self.faults.pop() if self.faults else "none"
+        if name == "hangs":
+            await asyncio.Event().wait()
+        self.answer = _FAULTS[name] or (lambda scoring: scoring)
+        return await super().score(input_ids, start=start, session_id=session_id, top=top)
+
+
+EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", examples(40)))
+
+
+@pytest.mark.timeout(120 + 3 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     faults=st.lists(st.sampled_from(sorted(_FAULTS)), max_size=6),
     moves=st.lists(st.sampled_from(["turn", "branch", "update"]), min_size=1, max_size=6),
 )
 async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str]) -> None:
     """What a teacher got wrong is asked for again with the next turn; the rest is right or missing by name."""
-    waiting = list(faults)
-
-    def answer(scoring: PromptLogprobs) -> PromptLogprobs:
-        fault = _FAULTS[waiting.pop()] if waiting else None
-        return scoring if fault is None else fault(scoring)
-
-    async with serving(*says(*map(str, range(9))), settings=one(Teacher(answer))) as client:
-        session = await client.create()
-        history: list[Message] = []
-        for number, move in enumerate(moves):
-            if move == "update":
-                await client.engine.update_weights(Path("w"), str(number + 1))
-                continue
-            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
-        samples = await collect(client, session)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(teachers, "CATCH_UP_S", 0.05)
+        patched.setattr(teachers, "_FIRST_PAUSE_S", 0.001)
+        samples = await _play(moves, Faulty(faults))
 
     for sample in samples:
         column, is_sampled = sample.teachers["big"], sample.behavior_versions >= 0
@@ -409,6 +430,19 @@ async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str])
         told = sample.metadata["teachers"]["big"]
         assert told["missing"] == (is_sampled & ~is_taught).sum()
         assert bool(told["missing"]) == ("reason" in told)
+
+
+async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
+    """Every turn is answered, whatever the teacher does."""
+    async with serving(*says(*map(str, range(9))), settings=one(teacher)) as client:
+        session = await client.create()
+        history: list[Message] = []
+        for number, move in enumerate(moves):
+            if move == "update":
+                await client.engine.update_weights(Path("w"), str(number + 1))
+                continue
+            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
+        return await collect(client, session)
 
 
 @pytest.mark.parametrize(

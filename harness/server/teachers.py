@@ -8,6 +8,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from harness.engines.base import TokenProvider
 from harness.engines.teachers import TeachAfter, TeacherSpec
 from harness.errors import (
@@ -23,6 +25,7 @@ from harness.machine.log import get_logger
 from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
 from harness.server.store.base import SessionStore
+from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
@@ -31,7 +34,7 @@ from harness.sessions.teaching import count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import PromptLogprobs
+from harness.types import PromptLogprobs, Turn
 
 CATCH_UP_S = 5.0
 """Longest wait of a collection for teachers."""
@@ -39,7 +42,7 @@ CATCH_UP_S = 5.0
 TOO_LONG = "too_long"
 """Reason of tokens beyond the teacher's context."""
 
-_AT_ONCE = 4  # requests to one teacher
+_AT_ONCE = 16  # requests to one teacher
 _SCORE_S = 60.0
 _ATTEMPTS = 3  # per session: a request that breaks its server must not do so for ever
 _FIRST_PAUSE_S = 0.5
@@ -52,9 +55,14 @@ class Teachers:
     """All teachers of a server."""
 
     def __init__(
-        self, specs: Sequence[TeacherSpec], tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore
+        self,
+        specs: Sequence[TeacherSpec],
+        tokenizer: Tokenizer,
+        sessions: SessionRegistry,
+        store: SessionStore,
+        metrics: ServerMetrics,
     ) -> None:
-        self._teachers = {spec.name: Teacher(spec, tokenizer, sessions, store) for spec in specs}
+        self._teachers = {spec.name: Teacher(spec, tokenizer, sessions, store, metrics) for spec in specs}
         self._sessions = sessions
 
     @property
@@ -87,17 +95,26 @@ class Teachers:
 class Teacher:
     """One teacher, with its queue of sessions."""
 
-    def __init__(self, spec: TeacherSpec, tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore) -> None:
+    def __init__(
+        self,
+        spec: TeacherSpec,
+        tokenizer: Tokenizer,
+        sessions: SessionRegistry,
+        store: SessionStore,
+        metrics: ServerMetrics,
+    ) -> None:
         self.spec = spec
         self._tokenizer = tokenizer
         self._sessions = sessions
         self._store = store
+        self._metrics = metrics
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
         self._again: set[str] = set()  # asked for while at work
         self._family: ChatTokenizer | None = None  # None if the teacher reads the sessions' ids
         self._broken: Counter[str] = Counter()
         self._has_scored = False  # since the engine was opened
+        metrics.teacher_queue.labels(spec.name).set_function(self._done.__len__)
         self._problem = ""  # code of the last failure to answer; empty while it answers or starts
 
     def ask_for(self, session_id: str) -> asyncio.Event:
@@ -135,6 +152,7 @@ class Teacher:
                     pause_s = _FIRST_PAUSE_S
                 self._has_scored = False
                 self._problem = _code_of(error)
+                self._metrics.teacher_failures.labels(self.spec.name, self._problem).inc()
                 log.warning("teacher_unavailable", teacher=self.spec.name, code=self._problem, error=str(error))
                 self._release_waiting()
             await asyncio.sleep(pause_s)
@@ -177,6 +195,7 @@ class Teacher:
                 if changed:
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
+                    self._metrics.teacher_tokens.labels(name).inc(_count_scored(changed, name))
                     self._has_scored = True
             except (EngineError, StoreError) as error:
                 is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
@@ -208,6 +227,7 @@ class Teacher:
             done.set()
 
     def _say(self, session_id: str, error: Exception) -> None:
+        self._metrics.teacher_failures.labels(self.spec.name, _code_of(error)).inc()
         said = {"session_id": shorten_secrets(session_id), "code": _code_of(error), "error": str(error)}
         log.warning("teaching_failed", teacher=self.spec.name, **said)
 
@@ -222,6 +242,10 @@ async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session
             return await engine.score(task.input_ids, start=task.start, session_id=session_id, **more)
     except TimeoutError:
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
+
+
+def _count_scored(turns: Sequence[Turn], name: str) -> int:
+    return sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in turns)
 
 
 def _code_of(error: Exception) -> str:

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
-from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, ScenarioError
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineUnavailable,
+    ScenarioError,
+    TokenizerMismatch,
+)
 from harness.samples.codec import sample_from_json
 from harness.samples.merge import NOT_IN_TIME
 from harness.server import teachers
@@ -311,14 +318,28 @@ async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
     assert sample.metadata["teachers"]["big"]["reason"] == TOO_LONG
 
 
-async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody() -> None:
+async def test_a_teacher_that_does_not_score_is_named() -> None:
+    """The turn was served, and its tokens are missing."""
+    teacher = Teacher(_broken(EngineRejected("this engine scores nothing")))
+    async with serving(*says("one"), settings=one(teacher)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+        metrics = (await client.http.get("/metrics")).text
+    assert np.isnan(sample.teachers["big"]).all()
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
+    assert 'harness_teacher_failures_total{code="engine_rejected",teacher="big"}' in metrics
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("nobody answers"), TokenizerMismatch("has another tokenizer")])
+async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody(error: EngineError) -> None:
     """It comes back: what it missed is caught up."""
     away = True
 
     class Reached(Teacher):
         async def __aenter__(self) -> "Reached":
             if away:
-                raise EngineUnavailable("nobody answers")
+                raise error
             await super().__aenter__()
             return self
 
@@ -327,11 +348,14 @@ async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody() -> Non
         session = await client.create()
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
-        assert sample.metadata["teachers"]["big"]["reason"] == "engine_unavailable"
+        assert sample.metadata["teachers"]["big"]["reason"] == error.code
         away = False
         await eventually(lambda: bool(teacher.asked))
         [sample] = await collect(client, session)
+        metrics = (await client.http.get("/metrics")).text
     must_be_taught(sample)
+    assert 'harness_teacher_tokens_scored_total{teacher="big"} 4.0' in metrics
+    assert 'harness_teacher_sessions_waiting{teacher="big"} 0.0' in metrics
 
 
 async def test_a_request_that_breaks_the_teacher_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A model's most likely tokens at each position, with their logprobs: alternatives of a turn, a teacher's top-k."""
+"""A model's most likely tokens at each position: alternatives of a turn, a teacher's top-k."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MISSING = -1
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """Most likely tokens, best first: `ids` int32 [n, k], `logprobs` float32 [n, k]."""
+    """`ids` int32 [n, k], `logprobs` float32 [n, k], best first."""
 
     ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]

@@ -43,9 +43,9 @@ class TeacherSpec:
     """Engine name, or a function that creates a provider; it is called again after a failure."""
     after: TeachAfter = TeachAfter.TURN
     top_k: int = 0
-    """Most likely tokens to return per sampled token, up to what the engine returns."""
+    """Most likely tokens to return per sampled token."""
     tokenizer: Path | None = None
-    """Folder with the teacher's tokenizer and chat template; None for those of the sessions, or of a local engine."""
+    """Folder with the teacher's tokenizer and chat template; None for the sessions', or a local engine's."""
 
     @classmethod
     def parse(cls, text: str, after: TeachAfter = TeachAfter.TURN) -> Self:

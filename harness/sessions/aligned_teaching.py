@@ -1,7 +1,7 @@
-"""Scores by a teacher with another tokenizer: it reads the conversation in its own template, and the text of a turn.
+"""Scores of a turn's text by a teacher with another tokenizer, which reads the conversation in its own template.
 
-Its logprob of a chunk (`tokens.alignment`) is shared among the chunk's sampled tokens in proportion to their behavior
-logprobs, so that a token of which the policy was certain gets no blame. What has no counterpart is missing.
+A chunk's sampled tokens share its logprob in proportion to their behavior logprobs, so that a token of which the policy
+was certain gets no blame.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,7 +29,7 @@ class Said(NamedTuple):
 
 
 class AlignedTask(NamedTuple):
-    """Engine request to score `input_ids[start:]`, the text of a turn in the teacher's ids."""
+    """Engine request to score `input_ids[start:]`, a turn's text in the teacher's ids."""
 
     leaf: int
     """Index of the turn."""
@@ -38,11 +38,11 @@ class AlignedTask(NamedTuple):
     output_ids: TokenIds
     """The turn's own."""
     chunks: Sequence[Chunk]
-    """Those that have a counterpart; `other` counts from `start`."""
+    """Those with a counterpart; `other` counts from `start`."""
 
 
 def next_said(session: Session, name: str, given_up: Collection[int]) -> Said | None:
-    """Return the next turn that teacher `name` has not scored; skip those in `given_up`."""
+    """Return the next turn for teacher `name`; skip those in `given_up`."""
     if name not in (session.config.teachers or ()):
         return None
     for branch in scored_branches(session):
@@ -55,7 +55,7 @@ def next_said(session: Session, name: str, given_up: Collection[int]) -> Said | 
 
 
 def read_aligned(said: Said, own: Tokenizer, teacher: ChatTokenizer) -> AlignedTask | None:
-    """Write a turn in the teacher's ids; None if its template or its tokenizer cannot. Slow for a long conversation."""
+    """Write a turn in the teacher's ids, slowly; None if its template or tokenizer cannot."""
     turn, other = said.turn, teacher.tokenizer
     ids = turn.output_ids.tolist()
     end_id = teacher.end_of_turn_id if ids[-1] in own.eos_ids else None
@@ -93,7 +93,7 @@ def teach_aligned(session: Session, name: str, task: AlignedTask, scoring: Promp
 
 
 def share(chunks: Sequence[Chunk], theirs: Logprobs, behavior: Logprobs) -> Logprobs:
-    """Return a logprob per own token, NaN outside `chunks`; within one they sum to the teacher's."""
+    """Return a logprob per own token, NaN outside `chunks`; each chunk sums to the teacher's."""
     column = np.full(behavior.size, np.nan)
     for own, other, _ in chunks:
         total, weights = theirs[other].sum(dtype=np.float64), behavior[own].astype(np.float64)

@@ -1,7 +1,4 @@
-"""Alignment of two tokenizations of one text: chunks between the character boundaries that both have.
-
-A token may end inside a character, as bytes of an emoji do; it then ends at no boundary, and its chunk goes on.
-"""
+"""Alignment of two tokenizations of one text: chunks between the character boundaries that both have."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -18,7 +15,7 @@ class Spelled(NamedTuple):
 
     ids: Sequence[int]
     text: str
-    """Bytes that are not UTF-8 are U+FFFD."""
+    """See `Tokenizer.decode`."""
     ends: Sequence[int | None]
     """Characters up to the end of each id; None inside a character."""
 
@@ -37,7 +34,7 @@ class Spelled(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Ids that spell the same characters; at least one on each side."""
+    """Ids that spell the same characters."""
 
     own: slice
     other: slice
@@ -45,7 +42,7 @@ class Chunk(NamedTuple):
 
 
 def align(own: Spelled, other: Spelled) -> list[Chunk]:
-    """Return the smallest chunks, which cover both; none if the texts differ or one side has no ids."""
+    """Return the smallest chunks, which cover both; none for different texts."""
     if own.text != other.text or not own.ids or not other.ids:
         return []
     reached, reached_too = _first_at(own.ends), _first_at(other.ends)
@@ -59,7 +56,7 @@ def align(own: Spelled, other: Spelled) -> list[Chunk]:
 
 
 def _first_at(ends: Iterable[int | None]) -> dict[int, int]:
-    """Return the number of ids up to each character boundary, the fewest if several end there."""
+    """Return the fewest ids up to each character boundary."""
     found: dict[int, int] = {}
     for count, end in enumerate(ends, start=1):
         if end is not None:

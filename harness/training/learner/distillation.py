@@ -1,8 +1,7 @@
-"""Divergence of the trained policy from teachers that return their most likely tokens.
+"""Reverse KL divergence of the trained policy from teachers that return their most likely tokens.
 
-Per token it is the reverse KL divergence over the teacher's most likely tokens and one event for all others: a lower
-bound of the divergence over the vocabulary, by the log-sum inequality, and equal to it once nothing is left over. Its
-gradient has no sampling noise, unlike that of the sampled token alone (arXiv:2306.08543, arXiv:2306.13649).
+It is over those tokens and one event for all others: by the log-sum inequality a lower bound, which is exact once
+nothing is left over. Its gradient has no sampling noise (arXiv:2306.13649), unlike that of the sampled token.
 """
 
 from collections.abc import Mapping

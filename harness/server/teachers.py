@@ -24,16 +24,14 @@ from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
-from harness.server.store.base import SessionStore
-from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.printable import shorten_secrets
+from harness.server.turns import TurnService
 from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.teaching import count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.tokens.tokenizer import Tokenizer
 from harness.types import PromptLogprobs, Turn
 
 CATCH_UP_S = 5.0
@@ -54,15 +52,8 @@ log = get_logger(__name__)
 class Teachers:
     """All teachers of a server."""
 
-    def __init__(
-        self,
-        specs: Sequence[TeacherSpec],
-        tokenizer: Tokenizer,
-        sessions: SessionRegistry,
-        store: SessionStore,
-        metrics: ServerMetrics,
-    ) -> None:
-        self._teachers = {spec.name: Teacher(spec, tokenizer, sessions, store, metrics) for spec in specs}
+    def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
+        self._teachers = {spec.name: Teacher(spec, turns, sessions) for spec in turns.settings.teachers}
         self._sessions = sessions
 
     @property
@@ -95,26 +86,19 @@ class Teachers:
 class Teacher:
     """One teacher, with its queue of sessions."""
 
-    def __init__(
-        self,
-        spec: TeacherSpec,
-        tokenizer: Tokenizer,
-        sessions: SessionRegistry,
-        store: SessionStore,
-        metrics: ServerMetrics,
-    ) -> None:
+    def __init__(self, spec: TeacherSpec, turns: TurnService, sessions: SessionRegistry) -> None:
         self.spec = spec
-        self._tokenizer = tokenizer
+        self._tokenizer = turns.chat_tokenizer.tokenizer
         self._sessions = sessions
-        self._store = store
-        self._metrics = metrics
+        self._store = turns.store
+        self._metrics = turns.metrics
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
         self._again: set[str] = set()  # asked for while at work
         self._family: ChatTokenizer | None = None  # None if the teacher reads the sessions' ids
         self._broken: Counter[str] = Counter()
         self._has_scored = False  # since the engine was opened
-        metrics.teacher_queue.labels(spec.name).set_function(self._done.__len__)
+        self._metrics.teacher_queue.labels(spec.name).set_function(self._done.__len__)
         self._problem = ""  # code of the last failure to answer; empty while it answers or starts
 
     def ask_for(self, session_id: str) -> asyncio.Event:

@@ -20,7 +20,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Logprobs, Message, PromptLogprobs, TeacherScores, TokenIds, Turn, as_ids, as_logprobs
 
 
-class Said(NamedTuple):
+class ReadTurn(NamedTuple):
     """Turn and the conversation before it."""
 
     turn: Turn
@@ -38,10 +38,10 @@ class AlignedTask(NamedTuple):
     output_ids: TokenIds
     """The turn's own."""
     chunks: Sequence[Chunk]
-    """Those with a counterpart; `other` counts from `start`."""
+    """Pieces with a counterpart; `other` counts from `start`."""
 
 
-def next_said(session: Session, name: str, given_up: Collection[int]) -> Said | None:
+def next_said(session: Session, name: str, given_up: Collection[int]) -> ReadTurn | None:
     """Return the next turn for teacher `name`; skip those in `given_up`."""
     if name not in (session.config.teachers or ()):
         return None
@@ -50,11 +50,11 @@ def next_said(session: Session, name: str, given_up: Collection[int]) -> Said | 
             if turn.index not in given_up:
                 before = branch[: [each.index for each in branch].index(turn.index)]
                 earlier = [message for each in before for message in (*each.messages_delta, each.reply)]
-                return Said(turn, [*earlier, *turn.messages_delta], _tools(session, branch[0]))
+                return ReadTurn(turn, [*earlier, *turn.messages_delta], _tools(session, branch[0]))
     return None
 
 
-def read_aligned(said: Said, own: Tokenizer, teacher: ChatTokenizer) -> AlignedTask | None:
+def read_aligned(said: ReadTurn, own: Tokenizer, teacher: ChatTokenizer) -> AlignedTask | None:
     """Write a turn in the teacher's ids, slowly; None if its template or tokenizer cannot."""
     turn, other = said.turn, teacher.tokenizer
     ids = turn.output_ids.tolist()

@@ -1,6 +1,6 @@
 """A model's most likely tokens at each position: alternatives of a turn, a teacher's top-k."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,19 +23,19 @@ class TopLogprobs:
         return type(self)(self.ids[start:stop], self.logprobs[start:stop])
 
     @classmethod
-    def join(cls, parts: Sequence["TopLogprobs | None"], tokens: Sequence[int]) -> Self | None:
-        """Return the rows of parts with `tokens` each, which may lack the last ones; None if no part has some."""
-        known = [part for part in parts if part is not None]
-        if not known:
-            return None
-        shape = (sum(tokens), max(part.ids.shape[1] for part in known))
-        ids, logprobs = np.full(shape, MISSING, np.int32), np.full(shape, np.nan, np.float32)
-        for start, part in zip(np.cumsum([0, *tokens]).tolist(), parts, strict=False):
-            if part is not None:
-                rows, count = part.ids.shape
-                ids[start : start + rows, :count] = part.ids
-                logprobs[start : start + rows, :count] = part.logprobs
-        return cls(ids, logprobs)
+    def join(cls, parts: Sequence[Mapping[str, Self]], tokens: Sequence[int]) -> dict[str, Self]:
+        """Return by name the rows of parts with `tokens` each, which may lack the last ones, or the name."""
+        joined: dict[str, Self] = {}
+        for name in sorted({name for part in parts for name in part}):
+            shape = (sum(tokens), max(part[name].ids.shape[1] for part in parts if name in part))
+            ids, logprobs = np.full(shape, MISSING, np.int32), np.full(shape, np.nan, np.float32)
+            for start, part in zip(np.cumsum([0, *tokens]).tolist(), parts, strict=False):
+                if (own := part.get(name)) is not None:
+                    rows, count = own.ids.shape
+                    ids[start : start + rows, :count] = own.ids
+                    logprobs[start : start + rows, :count] = own.logprobs
+            joined[name] = cls(ids, logprobs)
+        return joined
 
     def to_plain(self) -> dict[str, Any]:
         """Return k, and the bytes of both arrays, little-endian."""

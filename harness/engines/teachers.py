@@ -67,9 +67,9 @@ class TeacherSpec:
             folder = Path(self.engine.removeprefix(_LOCAL)).expanduser()
         if folder is None:
             return None
-        family = open_chat_tokenizer(folder)
-        texts = texts_to_compare(tokenizer)
-        return None if all(family.tokenizer.encode(text) == tokenizer.encode(text) for text in texts) else family
+        own, texts = Tokenizer.load(folder), texts_to_compare(tokenizer)
+        is_same = all(own.encode(text) == tokenizer.encode(text) for text in texts)
+        return None if is_same else open_chat_tokenizer(folder)
 
     def open(self, tokenizer: Tokenizer) -> TokenProvider:
         """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""

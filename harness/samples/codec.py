@@ -246,7 +246,8 @@ def _as_tops(value: Any) -> Mapping[str, TopLogprobs]:
 def _as_top(value: Any) -> TopLogprobs:
     if isinstance(value, TopLogprobs):
         return value
-    ids, logprobs = (b64decode(each) if isinstance(each := value[part], str) else each for part in _TOP_PARTS)
+    parts = (value[part] for part in _TOP_PARTS)
+    ids, logprobs = (b64decode(part, validate=True) if isinstance(part, str) else part for part in parts)
     return TopLogprobs.from_plain(value["k"], ids, logprobs)
 
 

@@ -87,22 +87,25 @@ def _teach(sample: Sample, turns: Sequence[Turn], teachers: Mapping[str, str]) -
         return sample
     start, is_sampled = sample.tokens.size - sample.response_length, sample.behavior_versions != NOT_SAMPLED
     columns: dict[str, Logprobs] = {}
-    tops: dict[str, TopLogprobs] = {}
-    sizes = [size for turn in turns for size in (turn.context_ids.size, turn.output_ids.size)]
     told: dict[str, Any] = {}
     for name, reason in teachers.items():
         column = np.full(sample.response_length, np.nan, np.float32)
         scored = [(turn.prompt_length - start, turn.teachers[name]) for turn in turns if name in turn.teachers]
         for at, scores in scored:
             column[at : at + scores.logprobs.size] = scores.logprobs
-        parts = [part for turn in turns for part in (None, turn.teachers[name].top if name in turn.teachers else None)]
-        if (top := TopLogprobs.join(parts, sizes)) is not None:
-            tops[name] = top.part(start, sample.tokens.size)
         columns[name], missing = as_logprobs(column), int(np.isnan(column[is_sampled]).sum())
         told[name] = {"versions": sorted({scores.version for _, scores in scored}), "missing": missing}
         if missing:
             told[name]["reason"] = reason or (NOT_ALIGNED if len(scored) == len(turns) else NOT_IN_TIME)
+    tops = {name: top.part(start, sample.tokens.size) for name, top in _tops(turns).items() if name in teachers}
     return replace(sample, teachers=columns, teacher_tops=tops, metadata={**sample.metadata, "teachers": told})
+
+
+def _tops(turns: Sequence[Turn]) -> dict[str, TopLogprobs]:
+    parts: list[dict[str, TopLogprobs]] = []
+    for turn in turns:
+        parts += {}, {name: scores.top for name, scores in turn.teachers.items() if scores.top is not None}
+    return TopLogprobs.join(parts, [each.size for turn in turns for each in (turn.context_ids, turn.output_ids)])
 
 
 def _span(turn: Turn, start: int) -> list[int]:

@@ -55,7 +55,7 @@ class Pack(TokenColumns):
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
             sampling_mask=SampleMasks.join([each.sampling_mask for each in segments], lengths),
             routed_experts=SampleRows.join([each.routed_experts for each in segments], lengths),
-            teacher_tops=_join_tops(segments, lengths),
+            teacher_tops=TopLogprobs.join([each.teacher_tops for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -101,12 +101,6 @@ class Pack(TokenColumns):
             plain = top.to_plain()
             state.update(name.encode() + plain["ids"] + plain["logprobs"])
         return state.hexdigest()
-
-
-def _join_tops(segments: Sequence[Segment], lengths: Sequence[int]) -> dict[str, TopLogprobs]:
-    names = sorted({name for each in segments for name in each.teacher_tops})
-    joined = {name: TopLogprobs.join([each.teacher_tops.get(name) for each in segments], lengths) for name in names}
-    return {name: top for name, top in joined.items() if top is not None}
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

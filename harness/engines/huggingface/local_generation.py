@@ -58,7 +58,7 @@ class PromptScores:
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self._values = np.zeros(end - start, dtype=np.float32)
-        self._tops: list[TopLogprobs | None] = []
+        self._tops: list[dict[str, TopLogprobs]] = []
         self._filled = 0
         self._version: str | None = None
 
@@ -68,7 +68,7 @@ class PromptScores:
 
     def add(self, logprobs: Logprobs, version: str, top: TopLogprobs | None) -> None:
         """Add the next logprobs, computed under `version`."""
-        self._tops.append(top)
+        self._tops.append({} if top is None else {"": top})
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
         if self._filled == self._values.size:
@@ -83,7 +83,7 @@ class PromptScores:
         """Return the whole array, or None while incomplete."""
         if self._version is None:
             return None
-        top = TopLogprobs.join(self._tops, [0 if each is None else len(each.ids) for each in self._tops])
+        top = TopLogprobs.join(self._tops, [len(top.ids) for each in self._tops for top in each.values()]).get("")
         return PromptLogprobs(self.start, as_logprobs(self._values), self._version, top=top)
 
 

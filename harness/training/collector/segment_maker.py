@@ -3,7 +3,7 @@
 Accounts of a rollout sum to the trained and masked tokens of its session's ledger.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -199,7 +199,8 @@ class SegmentMaker:
             kept = min(len(segment), sample.tokens.size) - prompt
             column[prompt : prompt + kept] += taught_advantages(sample, self.teachers)[:kept]
             segment = forget_constrained(segment.with_advantage(column), rollout, sample)
-            segment = replace(segment, teacher_tops=_tops(sample, self.teachers, kept))
+            tops = {name: top.part(0, kept) for name, top in sample.teacher_tops.items() if name in self.teachers}
+            segment = replace(segment, teacher_tops=TopLogprobs.join([{}, tops], [prompt, kept]))
         return MadeSegment(segment, facts, dict(encoded.counts))
 
     def _encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
@@ -229,12 +230,6 @@ def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArr
         gaps = np.nan_to_num(_gaps(sample, name))
         advantages -= weight * (gaps if name not in sample.teacher_tops else 0)
     return advantages
-
-
-def _tops(sample: Sample, names: Iterable[str], kept: int) -> dict[str, TopLogprobs]:
-    prompt = sample.tokens.size - sample.response_length
-    joined = {name: TopLogprobs.join([None, sample.teacher_tops.get(name)], [prompt, kept]) for name in names}
-    return {name: top for name, top in joined.items() if top is not None}
 
 
 def _gaps(sample: Sample, name: str) -> npt.NDArray[np.float32]:

@@ -176,6 +176,9 @@ def test_parquet_says_the_same_as_json_lines(tmp_path):
         sample(metadata={"task": 1, "turns": [0, 1]}, reward=0.5, index=3, group_index=1),
         sample(tokens=as_ids([5]), response_length=0, **{name: as_ids([]) for name in ("behavior_versions",)}),
         sample(status=SampleStatus.ABORTED, rollout_log_probs=as_logprobs([-1e-30, -3.3])),
+        sample(
+            teacher_tops={"big": TopLogprobs(np.array([[5, -1]], np.int32), np.array([[-0.5, np.nan]], np.float32))}
+        ),
     ]
     write_samples(originals, tmp_path / "samples.jsonl")
     write_parquet(originals, tmp_path / "samples.parquet")

@@ -45,7 +45,8 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 		tests/conformance/families/test_properties.py
 	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
 	HARNESS_SOAK_EXAMPLES=100000 $(PY) -m pytest tests/unit/repeat_guard/test_detector_sweep.py
-	HARNESS_SOAK_EXAMPLES=300 $(PY) -m pytest tests/unit/server/test_resumed_histories.py
+	HARNESS_SOAK_EXAMPLES=300 $(PY) -m pytest tests/unit/server/test_resumed_histories.py \
+		tests/unit/server/test_teachers.py
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py tests/system/roles
 	HARNESS_SOAK_AUDITS=all $(PY) -m pytest tests/learner/test_audit.py

@@ -18,6 +18,7 @@ from msgspec.structs import astuple
 from harness.notebook import card, token_bar
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import RaggedRows, SampleRows, TokenRows, TurnRows
+from harness.top_logprobs import TopLogprobs
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
 TokenIds = npt.NDArray[np.int32]
@@ -144,14 +145,6 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class TopLogprobs:
-    """Alternatives per output token, best first: `ids` int32 [n, k], `logprobs` float32 [n, k]."""
-
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Logprobs of input tokens: `logprobs[i]` is of token `start + i`, and `start` is at least 1."""
 
@@ -160,6 +153,8 @@ class PromptLogprobs:
     version: str
     number: int | None = None
     """See `VersionSpan.number`."""
+    top: TopLogprobs | None = None
+    """Most likely tokens in the place of each; None unless asked for."""
 
 
 class TeacherScores(NamedTuple):
@@ -169,6 +164,8 @@ class TeacherScores(NamedTuple):
     """Label of the teacher's weights."""
     logprobs: Logprobs
     """One per output token."""
+    top: TopLogprobs | None = None
+    """Most likely tokens in the place of each; None unless asked for."""
 
 
 STREAM_INTERVAL = 50
@@ -520,6 +517,8 @@ class Sample:
     """Candidates of each response token; None if not recorded, or if every id was one."""
     teachers: Mapping[str, Logprobs] = field(default_factory=dict)
     """Logprobs of sampled tokens by each teacher; NaN where missing or not sampled."""
+    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
+    """Most likely tokens by each teacher with `top_k`, one row per response token."""
 
     def _repr_html_(self) -> str:
         facts = {

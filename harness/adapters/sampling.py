@@ -61,6 +61,14 @@ def require_no_masks(sample: Sample, trainer: str) -> None:
         )
 
 
+def require_no_teachers(sample: Sample, trainer: str) -> None:
+    """Raise `AdapterError` for a sample with scores that the trainer has no column for."""
+    if sample.teachers:
+        raise AdapterError(
+            f"teachers: expected none in sessions for {trainer}, which asks its own; create them with teachers=[]"
+        )
+
+
 def session_sampling(params: Mapping[str, Any]) -> Json:
     """Convert to a session's `sampling`. Raises `AdapterError`."""
     sampling: Json = {}

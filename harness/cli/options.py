@@ -198,7 +198,8 @@ class ServerOptions:
         typer.Option(
             envvar="HARNESS_TEACHER",
             metavar="NAME=ENGINE",
-            help="Let this engine score each turn's tokens: NAME=local=FOLDER, or NAME=KIND=URL; may be repeated.",
+            help="Let this engine score each turn's tokens: NAME=local=FOLDER, or NAME=KIND=URL[,tokenizer=FOLDER];"
+            " may be repeated.",
             show_default=False,
         ),
     ] = None

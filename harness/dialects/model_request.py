@@ -25,7 +25,8 @@ from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.matching import same_arguments
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
-from harness.types import Json, Message, Paced, SamplingWishes, TopLogprobs, Turn, TurnNotes
+from harness.top_logprobs import TopLogprobs
+from harness.types import Json, Message, Paced, SamplingWishes, Turn, TurnNotes
 
 _SEAL = "harness."
 _NAMES_SHOWN = 8

@@ -207,10 +207,12 @@ class TokenProvider(Protocol):
     def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """Sample like `generate`; yield deltas and, last, the whole result."""
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """Return logprobs of `input_ids[start:]`, each given all before it; `start` is at least 1.
 
-        The engine may have cached the prefix of `session_id`.
+        The engine may have cached the prefix of `session_id`. With `top`, add as many most likely tokens per position.
         """
 
     async def abort(self, request_id: str | None) -> int:

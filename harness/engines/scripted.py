@@ -41,6 +41,7 @@ from harness.samples.versions import known_version, require_settled
 from harness.token_rows import RaggedRows, RoutedExperts, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -49,7 +50,6 @@ from harness.types import (
     Logprobs,
     PromptLogprobs,
     TokenIds,
-    TopLogprobs,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -306,8 +306,12 @@ class ScriptedEngine:
         each = (scripted_masks(output[at.start : at.end], start + at.start, at.version, size) for at in spans)
         return RaggedRows.of(start, [*chain.from_iterable(each)])
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
+        logprobs = scripted_logprobs(input_ids[start:], start, self._version)
+        tops = _alternatives(input_ids[start:], logprobs, top, self._tokenizer.vocab_size)
+        return PromptLogprobs(start, logprobs, self._version, top=tops)
 
     async def abort(self, request_id: str | None) -> int:
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]

@@ -1,6 +1,7 @@
 """Names of teachers, engines that score sampled tokens: `NAME=ENGINE`, with `scripted`, `local=FOLDER`, or servers.
 
-A teacher reads the sessions' token ids, so its tokenizer must be theirs; servers are tested for that.
+A teacher reads the sessions' token ids, or their text if `,tokenizer=FOLDER` follows with another tokenizer. Servers
+are tested for the one that counts; the folder of a local one has it.
 """
 
 import re
@@ -12,11 +13,16 @@ from typing import Self
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
+from harness.engines.remote.same_tokenizer import texts_to_compare
 from harness.errors import ScenarioError
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 _USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
+_TOKENIZER = ",tokenizer="
+_LOCAL = "local="
 
 
 class TeachAfter(StrEnum):
@@ -36,25 +42,41 @@ class TeacherSpec:
     engine: str | Callable[[], TokenProvider]
     """Engine name, or a function that creates a provider; it is called again after a failure."""
     after: TeachAfter = TeachAfter.TURN
+    top_k: int = 0
+    """Most likely tokens to return per sampled token."""
+    tokenizer: Path | None = None
+    """Folder with the teacher's tokenizer and chat template; None for the sessions', or a local engine's."""
 
     @classmethod
     def parse(cls, text: str, after: TeachAfter = TeachAfter.TURN) -> Self:
         """Parse `NAME=ENGINE`. Raises `ScenarioError`."""
-        name, _, engine = text.partition("=")
+        name, _, rest = text.partition("=")
+        engine, _, folder = rest.partition(_TOKENIZER)
         if not re.match(TEACHER_NAME, name) or not engine:
             raise ScenarioError(f"teacher: expected {_USAGE}; got {text!r}")
         if engine == "local":
             raise ScenarioError(f"teacher {name}: expected a model's folder, as {name}=local=FOLDER")
-        if not engine.startswith("local=") and EngineName.parse(engine).needs_server:
+        if not engine.startswith(_LOCAL) and EngineName.parse(engine).needs_server:
             raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
-        return cls(name, engine, after)
+        return cls(name, engine, after, tokenizer=Path(folder).expanduser() if folder else None)
+
+    def open_family(self, tokenizer: Tokenizer) -> ChatTokenizer | None:
+        """Return the teacher's chat tokenizer if it is not `tokenizer`, the sessions'. Raises `TokenizerError`."""
+        folder = self.tokenizer
+        if folder is None and isinstance(self.engine, str) and self.engine.startswith(_LOCAL):
+            folder = Path(self.engine.removeprefix(_LOCAL)).expanduser()
+        if folder is None:
+            return None
+        own, texts = Tokenizer.load(folder), texts_to_compare(tokenizer)
+        is_same = all(own.encode(text) == tokenizer.encode(text) for text in texts)
+        return None if is_same else open_chat_tokenizer(folder)
 
     def open(self, tokenizer: Tokenizer) -> TokenProvider:
-        """Create the provider for sessions with `tokenizer`. Raises `ScenarioError`."""
+        """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""
         if not isinstance(self.engine, str):
             return self.engine()
-        if self.engine.startswith("local="):
-            return open_engine("local", model_dir=Path(self.engine.removeprefix("local=")).expanduser())
+        if self.engine.startswith(_LOCAL):
+            return open_engine("local", model_dir=Path(self.engine.removeprefix(_LOCAL)).expanduser())
         return open_engine(self.engine, tokenizer=tokenizer)
 
 

@@ -20,6 +20,7 @@ from harness.errors import RunError
 from harness.samples.columns import COLUMNS
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
+from harness.top_logprobs import TopLogprobs
 from harness.types import Json, Logprobs, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
@@ -28,18 +29,20 @@ _COLUMNS: Mapping[str, str] = {"tokens": "<i4"} | {column.name: column.dtype for
 """Per-token columns with their binary dtypes."""
 
 _OPTIONAL = frozenset(
-    {"weight", "turn_rewards", "returns", "turn_values", "routed_experts", "sampling_mask", "teachers"}
+    {"weight", "turn_rewards", "returns", "turn_values", "routed_experts", "sampling_mask", "teachers", "teacher_tops"}
 )
 """Fields that older files lack."""
 
 
 def sample_to_json(sample: Sample) -> Json:
-    """Return all fields, with arrays as lists; experts and masks are base64, missing values and logprobs None."""
+    """Return all fields, with arrays as lists; rows of several values are base64, missing values and logprobs None."""
     columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
     columns["turn_values"] = _with_none(sample.turn_values)
     text = {name: _with_base64(rows) for name, rows in _plain_rows(sample).items()}
     if sample.teachers:
         text["teachers"] = {name: _with_none(column) for name, column in sample.teachers.items()}
+    if sample.teacher_tops:
+        text["teacher_tops"] = {name: _with_base64(top) for name, top in _plain_tops(sample).items()}
     return columns | _plain_fields(sample) | text | {"metadata": dict(sample.metadata)}
 
 
@@ -51,6 +54,8 @@ def sample_to_binary(sample: Sample) -> Json:
         binary["teachers"] = {
             name: column.astype("<f4", copy=False).tobytes() for name, column in sample.teachers.items()
         }
+    if sample.teacher_tops:
+        binary["teacher_tops"] = _plain_tops(sample)
     return columns | _plain_fields(sample) | binary | {"metadata": json.dumps(dict(sample.metadata))}
 
 
@@ -68,8 +73,8 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
     """Encode `samples` and the JSON object `about` as one safetensors blob.
 
     Column `NAME` of sample N is the tensor `NAME.N`; `routed_experts.N` has its states in `routed_experts_states.N`,
-    masks are `sampling_mask_values.N`, `_offsets` and `_states`, a teacher's logprobs `teachers.N.NAME`. All else is
-    the uint8 tensor `about`: JSON text.
+    masks are `sampling_mask_values.N`, `_offsets` and `_states`, a teacher's logprobs `teachers.N.NAME` and its most
+    likely tokens `teacher_top_ids.N.NAME` and `_logprobs`. All else is the uint8 tensor `about`: JSON text.
     """
     import safetensors.numpy
 
@@ -84,6 +89,8 @@ def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
         if (rows := sample.routed_experts) is not None:
             tensors |= {f"routed_experts.{number}": rows.values, f"routed_experts_states.{number}": rows.states}
         tensors |= {f"teachers.{number}.{name}": column for name, column in sample.teachers.items()}
+        for name, top in sample.teacher_tops.items():
+            tensors |= {f"teacher_top_{part}.{number}.{name}": getattr(top, part) for part in _TOP_PARTS}
         if (masks := sample.sampling_mask) is not None:
             tensors |= {f"sampling_mask_{part}.{number}": getattr(masks, part) for part in _MASK_PARTS}
     blob: bytes = safetensors.numpy.save({**tensors, "about": np.frombuffer(text, np.uint8)})
@@ -158,6 +165,9 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
             "weight": pa.float64(),
             "turn_rewards": pa.list_(pa.float64()),
             "teachers": pa.map_(pa.string(), pa.list_(pa.float32())),
+            "teacher_tops": pa.map_(
+                pa.string(), pa.struct({"k": pa.int64(), "ids": pa.binary(), "logprobs": pa.binary()})
+            ),
             "routed_experts": pa.struct(
                 {"dtype": pa.string(), "shape": pa.list_(pa.int64()), "values": pa.binary(), "states": pa.binary()}
             ),
@@ -170,11 +180,13 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
     with pq.ParquetWriter(path, schema) as writer:
         # Row groups bound the memory: `samples` may be an iterator over more samples than fit.
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
-            rows = [sample_to_json(replace(sample, routed_experts=None, sampling_mask=None)) for sample in group]
+            bare = (replace(each, routed_experts=None, sampling_mask=None, teacher_tops={}) for each in group)
+            rows = [sample_to_json(sample) for sample in bare]
             for row, sample in zip(rows, group, strict=True):
                 row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
                 row.update(_plain_rows(sample))
                 row["teachers"] = list(row.get("teachers", {}).items())
+                row["teacher_tops"] = list(_plain_tops(sample).items())
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -193,11 +205,16 @@ def _plain_fields(sample: Sample) -> Json:
 
 
 _MASK_PARTS = ("values", "offsets", "states")
+_TOP_PARTS = ("ids", "logprobs")
 
 
 def _plain_rows(sample: Sample) -> Json:
     kinds = {"routed_experts": sample.routed_experts, "sampling_mask": sample.sampling_mask}
     return {name: rows.to_plain() for name, rows in kinds.items() if rows is not None}
+
+
+def _plain_tops(sample: Sample) -> Json:
+    return {name: top.to_plain() for name, top in sample.teacher_tops.items()}
 
 
 def _with_base64(plain: Json) -> Json:
@@ -209,13 +226,30 @@ def _with_none(column: Logprobs) -> list[float | None]:
 
 
 def _teachers_in(tensors: Mapping[str, Any], number: int) -> Json:
-    prefix = f"teachers.{number}."
-    found = {at.removeprefix(prefix): column for at, column in tensors.items() if at.startswith(prefix)}
-    return {"teachers": found} if found else {}
+    def named(column: str) -> dict[str, Any]:
+        prefix = f"{column}.{number}."
+        return {at.removeprefix(prefix): values for at, values in tensors.items() if at.startswith(prefix)}
+
+    ids, logprobs = (named(f"teacher_top_{part}") for part in _TOP_PARTS)
+    tops = {name: TopLogprobs(ids[name], logprobs[name]) for name in ids}
+    found = {"teachers": named("teachers"), "teacher_tops": tops}
+    return {name: values for name, values in found.items() if values}
 
 
 def _as_teachers(value: Any) -> Mapping[str, Logprobs]:
     return {str(name): _as_teacher(column) for name, column in dict(value or {}).items()}
+
+
+def _as_tops(value: Any) -> Mapping[str, TopLogprobs]:
+    return {str(name): _as_top(top) for name, top in dict(value or {}).items()}
+
+
+def _as_top(value: Any) -> TopLogprobs:
+    if isinstance(value, TopLogprobs):
+        return value
+    parts = (value[part] for part in _TOP_PARTS)
+    ids, logprobs = (b64decode(part, validate=True) if isinstance(part, str) else part for part in parts)
+    return TopLogprobs.from_plain(value["k"], ids, logprobs)
 
 
 def _as_teacher(column: Any) -> Logprobs:
@@ -274,4 +308,5 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name,
     "routed_experts": partial(_as_rows, SampleRows),
     "sampling_mask": partial(_as_rows, SampleMasks),
     "teachers": _as_teachers,
+    "teacher_tops": _as_tops,
 }

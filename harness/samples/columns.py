@@ -46,6 +46,7 @@ def cut_columns(sample: Sample, length: int) -> dict[str, Any]:
         "routed_experts": None if rows is None else rows.first(prompt + length),
         "sampling_mask": None if masks is None else masks.part(0, length),
         "teachers": {name: column[:length] for name, column in sample.teachers.items()},
+        "teacher_tops": {name: top.part(0, length) for name, top in sample.teacher_tops.items()},
     }
 
 

@@ -13,10 +13,14 @@ from harness.samples.proximal import staleness
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
+from harness.top_logprobs import TopLogprobs
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
 NOT_IN_TIME = "not_in_time"
 """Reason of tokens that a teacher had not scored when the samples were collected."""
+
+NOT_ALIGNED = "not_aligned"
+"""Reason of tokens without a counterpart in the teacher's tokenizer or chat template."""
 
 NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
 
@@ -92,8 +96,16 @@ def _teach(sample: Sample, turns: Sequence[Turn], teachers: Mapping[str, str]) -
         columns[name], missing = as_logprobs(column), int(np.isnan(column[is_sampled]).sum())
         told[name] = {"versions": sorted({scores.version for _, scores in scored}), "missing": missing}
         if missing:
-            told[name]["reason"] = reason or NOT_IN_TIME
-    return replace(sample, teachers=columns, metadata={**sample.metadata, "teachers": told})
+            told[name]["reason"] = reason or (NOT_ALIGNED if len(scored) == len(turns) else NOT_IN_TIME)
+    tops = {name: top.part(start, sample.tokens.size) for name, top in _tops(turns).items() if name in teachers}
+    return replace(sample, teachers=columns, teacher_tops=tops, metadata={**sample.metadata, "teachers": told})
+
+
+def _tops(turns: Sequence[Turn]) -> dict[str, TopLogprobs]:
+    parts: list[dict[str, TopLogprobs]] = []
+    for turn in turns:
+        parts += {}, {name: scores.top for name, scores in turn.teachers.items() if scores.top is not None}
+    return TopLogprobs.join(parts, [each.size for turn in turns for each in (turn.context_ids, turn.output_ids)])
 
 
 def _span(turn: Turn, start: int) -> list[int]:

@@ -6,7 +6,7 @@
     rollout_routed_experts.N int32  of all tokens but the last, if recorded
     _samples_meta       uint8     JSON: all other fields
 
-Behavior and proximal columns are lost.
+Columns of behavior, proximal policies and teachers are lost.
 """
 
 import json

@@ -4,8 +4,8 @@ Attention must not cross a border: a learner passes `cu_seqlens` to its kernel, 
 stay at the token that they describe.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Self
@@ -17,6 +17,7 @@ from harness.errors import SegmentError
 from harness.samples.segments import COLUMNS, Segment, TokenColumns
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
+from harness.top_logprobs import TopLogprobs
 
 Positions = npt.NDArray[np.int32]
 
@@ -37,6 +38,8 @@ class Pack(TokenColumns):
     """Candidates of each token, if a segment has some: logprobs of those tokens are over them."""
     routed_experts: SampleRows | None = None
     """Rows of all n tokens, if a segment has some."""
+    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
+    """Most likely tokens by teachers to train on, one row per token."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
@@ -52,6 +55,7 @@ class Pack(TokenColumns):
             numbers=_read_only(np.asarray(numbers, dtype=np.int64)),
             sampling_mask=SampleMasks.join([each.sampling_mask for each in segments], lengths),
             routed_experts=SampleRows.join([each.routed_experts for each in segments], lengths),
+            teacher_tops=TopLogprobs.join([each.teacher_tops for each in segments], lengths),
         )
 
     def __len__(self) -> int:
@@ -76,6 +80,7 @@ class Pack(TokenColumns):
                 **{name: getattr(self, name)[start:end] for name in COLUMNS},
                 sampling_mask=None if masks is None else masks.part(start, end),
                 routed_experts=None if rows is None else rows.between(start, end),
+                teacher_tops={name: top.part(start, end) for name, top in self.teacher_tops.items()},
             )
             for start, end in pairwise(self.cu_seqlens.tolist())
         ]
@@ -92,6 +97,9 @@ class Pack(TokenColumns):
         if self.routed_experts is not None:
             plain = self.routed_experts.to_plain()
             state.update(plain["values"] + plain["states"])
+        for name, top in self.teacher_tops.items():
+            plain = top.to_plain()
+            state.update(name.encode() + plain["ids"] + plain["logprobs"])
         return state.hexdigest()
 
 

@@ -5,7 +5,7 @@ in its logits at i - 1, so the first token is never trained.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +16,7 @@ from harness.errors import SegmentError
 from harness.samples.versions import NOT_SAMPLED, Versions
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
+from harness.top_logprobs import TopLogprobs
 from harness.types import Logprobs, Sample, TokenIds
 
 
@@ -61,6 +62,8 @@ class Segment(TokenColumns):
     """Candidates of the first tokens; later ones have none."""
     routed_experts: SampleRows | None = None
     """Rows of the first tokens; later ones have none."""
+    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
+    """Most likely tokens by teachers to train on, for the first tokens."""
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -139,7 +142,8 @@ class Segment(TokenColumns):
         masks = None if self.sampling_mask is None else self.sampling_mask.part(0, tokens)
         rows = None if self.routed_experts is None else self.routed_experts.first(tokens)
         columns = {name: getattr(self, name)[:tokens] for name in COLUMNS}
-        return replace(self, **columns, sampling_mask=masks, routed_experts=rows)
+        tops = {name: top.part(0, tokens) for name, top in self.teacher_tops.items()}
+        return replace(self, **columns, sampling_mask=masks, routed_experts=rows, teacher_tops=tops)
 
 
 class TooLong(StrEnum):

@@ -56,8 +56,7 @@ class SessionServer(ServerApi):
             shard=turns.settings.shard,
             tracer=turns.tracer,
         )
-        tokenizer = turns.chat_tokenizer.tokenizer
-        self.teachers = Teachers(turns.settings.teachers, tokenizer, self.sessions, turns.store)
+        self.teachers = Teachers(turns, self.sessions)
         turns.admitted.on_recorded = self.teachers.turn_recorded
         self.callers = turns.callers
         self.left_engines = LeftEngines(turns.gatekeeper, partial(wake_engine, turns.engine))

@@ -8,20 +8,31 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from harness.engines.base import TokenProvider
 from harness.engines.teachers import TeachAfter, TeacherSpec
-from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, HarnessError, StoreError
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineUnavailable,
+    HarnessError,
+    StoreError,
+)
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
+from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
-from harness.server.store.base import SessionStore
 from harness.server.telemetry.printable import shorten_secrets
+from harness.server.turns import TurnService
+from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.teaching import count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
-from harness.tokens.tokenizer import Tokenizer
-from harness.types import PromptLogprobs
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.types import PromptLogprobs, Turn
 
 CATCH_UP_S = 5.0
 """Longest wait of a collection for teachers."""
@@ -29,7 +40,7 @@ CATCH_UP_S = 5.0
 TOO_LONG = "too_long"
 """Reason of tokens beyond the teacher's context."""
 
-_AT_ONCE = 4  # requests to one teacher
+_AT_ONCE = 16  # requests to one teacher
 _SCORE_S = 60.0
 _ATTEMPTS = 3  # per session: a request that breaks its server must not do so for ever
 _FIRST_PAUSE_S = 0.5
@@ -41,10 +52,8 @@ log = get_logger(__name__)
 class Teachers:
     """All teachers of a server."""
 
-    def __init__(
-        self, specs: Sequence[TeacherSpec], tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore
-    ) -> None:
-        self._teachers = {spec.name: Teacher(spec, tokenizer, sessions, store) for spec in specs}
+    def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
+        self._teachers = {spec.name: Teacher(spec, turns, sessions) for spec in turns.settings.teachers}
         self._sessions = sessions
 
     @property
@@ -77,16 +86,19 @@ class Teachers:
 class Teacher:
     """One teacher, with its queue of sessions."""
 
-    def __init__(self, spec: TeacherSpec, tokenizer: Tokenizer, sessions: SessionRegistry, store: SessionStore) -> None:
+    def __init__(self, spec: TeacherSpec, turns: TurnService, sessions: SessionRegistry) -> None:
         self.spec = spec
-        self._tokenizer = tokenizer
+        self._tokenizer = turns.chat_tokenizer.tokenizer
         self._sessions = sessions
-        self._store = store
+        self._store = turns.store
+        self._metrics = turns.metrics
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
         self._again: set[str] = set()  # asked for while at work
+        self._family: ChatTokenizer | None = None  # None if the teacher reads the sessions' ids
         self._broken: Counter[str] = Counter()
         self._has_scored = False  # since the engine was opened
+        self._metrics.teacher_queue.labels(spec.name).set_function(self._done.__len__)
         self._problem = ""  # code of the last failure to answer; empty while it answers or starts
 
     def ask_for(self, session_id: str) -> asyncio.Event:
@@ -112,7 +124,9 @@ class Teacher:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                async with self.spec.open(self._tokenizer) as engine, asyncio.TaskGroup() as workers:
+                family = self._family = await asyncio.to_thread(self.spec.open_family, self._tokenizer)
+                reads = self._tokenizer if family is None else family.tokenizer
+                async with self.spec.open(reads) as engine, asyncio.TaskGroup() as workers:
                     self._problem = ""
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
@@ -122,6 +136,7 @@ class Teacher:
                     pause_s = _FIRST_PAUSE_S
                 self._has_scored = False
                 self._problem = _code_of(error)
+                self._metrics.teacher_failures.labels(self.spec.name, self._problem).inc()
                 log.warning("teacher_unavailable", teacher=self.spec.name, code=self._problem, error=str(error))
                 self._release_waiting()
             await asyncio.sleep(pause_s)
@@ -150,15 +165,21 @@ class Teacher:
         name, session_id = self.spec.name, session.session_id
         given_up: set[int] = set()
         session.untaught.pop(name, None)
-        while task := next_teaching(session, name, engine.capabilities.context_length - 1, given_up):
+        while task := await self._next_task(session, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
             try:
-                scoring = await _score(engine, task, session_id)
+                top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
+                scoring = await _score(engine, task, session_id, top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                if changed := teach(session, name, task, scoring):
+                if isinstance(task, AlignedTask):
+                    changed = teach_aligned(session, name, task, scoring)
+                else:
+                    changed = teach(session, name, task, scoring, top_k)
+                if changed:
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
+                    self._metrics.teacher_tokens.labels(name).inc(_count_scored(changed, name))
                     self._has_scored = True
             except (EngineError, StoreError) as error:
                 is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
@@ -170,6 +191,19 @@ class Teacher:
         if count_untaught(session, name):
             session.untaught.setdefault(name, TOO_LONG)
 
+    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> ScoringTask | AlignedTask | None:
+        name = self.spec.name
+        if self._family is None:
+            return next_teaching(session, name, longest, given_up)
+        while said := next_said(session, name, given_up):
+            given_up.add(said.turn.index)
+            task = await asyncio.to_thread(read_aligned, said, self._tokenizer, self._family)
+            if task is None:
+                session.untaught[name] = NOT_ALIGNED
+            elif task.input_ids.size <= longest:
+                return task
+        return None
+
     def _release_waiting(self) -> None:
         # Sessions stay queued for the next engine; whoever waits goes on without.
         for session_id, done in self._done.items():
@@ -177,16 +211,25 @@ class Teacher:
             done.set()
 
     def _say(self, session_id: str, error: Exception) -> None:
+        self._metrics.teacher_failures.labels(self.spec.name, _code_of(error)).inc()
         said = {"session_id": shorten_secrets(session_id), "code": _code_of(error), "error": str(error)}
         log.warning("teaching_failed", teacher=self.spec.name, **said)
 
 
-async def _score(engine: TokenProvider, task: ScoringTask, session_id: str) -> PromptLogprobs:
+async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session_id: str, top_k: int) -> PromptLogprobs:
+    able = engine.capabilities
+    if top_k > able.max_top_logprobs:
+        raise EngineRejected(f"{able.engine}: expected top_k of at most {able.max_top_logprobs}, got {top_k}")
+    more = {"top": top_k} if top_k else {}
     try:
         async with asyncio.timeout(_SCORE_S):
-            return await engine.score(task.input_ids, start=task.start, session_id=session_id)
+            return await engine.score(task.input_ids, start=task.start, session_id=session_id, **more)
     except TimeoutError:
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
+
+
+def _count_scored(turns: Sequence[Turn], name: str) -> int:
+    return sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in turns)
 
 
 def _code_of(error: Exception) -> str:

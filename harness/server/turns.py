@@ -59,7 +59,8 @@ from harness.sessions.session_config import Recorded, Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
-from harness.types import Json, TopLogprobs, Turn, TurnNotes
+from harness.top_logprobs import TopLogprobs
+from harness.types import Json, Turn, TurnNotes
 
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5

@@ -34,6 +34,7 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
 from harness.token_rows import RowState, TurnRows
 from harness.tokens.incremental import StopStrings
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     Discarded,
     FinishReason,
@@ -44,7 +45,6 @@ from harness.types import (
     PromptLogprobs,
     SamplingParams,
     TokenIds,
-    TopLogprobs,
     Turn,
     TurnSegment,
     UnknownOutput,
@@ -290,7 +290,7 @@ class Output(msgspec.Struct, frozen=True):
                 replace(span, end=min(span.end, end)) for span in self.version_spans if span.start < end
             ),
             segments=tuple(replace(each, start=min(each.start, end), end=min(each.end, end)) for each in self.segments),
-            top_logprobs=None if top is None else TopLogprobs(top.ids[:end], top.logprobs[:end]),
+            top_logprobs=None if top is None else top.part(0, end),
             forced_tokens=max(0, self.forced_tokens - over),
             discarded=(*self.discarded, *surplus),
             rows=None if self.rows is None else self.rows.until(self.rows.stop - over),

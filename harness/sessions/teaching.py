@@ -13,7 +13,7 @@ from harness.errors import EngineReplyInvalid
 from harness.sessions.session import Session
 from harness.sessions.weights.scoring import ScoringTask, scored_branches, without_in_flight
 from harness.turn_ends import TurnStatus
-from harness.types import PromptLogprobs, TeacherScores, Turn, as_ids, as_logprobs
+from harness.types import PromptLogprobs, TeacherScores, TokenIds, Turn, as_ids, as_logprobs
 
 _ROUNDING = 1e-3  # by which a certain token's logprob may exceed 0
 
@@ -23,7 +23,7 @@ def next_teaching(session: Session, name: str, longest: int, given_up: Collectio
     if name not in (session.config.teachers or ()):
         return None
     for branch in scored_branches(session):
-        turns = [turn for turn in _untaught(session, branch, name) if _end(turn) <= longest]
+        turns = [turn for turn in untaught(session, branch, name) if _end(turn) <= longest]
         if turns and branch[-1].index not in given_up:
             ids = np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])
             return ScoringTask(branch[-1].index, as_ids(ids[: _end(turns[-1])]), turns[0].prompt_length)
@@ -32,41 +32,57 @@ def next_teaching(session: Session, name: str, longest: int, given_up: Collectio
 
 def count_untaught(session: Session, name: str) -> int:
     """Count the tokens that teacher `name` has not scored."""
-    turns = {turn.index: turn for branch in scored_branches(session) for turn in _untaught(session, branch, name)}
+    turns = {turn.index: turn for branch in scored_branches(session) for turn in untaught(session, branch, name)}
     return sum(int(turn.output_ids.size) for turn in turns.values())
 
 
-def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs) -> list[Turn]:
+def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs, top_k: int = 0) -> list[Turn]:
     """Apply the answer to `task`; return changed turns. Raise `EngineReplyInvalid` before any change."""
-    _check(name, task, scoring)
+    check_scores(name, task.input_ids, task.start, scoring)
+    _check_top(name, scoring, top_k)
     changed = []
-    for turn in _untaught(session, session.branch(task.leaf), name):
+    for turn in untaught(session, session.branch(task.leaf), name):
         if task.start <= turn.prompt_length and np.array_equal(
             task.input_ids[turn.prompt_length : _end(turn)], turn.output_ids
         ):
-            logprobs = scoring.logprobs[turn.prompt_length - task.start : _end(turn) - task.start]
-            scores = TeacherScores(scoring.version, as_logprobs(np.minimum(logprobs, 0.0)))
+            start, end = turn.prompt_length - task.start, _end(turn) - task.start
+            top = None if scoring.top is None else scoring.top.part(start, end)
+            scores = TeacherScores(scoring.version, as_logprobs(np.minimum(scoring.logprobs[start:end], 0.0)), top)
             changed.append(replace(turn, teachers={**turn.teachers, name: scores}))
     session.replace_turns(changed)
     return changed
 
 
-def _check(name: str, task: ScoringTask, scoring: PromptLogprobs) -> None:
-    expected = int(task.input_ids.size) - task.start
-    if (scoring.start, scoring.logprobs.size) != (task.start, expected):
+def check_scores(name: str, input_ids: TokenIds, start: int, scoring: PromptLogprobs) -> None:
+    """Raise `EngineReplyInvalid` unless `scoring` has the logprobs of `input_ids[start:]`."""
+    expected = int(input_ids.size) - start
+    if (scoring.start, scoring.logprobs.size) != (start, expected):
         raise EngineReplyInvalid(
-            f"teacher {name}: expected {expected} logprobs from position {task.start},"
+            f"teacher {name}: expected {expected} logprobs from position {start},"
             f" got {scoring.logprobs.size} from {scoring.start}"
         )
     wrong = ~np.isfinite(scoring.logprobs) | (scoring.logprobs > _ROUNDING)
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise EngineReplyInvalid(
-            f"teacher {name}: expected logprobs of at most 0, got {scoring.logprobs[at]} at position {task.start + at}"
+            f"teacher {name}: expected logprobs of at most 0, got {scoring.logprobs[at]} at position {start + at}"
         )
 
 
-def _untaught(session: Session, branch: Iterable[Turn], name: str) -> Sequence[Turn]:
+def _check_top(name: str, scoring: PromptLogprobs, top_k: int) -> None:
+    top, shape = scoring.top, (scoring.logprobs.size, top_k)
+    if top_k and (
+        top is None
+        or not top.ids.shape == top.logprobs.shape == shape
+        or (top.ids < 0).any()
+        or not np.isfinite(top.logprobs).all()
+        or (top.logprobs > _ROUNDING).any()
+    ):
+        raise EngineReplyInvalid(f"teacher {name}: expected {top_k} ids per position, with logprobs of at most 0")
+
+
+def untaught(session: Session, branch: Iterable[Turn], name: str) -> Sequence[Turn]:
+    """Return the turns of `branch` that teacher `name` has not scored and that change no more."""
     return [
         turn
         for turn in without_in_flight(session, branch)

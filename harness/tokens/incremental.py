@@ -20,6 +20,12 @@ class IncrementalDecoder:
         self._run: list[int] = []
         self._window: list[int] = []
         self._given = 0
+        self._is_cut = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the ids so far end inside a character, or may."""
+        return self._is_cut or bool(self._run)
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that became final with `ids`."""
@@ -37,7 +43,7 @@ class IncrementalDecoder:
         # The bytes of an incomplete character at the end decode to one replacement character.
         end = max(self._given, len(text) - text.endswith(_REPLACEMENT))
         new = text[self._given : end]
-        self._given = end
+        self._given, self._is_cut = end, end < len(text)
         if len(self._window) >= _LONGEST_WINDOW:
             self._window = self._window[-_SHORTEST_WINDOW:]
             self._given = len(self._decode(self._window)) - (len(text) - end)
@@ -47,7 +53,7 @@ class IncrementalDecoder:
         """Return the text that waited. Later ids are decoded on their own."""
         waiting = [*self._window, *self._run]
         text = self._decode(waiting)[self._given :] if waiting else ""
-        self._window, self._run, self._given = [], [], 0
+        self._window, self._run, self._given, self._is_cut = [], [], 0, False
         return text
 
 

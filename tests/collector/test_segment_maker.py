@@ -16,6 +16,7 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment, TooLong
 from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
+from harness.top_logprobs import TopLogprobs
 from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout, standardize, take_rewards
 from harness.training.collector.sampling_scale import OffScale, require_on_scale, stamp_scale
 from harness.training.collector.segment_maker import SegmentMaker
@@ -191,3 +192,26 @@ def test_a_teachers_gap_is_added_to_the_advantage():
         assert gap / tokens == pytest.approx(0.25 + sample.rollout_log_probs[is_scored].mean(), abs=0.2)
     with pytest.raises(StepError, match="teacher big: expected its logprobs in each sample"):
         list(SegmentMaker(200, teachers={"big": 1.0}).make(scored, 0.5, version=0))
+
+
+def test_most_likely_tokens_of_a_teacher_go_to_the_learner():
+    """At their tokens, cut with the segment, and in the place of the advantage; those of other teachers do not."""
+    scored = rollout_of(two_branches())
+
+    def taught(sample):
+        ids = np.arange(2 * sample.response_length, dtype=np.int32).reshape(-1, 2)
+        tops = {name: TopLogprobs(ids, -ids.astype(np.float32)) for name in ("big", "small")}
+        return replace(sample, teachers={"big": sample.rollout_log_probs - 1}, teacher_tops=tops)
+
+    samples = tuple(map(taught, scored.rollout.samples))
+    rollout = replace(scored, rollout=replace(scored.rollout, samples=samples))
+    shortest = min(each.tokens.size for each in samples)
+    for length in (200, shortest - 1):
+        for made in SegmentMaker(length, teachers={"big": 2.0}, too_long=TooLong.CUT).make(rollout, 0.5, version=0):
+            if made.segment is not None:
+                sample, size = samples[made.facts.sample], len(made.segment)
+                prompt = sample.tokens.size - sample.response_length
+                [top] = made.segment.teacher_tops.values()
+                assert (top.ids[:prompt] == -1).all()
+                assert np.array_equal(top.ids[prompt:], sample.teacher_tops["big"].ids[: size - prompt])
+                assert set(made.segment.advantages.tolist()) <= {0.0, 0.5}

@@ -10,15 +10,8 @@ from aiohttp import web
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
-from harness.types import (
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    Json,
-    SamplingParams,
-    TopLogprobs,
-    as_ids,
-)
+from harness.top_logprobs import TopLogprobs
+from harness.types import GenerationDelta, GenerationRequest, GenerationResult, Json, SamplingParams, as_ids
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probe_answer
 from server_patch.repeat_terminate.watch import Watch
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer

@@ -8,7 +8,8 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.token_rows import RaggedRows
-from harness.types import GenerationResult, Json, TopLogprobs
+from harness.top_logprobs import TopLogprobs
+from harness.types import GenerationResult, Json
 
 
 class Lie(StrEnum):

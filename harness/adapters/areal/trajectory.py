@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.adapters.sampling import require_no_masks, require_unfiltered
+from harness.adapters.sampling import require_no_masks, require_no_teachers, require_unfiltered
 from harness.errors import AdapterError
 from harness.samples.columns import TRAINER_COLUMNS
 from harness.samples.versions import NOT_SAMPLED, count_versions
@@ -26,6 +26,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
     AReaL's `version` replaces labels that are no numbers.
     """
     require_no_masks(sample, "AReaL")
+    require_no_teachers(sample, "AReaL")
     prompt = len(sample.tokens) - sample.response_length
 
     def whole(column: npt.NDArray[Any], value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -17,6 +17,9 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
     if getattr(args, "use_dynamic_global_batch_size", False):
         raise AdapterError("--use-dynamic-global-batch-size cannot be kept: a convert function is not told that size")
+    if any(getattr(each, "teacher_log_probs", None) is not None for each in samples):
+        for each in samples:  # miles takes the column for all of them, or for none
+            each.teacher_log_probs = each.teacher_log_probs or [0.0] * each.response_length
     rewards = load_function(args.custom_reward_post_process_path)
     data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)
     return data | proximal_columns(samples)

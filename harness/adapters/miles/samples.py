@@ -115,6 +115,8 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
     sample.loss_mask = [] if ours is None else ours.loss_mask.tolist()
     sample.rollout_log_probs = [] if ours is None else ours.rollout_log_probs.tolist()
     sample.weight_versions = [] if ours is None else list(ours.weight_versions)
+    if ours is not None and ours.teachers:
+        sample.teacher_log_probs = _teacher_column(sample, ours)
     columns = empty_trainer_columns() if ours is None else trainer_columns(ours)
     sample.train_metadata = {
         **(sample.train_metadata or {}),
@@ -126,6 +128,18 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
         setattr(sample, _KEPT_IDS, masks.values.tolist())
         sample.rollout_top_p_token_offsets = masks.offsets.tolist()
     return sample
+
+
+def _teacher_column(sample: Any, ours: Sample) -> list[float]:
+    if len(ours.teachers) > 1 or not hasattr(sample, "teacher_log_probs"):
+        raise AdapterError(
+            f"teachers: expected one, in a Sample with teacher_log_probs, got {', '.join(ours.teachers)};"
+            " name it in the session's teachers"
+        )
+    [column] = ours.teachers.values()
+    # A missing score is the behavior logprob, which adds nothing to the reverse KL; `metadata.teachers` counts it.
+    filled: list[float] = np.where(np.isnan(column), ours.rollout_log_probs, column).tolist()
+    return filled
 
 
 def _time_elsewhere(result: Json, rollout: Rollout) -> float:

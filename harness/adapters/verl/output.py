@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.adapters.sampling import require_no_masks
+from harness.adapters.sampling import require_no_masks, require_no_teachers
 from harness.adapters.step_reports import ReportedSample, report_samples
 from harness.samples.columns import TRAINER_COLUMNS, empty_trainer_columns, trainer_columns
 from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
@@ -129,6 +129,7 @@ def _mask(sample: Sample) -> Sample:
 
 def _columns(sample: Sample, room: Room, version: int) -> dict[str, Any]:
     require_no_masks(sample, "verl")
+    require_no_teachers(sample, "verl")
     prompt_length = _prompt_length(sample)
     prompt, response = sample.tokens[:prompt_length], sample.tokens[prompt_length:]
     versions = count_versions(sample, version)

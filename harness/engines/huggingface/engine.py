@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.engines.base import PauseMode
 from harness.engines.huggingface.local_generation import LocalGeneration, StopRules
 from harness.engines.huggingface.model import ModelFacts, RaggedModel
-from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
+from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample, top_of
 from harness.engines.huggingface.scheduler import Scheduler, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
@@ -211,7 +211,9 @@ class LocalEngine:
             return
         # The logits of a position score the token after it.
         targets = generation.request.input_ids[wanted.start + 1 : wanted.stop + 1]
-        generation.add_scores(logprobs_of(rows[: targets.size], targets), self.version)
+        count = generation.request.params.top_logprobs if generation.is_scoring_only else 0
+        top = top_of(rows[: targets.size], count) if count else None
+        generation.add_scores(logprobs_of(rows[: targets.size], targets), self.version, top)
         if generation.is_scoring_only and (scores := generation.scores.result()) is not None:
             self._end(live, scores)
 

@@ -12,13 +12,13 @@ import numpy as np
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.token_rows import MaskIds, RaggedRows, RowValues, TokenRows
 from harness.tokens.incremental import StopStrings
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     Logprobs,
     PromptLogprobs,
-    TopLogprobs,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -57,6 +57,7 @@ class PromptScores:
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self._values = np.zeros(end - start, dtype=np.float32)
+        self._tops: list[dict[str, TopLogprobs]] = []
         self._filled = 0
         self._version: str | None = None
 
@@ -64,8 +65,9 @@ class PromptScores:
     def is_complete(self) -> bool:
         return self._version is not None
 
-    def add(self, logprobs: Logprobs, version: str) -> None:
+    def add(self, logprobs: Logprobs, version: str, top: TopLogprobs | None) -> None:
         """Add the next logprobs, computed under `version`."""
+        self._tops.append({} if top is None else {"": top})
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
         if self._filled == self._values.size:
@@ -74,12 +76,14 @@ class PromptScores:
     def restart(self) -> None:
         """Discard an incomplete array: all values must be of one version."""
         self._filled = 0
+        self._tops.clear()
 
     def result(self) -> PromptLogprobs | None:
         """Return the whole array, or None while incomplete."""
         if self._version is None:
             return None
-        return PromptLogprobs(self.start, as_logprobs(self._values), self._version)
+        top = TopLogprobs.join(self._tops, [len(top.ids) for each in self._tops for top in each.values()]).get("")
+        return PromptLogprobs(self.start, as_logprobs(self._values), self._version, top=top)
 
 
 class LocalGeneration:
@@ -131,10 +135,10 @@ class LocalGeneration:
         script_ids, said = self.request.script_ids, len(self.sampled)
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
-    def add_scores(self, logprobs: Logprobs, version: str) -> None:
+    def add_scores(self, logprobs: Logprobs, version: str, top: TopLogprobs | None = None) -> None:
         """Add logprobs of the next input tokens."""
         if self.scores is not None and not self.scores.is_complete:
-            self.scores.add(logprobs, version)
+            self.scores.add(logprobs, version, top)
             self.tokens.logits_from += logprobs.size
 
     def add_rows(self, start: int, values: RowValues) -> None:

@@ -170,9 +170,11 @@ class HuggingFaceTokenProvider:
                 assert not isinstance(event, PromptLogprobs)
                 yield event
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """See `TokenProvider.score`; the input may fill the whole context."""
-        params = SamplingParams(max_new_tokens=1)
+        params = SamplingParams(max_new_tokens=1, top_logprobs=top)
         request = GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start)
         check_request(replace(self.capabilities, context_length=self.capabilities.context_length + 1), request)
         if start == input_ids.size:

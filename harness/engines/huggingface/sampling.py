@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.engines.huggingface.local_generation import SampledToken
 from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineReplyInvalid
+from harness.top_logprobs import TopLogprobs
 from harness.types import Logprobs, SamplingParams, TokenIds
 
 _LIKELY_CANDIDATES = 1024  # nearly always contain top-p, and are far cheaper to find than a full sort
@@ -43,6 +44,13 @@ def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
     return scores
 
 
+def top_of(logits: Tensor, count: int) -> TopLogprobs:
+    """Return the `count` most likely tokens of each row."""
+    best, ids = logits.topk(count)
+    logprobs = best - logits.logsumexp(dim=-1, keepdim=True)
+    return TopLogprobs(ids.numpy().astype(np.int32), logprobs.numpy())
+
+
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """Sample one token for each row of `logits`, float32 [rows, vocabulary]."""
     choices = [_choose(logits[index], row) for index, row in enumerate(rows)]
@@ -57,11 +65,10 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     counts = [row.params.top_logprobs for row in rows]
     if not any(counts):
         return sampled
-    best, best_ids = logits.topk(max(counts))
-    best_logprobs = best.numpy() - normalizers[:, None]
+    top = top_of(logits, max(counts))
     return [
         token._replace(top_ids=ids[:count], top_logprobs=scores[:count])
-        for token, count, ids, scores in zip(sampled, counts, best_ids.tolist(), best_logprobs.tolist(), strict=True)
+        for token, count, ids, scores in zip(sampled, counts, top.ids.tolist(), top.logprobs.tolist(), strict=True)
     ]
 
 

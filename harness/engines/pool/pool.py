@@ -159,11 +159,13 @@ class EnginePool:
         except AbortedWaiting:
             yield _nothing_sampled(request)
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """See `TokenProvider.score`; served by the worker with the session's prefix."""
 
         async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
-            yield await worker.score(input_ids, start=start, session_id=session_id)
+            yield await worker.score(input_ids, start=start, session_id=session_id, top=top)
 
         return await _only(self._serve(ask, session_id))
 

@@ -17,6 +17,7 @@ from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
 from harness.samples.versions import require_settled
 from harness.token_rows import RaggedRows, RoutedExperts, TokenRows
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -25,7 +26,6 @@ from harness.types import (
     Json,
     Logprobs,
     PromptLogprobs,
-    TopLogprobs,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -131,6 +131,8 @@ class EngineReply(msgspec.Struct, frozen=True):
     """Alternatives of each output token, in any order."""
     prompt_scored: Scored | None = None
     """Input tokens from `prompt_logprobs_from` on."""
+    prompt_top: Sequence[Sequence[ScoredToken]] = ()
+    """Most likely tokens in their places."""
     cached_tokens: int = 0
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids from `rows_from` on, shape [tokens, layers, top_k]."""
@@ -212,7 +214,9 @@ def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
     return wide
 
 
-def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
+def verify_scores(
+    asked: Asked, scored: Scored, version: str, top: Sequence[Sequence[ScoredToken]] | None = None
+) -> PromptLogprobs:
     """Verify the logprobs of the input from `prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
@@ -220,7 +224,8 @@ def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
     if len(scored) != len(ids):
         refuse(asked, f"{len(scored)} logprobs for the {len(ids)} input tokens from {start} on")
     require_settled(version)
-    return PromptLogprobs(start, _verify_logprobs(asked, "input", ids, scored, offset=start), version)
+    logprobs = _verify_logprobs(asked, "input", ids, scored, offset=start)
+    return PromptLogprobs(start, logprobs, version, top=None if top is None else _verify_top(asked, top, len(ids)))
 
 
 def abort_unsent(asked: Asked) -> GenerationResult:
@@ -290,7 +295,7 @@ def _verify_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -
     if not count:
         return None
     if len(top) != size:
-        refuse(asked, f"alternatives for {len(top)} output tokens, expected {size}")
+        refuse(asked, f"alternatives for {len(top)} tokens, expected {size}")
     with_logprob = ([token for token in row if token.logprob is not None] for row in top)
     rows = [sorted(row, key=lambda token: -(token.logprob or 0.0))[:count] for row in with_logprob]
     short = next((i for i, row in enumerate(rows) if len(row) < count), None)

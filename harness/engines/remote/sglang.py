@@ -116,17 +116,19 @@ class SGLangTokenProvider(RemoteProvider):
                     live.is_answered = isinstance(piece, GenerationResult)
                     yield piece
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """See `TokenProvider.score`; samples nothing."""
-        params = SamplingParams(max_new_tokens=1)
+        params = SamplingParams(max_new_tokens=1, top_logprobs=top)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         body = score_body(asked, start)
         call = HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
         moment = self._served.asking()
-        scored, version = read_prompt_scores(asked, await self._client.call(call, SGLangReply))
-        scores = verify_scores(asked, scored, version)
+        scored, tops, version = read_prompt_scores(asked, await self._client.call(call, SGLangReply))
+        scores = verify_scores(asked, scored, version, tops)
         self._served.learn(version, moment)
         return scores
 

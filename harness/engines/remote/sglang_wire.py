@@ -60,6 +60,7 @@ class MetaInfo(msgspec.Struct):
     cached_tokens: int = 0
     e2e_latency: float = 0.0
     input_token_logprobs: list[Entry] | None = None
+    input_top_logprobs: list[list[Entry] | None] | None = None
     output_token_logprobs: list[Entry] | None = None
     output_top_logprobs: list[list[Entry] | None] | None = None
     routed_experts: msgspec.Raw = msgspec.Raw(b"null")
@@ -152,6 +153,7 @@ def score_body(asked: Asked, start: int) -> Json:
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
         "return_logprob": True,
         "logprob_start_len": start - 1,
+        "top_logprobs_num": asked.request.params.top_logprobs,
     } | _rank(asked)
 
 
@@ -194,10 +196,7 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
         completion_tokens=meta.completion_tokens,
         prompt_tokens=meta.prompt_tokens,
         matched_stop=finish.matched if isinstance(finish.matched, int | str) else None,
-        top=[
-            [ScoredToken(token_id, logprob) for logprob, token_id, _ in row or ()]
-            for row in meta.output_top_logprobs or ()
-        ],
+        top=_read_top(meta.output_top_logprobs),
         prompt_scored=_read_prompt(meta),
         cached_tokens=meta.cached_tokens,
         rows=_read_rows(asked, meta.routed_experts, len(reply.output_ids)),
@@ -317,13 +316,15 @@ def read_stream(asked: Asked, payloads: Sequence[bytes], decode: Callable[[bytes
     return streamed.whole()
 
 
-def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
-    """Return the logprobs of a scoring request and their version."""
+def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, list[list[ScoredToken]], str]:
+    """Return the logprobs of a scoring request, the most likely tokens, and their version."""
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
     scored = _read_prompt(meta)
-    return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version
+    if scored is None:
+        refuse(asked, "no logprobs of the input")
+    return scored, _read_top(meta.input_top_logprobs)[1:], meta.weight_version
 
 
 def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
@@ -388,6 +389,10 @@ def _sampling(params: SamplingParams) -> Json:
 
 def _read_entries(entries: Sequence[Entry]) -> Scored:
     return Scored.of([entry[1] for entry in entries], [entry[0] for entry in entries])
+
+
+def _read_top(rows: Sequence[Sequence[Entry] | None] | None) -> list[list[ScoredToken]]:
+    return [[ScoredToken(token_id, logprob) for logprob, token_id, _ in row or ()] for row in rows or ()]
 
 
 def _read_prompt(meta: MetaInfo) -> Scored | None:

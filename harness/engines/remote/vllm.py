@@ -110,9 +110,11 @@ class VLLMTokenProvider(RemoteProvider):
                     live.is_answered = isinstance(piece, GenerationResult)
                     yield piece
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         """See `TokenProvider.score`; samples one token, which is discarded."""
-        params = SamplingParams(max_new_tokens=1, temperature=0.0)
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, top_logprobs=top)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
@@ -124,8 +126,10 @@ class VLLMTokenProvider(RemoteProvider):
         scored = reply.prompt_scored
         if scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
-        size_bytes = _ENTRY_BYTES * len(scored)
-        scores = await self._client.apart(size_bytes, lambda: verify_scores(asked, scored, reply.version))
+        size_bytes = _ENTRY_BYTES * len(scored) * (1 + top)
+        scores = await self._client.apart(
+            size_bytes, lambda: verify_scores(asked, scored, reply.version, reply.prompt_top)
+        )
         self._served.learn(scores.version, moment)
         return scores
 

@@ -48,6 +48,7 @@ class VLLMPiece:
     """None before the last chunk, or without version support."""
     usage: Usage | None = None
     prompt_scored: list[ScoredToken] | None = None
+    prompt_top: list[list[ScoredToken]] = field(default_factory=list)
     engine_id: str = ""
     rows: npt.NDArray[np.integer[Any]] | None = None
     """Expert ids, with the last chunk."""
@@ -64,6 +65,7 @@ class VLLMPiece:
         self.spans = self.spans if other.spans is None else other.spans
         self.usage = other.usage or self.usage
         self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
+        self.prompt_top = other.prompt_top or self.prompt_top
         self.engine_id = other.engine_id or self.engine_id
         self.rows = self.rows if other.rows is None else other.rows
         self.masks = self.masks if other.masks is None else [*(self.masks or ()), *other.masks]
@@ -124,7 +126,7 @@ class GenerateApi:
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
         sampling |= _interval(interval)
         if asked.request.prompt_logprobs_from is not None:
-            sampling["prompt_logprobs"] = 0
+            sampling["prompt_logprobs"] = params.top_logprobs
         if asked.request.rows_from is not None:
             sampling["routed_experts_prompt_start"] = asked.request.rows_from
         fields = {"model": model, "request_id": asked.request.request_id, "sampling_params": sampling}
@@ -134,7 +136,7 @@ class GenerateApi:
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
         piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
-        piece.prompt_scored = _read_prompt(asked, chunk.prompt_logprobs)
+        piece.prompt_scored, piece.prompt_top = _read_prompt(asked, chunk.prompt_logprobs)
         for choice in chunk.choices[:1]:
             sampled = (choice.logprobs and choice.logprobs.content) or []
             piece.ids = choice.token_ids or []
@@ -166,11 +168,12 @@ class CompletionsApi:
         return f"cmpl-{request_id}-0"
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
-        wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
+        top = asked.request.params.top_logprobs
+        wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": top}
         fields = {
             "model": model,
             "request_id": asked.request.request_id,
-            "logprobs": asked.request.params.top_logprobs,
+            "logprobs": top,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **_sampling(asked.request.params),
@@ -198,7 +201,7 @@ class CompletionsApi:
                     for row in named.top_logprobs or ()
                 ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
-            piece.prompt_scored = _read_prompt(asked, choice.prompt_logprobs)
+            piece.prompt_scored, piece.prompt_top = _read_prompt(asked, choice.prompt_logprobs)
         return piece
 
 
@@ -258,6 +261,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
         matched_stop=matched,
         top=piece.top,
         prompt_scored=None if piece.prompt_scored is None else Scored.of_tokens(piece.prompt_scored),
+        prompt_top=piece.prompt_top,
         cached_tokens=cached if isinstance(cached, int) else 0,
         rows=piece.rows if piece.ids else None,
         masks=piece.masks,
@@ -329,22 +333,25 @@ def _read_rows(asked: Asked, encoded: msgspec.Raw) -> npt.NDArray[np.integer[Any
     return rows
 
 
-def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
+def _read_prompt(asked: Asked, content: msgspec.Raw) -> tuple[list[ScoredToken] | None, list[list[ScoredToken]]]:
+    """Return the wanted tokens, and the alternatives of each if the request asks for some."""
     start = asked.request.prompt_logprobs_from
     try:
         entries = None if start is None else decode_entries(content)
         if start is None or entries is None:
-            return None
+            return None, []
         if len(entries) != asked.request.input_ids.size:
             refuse(asked, f"{len(entries)} prompt logprobs for {asked.request.input_ids.size} input tokens")
         # Only the wanted end is decoded. An entry without its token is read as another token's, which verification
         # refuses.
         wanted: TokenIds = asked.request.input_ids[start:]
-        scored = []
+        scored, top = [], []
         for token_id, raw in zip(wanted.tolist(), entries[start:], strict=True):
             entry = decode_entry(raw) or {}
             named = token_id if token_id in entry else next(iter(entry), token_id)
             scored.append(_read_token(named, entry[named].logprob if named in entry else None))
-        return scored
+            if asked.request.params.top_logprobs:
+                top.append([_read_token(each, said.logprob) for each, said in entry.items()])
+        return scored, top
     except (msgspec.DecodeError, RecursionError) as error:
         refuse(asked, f"prompt logprobs that are none: {error}")

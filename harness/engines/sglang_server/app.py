@@ -98,7 +98,8 @@ class NativeServer:
     async def _whole(self, asked: GenerateRequest) -> Json:
         if asked.samples_nothing:
             start = asked.scores_from or len(asked.input_ids)
-            return prompt_reply(asked, await self._provider.score(as_ids(asked.input_ids), start=start))
+            ids, top = as_ids(asked.input_ids), asked.params.top_logprobs
+            return prompt_reply(asked, await self._provider.score(ids, start=start, top=top))
         if asked.probes_guard and self._guard:
             asked.sampling_params.max_new_tokens = 1
         result = await self._provider.generate(asked.generation)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, assert_never
 
 from harness.engines.sglang_server.requests import GenerateRequest
+from harness.top_logprobs import TopLogprobs
 from harness.types import FinishReason, GenerationDelta, GenerationResult, Json, Logprobs, PromptLogprobs, TokenIds
 from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
 
@@ -19,9 +20,7 @@ def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, 
     if asked.return_logprob:
         meta |= _output_logprobs(result.output_ids, result.logprobs)
     if result.top_logprobs is not None:
-        top = result.top_logprobs
-        rows = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
-        meta["output_top_logprobs"] = [_entries(ids, values) for ids, values in rows]
+        meta["output_top_logprobs"] = _rows(result.top_logprobs)
     return {"output_ids": result.output_ids.tolist(), "meta_info": meta}
 
 
@@ -105,7 +104,13 @@ def _output_logprobs(ids: TokenIds, logprobs: Logprobs) -> Json:
 
 def _prompt_logprobs(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
     # The first entry, for the token before the first scored one, never has a value.
-    return {"input_token_logprobs": _entries(asked.input_ids[scores.start - 1 :], [None, *scores.logprobs.tolist()])}
+    top = {} if scores.top is None else {"input_top_logprobs": [None, *_rows(scores.top)]}
+    logprobs = [None, *scores.logprobs.tolist()]
+    return {"input_token_logprobs": _entries(asked.input_ids[scores.start - 1 :], logprobs)} | top
+
+
+def _rows(top: TopLogprobs) -> list[list[Any]]:
+    return [_entries(ids, values) for ids, values in zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)]
 
 
 def _entries(ids: Sequence[int], logprobs: Sequence[float | None]) -> list[Any]:

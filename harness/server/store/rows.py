@@ -16,6 +16,7 @@ from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
 from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance, SessionConfig
+from harness.top_logprobs import TopLogprobs
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import (
     Discarded,
@@ -55,14 +56,14 @@ COPY_ROWS = (
 MOVE_ROWS = "UPDATE turn_rows SET session_id = ? WHERE session_id = ? AND turn = ?"
 # Matched by length, as scores below.
 INSERT_TEACHER_SCORES = (
-    "INSERT OR REPLACE INTO teacher_scores SELECT session_id, turn, ?, ?, ? FROM turns"
+    "INSERT OR REPLACE INTO teacher_scores SELECT session_id, turn, ?, ?, ?, ? FROM turns"
     " WHERE session_id = ? AND turn = ? AND length(output_ids) = ?"
 )
 MOVE_TEACHER_SCORES = (
     "UPDATE OR REPLACE teacher_scores SET session_id = ? WHERE session_id = ?"
     " AND turn IN (SELECT turn FROM turns WHERE session_id = ? AND status != 'aborted')"
 )
-SELECT_TEACHER_SCORES = "SELECT turn, teacher, version, logprobs FROM teacher_scores WHERE session_id = ?"
+SELECT_TEACHER_SCORES = "SELECT turn, teacher, version, logprobs, top FROM teacher_scores WHERE session_id = ?"
 SELECT_ROWS = "SELECT turn, rows FROM turn_rows WHERE session_id = ?"
 SELECT_ROWS_OF_ABORTED = (
     "SELECT turn, rows FROM turn_rows JOIN turns USING (session_id, turn) WHERE session_id = ? AND status = 'aborted'"
@@ -243,12 +244,14 @@ def scores_row(session_id: str, turn: Turn) -> Row:
 def teacher_scores_row(session_id: str, turn: Turn, name: str) -> Row:
     """Return the parameters of `INSERT_TEACHER_SCORES`."""
     scores = turn.teachers[name]
-    return name, scores.version, _blob(scores.logprobs), session_id, turn.index, turn.output_ids.nbytes
+    top = None if scores.top is None else msgspec.msgpack.encode(scores.top.to_plain())
+    return name, scores.version, _blob(scores.logprobs), top, session_id, turn.index, turn.output_ids.nbytes
 
 
 def teacher_scores_from_row(row: sqlite3.Row) -> TeacherScores:
     """Decode a row of `SELECT_TEACHER_SCORES`."""
-    return TeacherScores(row["version"], _logprobs(row["logprobs"]))
+    top = None if row["top"] is None else TopLogprobs.from_plain(**msgspec.msgpack.decode(row["top"]))
+    return TeacherScores(row["version"], _logprobs(row["logprobs"]), top)
 
 
 def session_from_row(row: sqlite3.Row) -> Session:

@@ -148,6 +148,10 @@ CREATE TABLE teacher_scores (
 );
 """
 
+_TEACHER_TOPS = """
+ALTER TABLE teacher_scores ADD COLUMN top BLOB;
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -161,6 +165,7 @@ STEPS: tuple[str, ...] = (
     _SESSION_ENDS,
     _TURN_ROWS,
     _TEACHER_SCORES,
+    _TEACHER_TOPS,
 )
 """Migrations: the first makes version `FIRST_VERSION + 1` from `FIRST_VERSION`, and so on."""
 
@@ -182,6 +187,7 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
     ends = ", ".join(f"NULL AS {name}" for name in ("tokenizer", "tokenizer_digest", "outcome", "reason", "reward"))
     made_later = {
         "sessions": {_CLOSE_REASONS: "NULL AS closed_because", _SESSION_ENDS: ends},
+        "teacher_scores": {_TEACHER_TOPS: "NULL AS top"},
         "turns": {_TURN_ENDS: "finish_reason AS turn_end", _UNKNOWN_OUTPUT: "'[]' AS unknown"},
     }
     for table, steps in made_later.items():

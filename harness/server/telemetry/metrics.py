@@ -83,6 +83,15 @@ class ServerMetrics:
         self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
         self._settled = counter("harness_sweep_tokens_settled", "Tokens that met their next version in a sweep")
         self._unmet = counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach")
+        self.teacher_tokens = counter(
+            "harness_teacher_tokens_scored", "Sampled tokens that a teacher scored", ["teacher"]
+        )
+        self.teacher_failures = counter(
+            "harness_teacher_failures", "Times that a teacher failed to score a session", ["teacher", "code"]
+        )
+        self.teacher_queue = gauge(
+            "harness_teacher_sessions_waiting", "Sessions to score, queued or at work", ["teacher"]
+        )
         self.holds_expired = counter("harness_gate_holds_expired", "Holds on the gate that ran out")
         self.engines_woken = counter("harness_engines_woken", "Times the server continued engines that a hold had left")
         self.spans_sent = counter("harness_spans_sent", "Spans that a collector took")

@@ -200,9 +200,11 @@ class FaultyProvider:
         """See `TokenProvider`. Without faults: session servers request whole results."""
         return self._inner.stream(request)
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         self._require_alive()
-        return await self._inner.score(input_ids, start=start, session_id=session_id)
+        return await self._inner.score(input_ids, start=start, session_id=session_id, top=top)
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider`; cannot reach requests hanging on the network."""

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -195,6 +196,8 @@ class TeacherTable(_Strict):
     engine: TeacherEngine
     when: Literal["turn", "end", "off"] = "turn"
     """After each turn, when samples are collected, or not at all."""
+    top_k: int = Field(default=0, ge=0, le=20)
+    """Most likely tokens that it returns per sampled token; with some, training uses them."""
 
 
 class AuditSpec(_Strict):
@@ -427,7 +430,7 @@ class Scenario(_Strict):
         """Teachers that are not off. Raises `ScenarioError`."""
         own = "" if self.services is not None else self.engine.name
         specs = tuple(
-            TeacherSpec.parse(f"{name}={table.engine}", TeachAfter(table.when))
+            replace(TeacherSpec.parse(f"{name}={table.engine}", TeachAfter(table.when)), top_k=table.top_k)
             for name, table in self.teachers.items()
             if table.when != "off"
         )

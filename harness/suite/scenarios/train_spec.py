@@ -87,7 +87,9 @@ class TrainSpec(_StrictTable):
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount of rewards per turn, in `return_to_go` only."""
     teachers: dict[str, float] = Field(default_factory=dict)
-    """Weight of each teacher: this times the teacher's logprob minus the own one is added to a token's advantage."""
+    """Weight of each teacher: this times the teacher's logprob minus the own one is added to a token's advantage, or
+    with `top_k` the divergence to the loss.
+    """
     on_failure: Literal["replace", "count"] = "replace"
     """After an agent failure: replace, or count without training."""
     attempts: int = Field(default=3, ge=1)

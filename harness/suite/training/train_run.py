@@ -192,6 +192,6 @@ def _open_torch_learner(model_dir: Path, train: TrainSpec) -> Learner:
     loss, optimizer = train.loss, train.optimizer
     return TorchLearner.open(
         model_dir,
-        LossSettings(LossKind(loss.name), loss.clip_low, loss.clip_high, loss.weight_cap),
+        LossSettings(LossKind(loss.name), loss.clip_low, loss.clip_high, loss.weight_cap, train.teachers),
         OptimizerSettings(**optimizer.model_dump()),
     )

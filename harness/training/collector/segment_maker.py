@@ -19,6 +19,7 @@ from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment, TooLong, fit_segment
 from harness.samples.turn_rewards import earned_rewards, spread_over_tokens
 from harness.samples.versions import NOT_SAMPLED
+from harness.top_logprobs import TopLogprobs
 from harness.training.collector.groups import Advantage, RolloutIndex, ScoredRollout
 from harness.training.collector.sampling_scale import forget_constrained
 from harness.types import Sample
@@ -100,7 +101,7 @@ class SegmentMaker:
     """Largest lag of a trained token, in versions."""
     staleness: Stale = Stale.MASK
     teachers: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each teacher in a token's advantage."""
+    """Weight of each teacher in a token's advantage; the most likely tokens of one with `top_k` go to the learner."""
 
     def __post_init__(self) -> None:
         if self.packing_length < 1 or self.max_staleness < 0:
@@ -198,6 +199,8 @@ class SegmentMaker:
             kept = min(len(segment), sample.tokens.size) - prompt
             column[prompt : prompt + kept] += taught_advantages(sample, self.teachers)[:kept]
             segment = forget_constrained(segment.with_advantage(column), rollout, sample)
+            tops = {name: top.part(0, kept) for name, top in sample.teacher_tops.items() if name in self.teachers}
+            segment = replace(segment, teacher_tops=TopLogprobs.join([{}, tops], [prompt, kept]))
         return MadeSegment(segment, facts, dict(encoded.counts))
 
     def _encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
@@ -219,12 +222,13 @@ class SegmentMaker:
 def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArray[np.float32]:
     """Return each response token's advantage by its teachers: weight times (teacher's minus behavior logprob).
 
-    Its policy gradient is that of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing.
-    Raises `StepError` for a sample without that teacher.
+    Its policy gradient is that of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing,
+    and for a teacher with `teacher_tops`. Raises `StepError` for a sample without that teacher.
     """
     advantages = np.zeros(sample.response_length, np.float32)
     for name, weight in weights.items():
-        advantages -= weight * np.nan_to_num(_gaps(sample, name))
+        gaps = np.nan_to_num(_gaps(sample, name))
+        advantages -= weight * (gaps if name not in sample.teacher_tops else 0)
     return advantages
 
 

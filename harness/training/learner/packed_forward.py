@@ -57,21 +57,31 @@ def prepare(model: Any) -> None:
 
 
 def packed_logprobs(model: Any, pack: Pack) -> Tensor:
-    """Return logprobs [t] of the trained tokens, at least float32.
+    """Return logprobs [t] of the trained tokens, at least float32. Raises like `packed_logits`."""
+    return logprobs_in(pack, packed_logits(model, pack))
+
+
+def packed_logits(model: Any, pack: Pack) -> Tensor:
+    """Return logits [t, vocabulary] for the trained tokens.
 
     Raises `LearnerError` for unsupported attention arguments.
     """
     device = model.device
     position_ids = torch.from_numpy(pack.position_ids.astype(np.int64)).to(device)
-    kept = pack.logit_positions
-    logits = model(
+    logits: Tensor = model(
         input_ids=torch.from_numpy(pack.ids.astype(np.int64))[None].to(device),
         position_ids=position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
-        logits_to_keep=torch.from_numpy(kept).to(device),
+        logits_to_keep=torch.from_numpy(pack.logit_positions).to(device),
         use_cache=False,
         borders=torch.from_numpy(pack.cu_seqlens.copy()).to(device),
         segment_lengths=np.diff(pack.cu_seqlens).tolist(),
     ).logits[0]
+    return logits
+
+
+def logprobs_in(pack: Pack, logits: Tensor) -> Tensor:
+    """Return logprobs [t] of the trained tokens in `packed_logits`."""
+    kept = pack.logit_positions
     masks = None if pack.sampling_mask is None else pack.sampling_mask.at(kept + 1)
     return _logprobs_of(pack.ids[kept + 1], logits, masks)
 

@@ -1,7 +1,7 @@
 """Learner settings, without torch."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.errors import LearnerError
@@ -31,6 +31,8 @@ class LossSettings:
     """Highest ratio: 1 plus this."""
     weight_cap: float = 2.0
     """For decoupled PPO."""
+    teachers: Mapping[str, float] = field(default_factory=dict)
+    """Weight of the divergence from each teacher with most likely tokens, added to the loss."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.clip_low <= 1 and self.clip_high >= 0 and self.weight_cap > 0):

@@ -28,11 +28,12 @@ except ModuleNotFoundError as error:
 
 from harness.expert_choice import Routers
 from harness.samples.packs import Pack
+from harness.training.learner.distillation import distill
 from harness.training.learner.folders import write_folder
 from harness.training.learner.gradients import BUCKET_BYTES, Gradients
 from harness.training.learner.learner import LossSums, StepReport
 from harness.training.learner.losses import Loss, TokenLosses, TrainedTokens, loss_of
-from harness.training.learner.packed_forward import packed_logprobs, prepare
+from harness.training.learner.packed_forward import logprobs_in, packed_logits, prepare
 from harness.training.learner.replay import replaying
 from harness.training.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
 
@@ -66,6 +67,7 @@ class TorchLearner:
         self.model = model
         """The caller may inspect it between steps."""
         self._loss = loss_of(loss) if isinstance(loss, LossSettings) else loss
+        self._teachers = loss.teachers if isinstance(loss, LossSettings) else {}
         self._settings = optimizer
         self._schedule = schedule
         self._tokenizer_folder = tokenizer_folder
@@ -121,8 +123,10 @@ class TorchLearner:
         if pack.loss_mask.any():
             with replaying(self._routers, pack.routed_experts, self.model.device):
                 with self._precision(self.model):
-                    logprobs = packed_logprobs(self.model, pack)
+                    logits = packed_logits(self.model, pack)
+                    logprobs = logprobs_in(pack, logits)
                 losses = self._loss(TrainedTokens.of(pack, logprobs))
+                losses = losses._replace(loss=losses.loss + distill(self._teachers, pack, logits))
                 losses.loss.sum().backward()
             sums = _sum(losses)
         self._packs += 1

@@ -16,6 +16,7 @@ from tests.real_engines import on_real
 from tests.session_servers.served import serving_with
 
 CALL = 'Guess {0}.\n<tool_call>\n{{"name": "guess", "arguments": {{"number": {0}}}}}\n</tool_call>'
+TOP_K = 4
 SAYINGS = [*map(CALL.format, range(11, 15)), "The number is fifteen."]
 
 
@@ -27,7 +28,7 @@ async def test_scores_are_those_of_a_forward_pass(
     url = request.getfixturevalue(f"{kind}_url")
     chat_tokenizer = open_chat_tokenizer(request.getfixturevalue("model_dir"))
     policy = ScriptedEngine(chat_tokenizer.tokenizer, Script([*(ScriptStep(text=text) for text in SAYINGS)]))
-    settings = ServerSettings(teachers=(TeacherSpec("big", f"{kind}={url}"),))
+    settings = ServerSettings(teachers=(TeacherSpec("big", f"{kind}={url}", top_k=TOP_K),))
     async with serving_with(policy, settings=settings, chat_tokenizer=chat_tokenizer) as client:
         session = await client.create()
         history: list[Message] = [user("Guess my number.")]
@@ -46,6 +47,11 @@ async def test_scores_are_those_of_a_forward_pass(
     assert len(samples) == 2
     for sample in samples:
         start, is_sampled = sample.tokens.size - sample.response_length, sample.behavior_versions >= 0
-        truth = (await engine.score(sample.tokens, start=start)).logprobs
+        truth = await engine.score(sample.tokens, start=start, top=TOP_K)
         assert sample.metadata["teachers"]["big"]["missing"] == 0
-        np.testing.assert_allclose(sample.teachers["big"][is_sampled], truth[is_sampled], atol=1e-4)
+        np.testing.assert_allclose(sample.teachers["big"][is_sampled], truth.logprobs[is_sampled], atol=1e-4)
+        top = sample.teacher_tops["big"]
+        assert truth.top is not None
+        np.testing.assert_allclose(top.logprobs[is_sampled], truth.top.logprobs[is_sampled], atol=1e-4)
+        is_clear = np.diff(truth.top.logprobs[:, :2]).ravel() < -1e-3  # equal ones come in any order
+        assert np.array_equal(top.ids[is_sampled & is_clear, 0], truth.top.ids[is_sampled & is_clear, 0])

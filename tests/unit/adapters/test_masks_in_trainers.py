@@ -1,13 +1,15 @@
-"""A trainer that normalizes over the whole vocabulary gets no sample whose logprobs are over masks."""
+"""A trainer gets no sample with masks or teachers that it cannot train on."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.adapters.areal.trajectory import trajectory_columns
-from harness.adapters.miles.samples import samples_of
+from harness.adapters.miles.samples import _write_columns, samples_of
 from harness.adapters.verl.output import Room, output_fields
 from harness.errors import AdapterError
 from harness.samples.miles_codec import encode_for_miles
@@ -43,3 +45,32 @@ def test_samples_with_masks_are_refused_by_name(trainer: str) -> None:
 @pytest.mark.parametrize("trainer", ["verl", "AReaL"])
 def test_samples_without_masks_are_taken(trainer: str) -> None:
     assert TRAINERS[trainer](replace(one_sample(), sampling_mask=None))
+
+
+def taught(**columns: float) -> Sample:
+    """A sample with one score by each teacher."""
+    bare = replace(one_sample(), sampling_mask=None)
+    scores = {name: np.full(bare.response_length, np.nan, np.float32) for name in columns}
+    for name, value in columns.items():
+        scores[name][0] = value
+    return replace(bare, teachers=scores)
+
+
+@pytest.mark.parametrize("trainer", ["verl", "AReaL"])
+def test_teachers_are_refused_where_a_trainer_asks_its_own(trainer: str) -> None:
+    with pytest.raises(AdapterError, match=f"teachers: expected none in sessions for {trainer}"):
+        TRAINERS[trainer](taught(big=-1.0))
+
+
+def test_miles_gets_the_scores_of_one_teacher() -> None:
+    """Where one is missing the behavior logprob, whose gap is 0; two teachers are refused."""
+    sample = taught(big=-1.25)
+
+    def miles_sample(ours: Sample) -> Any:
+        origin = SimpleNamespace(teacher_log_probs=None, train_metadata=None)
+        return _write_columns(origin, ours, lambda ids: "")
+
+    assert miles_sample(sample).teacher_log_probs == [-1.25, *sample.rollout_log_probs.tolist()[1:]]
+    assert miles_sample(replace(sample, teachers={})).teacher_log_probs is None
+    with pytest.raises(AdapterError, match=r"teachers: expected one, .* got big, small"):
+        miles_sample(taught(big=-1.0, small=-2.0))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from harness.engines.examine.closeness import check_logprobs_close
-from harness.types import FinishReason, GenerationResult, TopLogprobs, VersionSpan, as_ids, as_logprobs
+from harness.top_logprobs import TopLogprobs
+from harness.types import FinishReason, GenerationResult, VersionSpan, as_ids, as_logprobs
 
 
 def generation(ids: Sequence[int], logprobs: Sequence[float], *others: Sequence[int]) -> GenerationResult:

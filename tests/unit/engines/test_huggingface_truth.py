@@ -120,6 +120,17 @@ async def test_prompt_logprobs_are_those_of_a_plain_forward(ask, plain, prompt: 
     assert_true(result, plain)
 
 
+async def test_most_likely_tokens_of_a_prompt_are_those_of_a_plain_forward(engine, plain, prompt: Prompt) -> None:
+    """Beside its logprobs, over several chunks."""
+    ids, start = prompt("one two three four five six seven eight nine ten " * 14), 40
+    scores = await engine.score(ids, start=start, top=4)
+    truth = plain.distributions(ids)[start - 1 : -1]
+
+    assert scores.top.ids.shape == (ids.size - start, 4)
+    np.testing.assert_allclose(scores.top.logprobs, np.sort(truth, axis=-1)[:, :-5:-1], atol=1e-4)
+    np.testing.assert_allclose(np.take_along_axis(truth, scores.top.ids, -1), scores.top.logprobs, atol=1e-4)
+
+
 async def test_top_logprobs_are_the_best_of_the_distribution(ask, plain, prompt: Prompt) -> None:
     """Best first, on the raw scale, as many as asked for."""
     ids = prompt("Yes or no?")

@@ -19,11 +19,13 @@ from harness.samples.codec import (
     write_parquet,
     write_samples,
 )
+from harness.top_logprobs import TopLogprobs
 from harness.types import Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import sample
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 IDS = st.integers(0, 2**31 - 1)
+TOPS = ((as_ids, IDS | st.just(-1)), (as_logprobs, FLOATS | st.just(np.nan)))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
@@ -56,6 +58,10 @@ def samples(draw) -> Sample:
         index=draw(st.none() | st.integers(0, 10**6)),
         group_index=draw(st.none() | st.integers(0, 10**6)),
         teachers={name: as_logprobs(column(FLOATS | st.just(np.nan))) for name in draw(st.sets(TEXT, max_size=2))},
+        teacher_tops={
+            name: TopLogprobs(*(np.repeat(as_row(column(values))[:, None], k, axis=1) for as_row, values in TOPS))
+            for name, k in draw(st.dictionaries(TEXT, st.integers(1, 3), max_size=2)).items()
+        },
     )
 
 
@@ -64,6 +70,7 @@ def bits(of: Sample):
     names = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
     columns = [(getattr(of, name).dtype.str, getattr(of, name).tobytes()) for name in names]
     columns += [(name, column.tobytes()) for name, column in sorted(of.teachers.items())]
+    columns += [(name, top.to_plain()) for name, top in sorted(of.teacher_tops.items())]
     rest = [of.response_length, of.status, of.weight_versions, of.repeat_terminated, of.metadata, of.reward]
     return columns, [*rest, of.index, of.group_index]
 
@@ -169,6 +176,9 @@ def test_parquet_says_the_same_as_json_lines(tmp_path):
         sample(metadata={"task": 1, "turns": [0, 1]}, reward=0.5, index=3, group_index=1),
         sample(tokens=as_ids([5]), response_length=0, **{name: as_ids([]) for name in ("behavior_versions",)}),
         sample(status=SampleStatus.ABORTED, rollout_log_probs=as_logprobs([-1e-30, -3.3])),
+        sample(
+            teacher_tops={"big": TopLogprobs(np.array([[5, -1]], np.int32), np.array([[-0.5, np.nan]], np.float32))}
+        ),
     ]
     write_samples(originals, tmp_path / "samples.jsonl")
     write_parquet(originals, tmp_path / "samples.parquet")

@@ -1,19 +1,24 @@
 """Samples in a safetensors blob."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from harness.errors import RunError
 from harness.samples.codec import sample_to_json, samples_from_tensors, samples_to_tensors
+from harness.top_logprobs import TopLogprobs
 from tests.unit.samples.test_codec import sample
 
 
 def test_samples_come_back_to_the_bit() -> None:
-    blob = samples_to_tensors([sample(), sample()], {"facts": {"phase": "open"}})
+    top = TopLogprobs(np.array([[5, -1]], np.int32), np.array([[-0.5, np.nan]], np.float32))
+    taught = replace(sample(), teachers={"a.b": top.logprobs[0, :1]}, teacher_tops={"a.b": top})
+    blob = samples_to_tensors([sample(), taught], {"facts": {"phase": "open"}})
     samples, about = samples_from_tensors(blob)
     assert about == {"facts": {"phase": "open"}}
-    assert list(map(sample_to_json, samples)) == [sample_to_json(sample())] * 2
+    assert list(map(sample_to_json, samples)) == [sample_to_json(sample()), sample_to_json(taught)]
     assert not samples[1].tokens.flags.writeable
 
 

@@ -1,6 +1,7 @@
 """Teachers score what was sampled, in its exact context, while the agent goes on; what they miss is named."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
-from harness.errors import EngineConnectionLost, EngineError, EngineUnavailable, ScenarioError
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineUnavailable,
+    ScenarioError,
+    TokenizerMismatch,
+)
 from harness.samples.codec import sample_from_json
 from harness.samples.merge import NOT_IN_TIME
 from harness.server import teachers
@@ -21,9 +29,11 @@ from harness.server.settings import ServerSettings
 from harness.server.teachers import TOO_LONG
 from harness.sessions.session import Session
 from harness.sessions.teaching import next_teaching, teach
+from harness.top_logprobs import TopLogprobs
 from harness.types import Message, PromptLogprobs, Sample, TokenIds
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
+from tests.thoroughness import examples
 
 Answer = Callable[[PromptLogprobs], PromptLogprobs]
 
@@ -36,17 +46,19 @@ class Teacher(ScriptedEngine):
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
 
-    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
         self.asked.append((start, input_ids.size))
-        return self.answer(await super().score(input_ids, start=start, session_id=session_id))
+        return self.answer(await super().score(input_ids, start=start, session_id=session_id, top=top))
 
 
 def with_teachers(*specs: TeacherSpec, **settings: Any) -> ServerSettings:
     return ServerSettings(teachers=specs, **settings)
 
 
-def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN) -> ServerSettings:
-    return with_teachers(TeacherSpec("big", lambda: teacher, after))
+def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN, top_k: int = 0) -> ServerSettings:
+    return with_teachers(TeacherSpec("big", lambda: teacher, after, top_k))
 
 
 async def take_turns(
@@ -189,6 +201,80 @@ async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> N
     assert len(teacher.asked) == 2
 
 
+def must_have_tops(sample: Sample, top_k: int) -> None:
+    """Each sampled token has the teacher's most likely ones, as a scripted engine makes them; nothing else has some."""
+    top, is_sampled = sample.teacher_tops["big"], sample.behavior_versions >= 0
+    tokens, rank = sample.tokens[-sample.response_length :][is_sampled], np.arange(top_k)
+    assert np.array_equal(top.ids[is_sampled], (tokens[:, None] + rank) % toy_tokenizer().vocab_size)
+    assert np.array_equal(top.logprobs[is_sampled], (sample.teachers["big"][is_sampled, None] - rank).astype("f4"))
+    assert (top.ids[~is_sampled] == -1).all()
+    assert np.isnan(top.logprobs[~is_sampled]).all()
+
+
+async def test_most_likely_tokens_survive_branches_eviction_restart_and_inheritance(tmp_path: Path) -> None:
+    """They are stored and shared with the scores: nothing is asked for again."""
+    clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
+    paging = with_teachers(TeacherSpec("big", lambda: teacher, top_k=3), idle_page_out_s=60.0)
+    async with serving(*says("one", "two", "three"), store=store, settings=paging, clock=clock) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 2)
+        await take_turns(client, session, 1, history[:2])
+        branches = await collect(client, session)
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
+        clock.now += 60.0
+        assert await client.server.sessions.page_out_idle() == 1
+        branches += await collect(client, session)
+        await client.http.post(f"/sessions/{session.session_id}/end")
+    async with serving(*says("four"), store=store, settings=one(teacher, top_k=3)) as client:
+        heir = await client.create(inherits={"session_id": session.session_id})
+        assert await take_turns(client, heir, 2) == history
+        await take_turns(client, heir, 1, history)
+        branches += await collect(client, heir)
+    assert len(branches) == 5
+    for sample in branches:
+        must_be_taught(sample)
+        must_have_tops(sample, 3)
+    assert len(teacher.asked) == 4
+
+
+async def test_more_most_likely_tokens_than_the_engine_returns_are_refused() -> None:
+    """By name, and nothing is asked."""
+    teacher = Teacher()
+    async with serving(*says("one"), settings=one(teacher, top_k=6)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
+    assert (teacher.asked, sample.teacher_tops) == ([], {})
+
+
+WRONG_TOPS: Mapping[str, Answer] = {
+    "none": lambda scoring: replace(scoring, top=None),
+    "too few": lambda scoring: replace(scoring, top=scoring.top and scoring.top.part(1, len(scoring.top.ids))),
+    "NaN": lambda scoring: replace(scoring, top=TopLogprobs(_top(scoring).ids, _top(scoring).logprobs * np.nan)),
+    "positive": lambda scoring: replace(scoring, top=TopLogprobs(_top(scoring).ids, -_top(scoring).logprobs)),
+    "negative ids": lambda scoring: replace(scoring, top=TopLogprobs(~_top(scoring).ids, _top(scoring).logprobs)),
+}
+
+
+def _top(scoring: PromptLogprobs) -> TopLogprobs:
+    assert scoring.top is not None
+    return scoring.top
+
+
+@pytest.mark.parametrize("answer", WRONG_TOPS.values(), ids=WRONG_TOPS)
+async def test_wrong_most_likely_tokens_are_missing(answer: Answer) -> None:
+    """With the score that came beside them."""
+    async with serving(*says("one"), settings=one(Teacher(answer), top_k=3)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_reply_invalid"
+    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
+
+
 def _broken(error: EngineError) -> Answer:
     def fail(_: PromptLogprobs) -> PromptLogprobs:
         raise error
@@ -232,14 +318,28 @@ async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
     assert sample.metadata["teachers"]["big"]["reason"] == TOO_LONG
 
 
-async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody() -> None:
+async def test_a_teacher_that_does_not_score_is_named() -> None:
+    """The turn was served, and its tokens are missing."""
+    teacher = Teacher(_broken(EngineRejected("this engine scores nothing")))
+    async with serving(*says("one"), settings=one(teacher)) as client:
+        session = await client.create()
+        await take_turns(client, session, 1)
+        [sample] = await collect(client, session)
+        metrics = (await client.http.get("/metrics")).text
+    assert np.isnan(sample.teachers["big"]).all()
+    assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
+    assert 'harness_teacher_failures_total{code="engine_rejected",teacher="big"}' in metrics
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("nobody answers"), TokenizerMismatch("has another tokenizer")])
+async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody(error: EngineError) -> None:
     """It comes back: what it missed is caught up."""
     away = True
 
     class Reached(Teacher):
         async def __aenter__(self) -> "Reached":
             if away:
-                raise EngineUnavailable("nobody answers")
+                raise error
             await super().__aenter__()
             return self
 
@@ -248,11 +348,14 @@ async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody() -> Non
         session = await client.create()
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
-        assert sample.metadata["teachers"]["big"]["reason"] == "engine_unavailable"
+        assert sample.metadata["teachers"]["big"]["reason"] == error.code
         away = False
         await eventually(lambda: bool(teacher.asked))
         [sample] = await collect(client, session)
+        metrics = (await client.http.get("/metrics")).text
     must_be_taught(sample)
+    assert 'harness_teacher_tokens_scored_total{teacher="big"} 4.0' in metrics
+    assert 'harness_teacher_sessions_waiting{teacher="big"} 0.0' in metrics
 
 
 async def test_a_request_that_breaks_the_teacher_is_not_repeated_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,30 +401,49 @@ async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) ->
     must_be_taught(sample)
 
 
-_FAULTS: Mapping[str, Answer | None] = {**WRONG, "rejected": _broken(EngineError("no")), "none": None}
+_FAULTS: Mapping[str, Answer | None] = {
+    **WRONG,
+    "rejected": _broken(EngineError("no")),
+    "lost": _broken(EngineConnectionLost("gone")),
+    "away": _broken(EngineUnavailable("nobody answers")),
+    "unknown": _broken(OSError("of a provider of one's own")),  # type: ignore[arg-type]
+    "hangs": None,
+    "none": None,
+}
 
 
+class Faulty(Teacher):
+    """Has the next of `faults` at each request, and then none."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(lambda scoring: scoring)
+        self.faults = list(faults)
+
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
+        name = self.faults.pop() if self.faults else "none"
+        if name == "hangs":
+            await asyncio.Event().wait()
+        self.answer = _FAULTS[name] or (lambda scoring: scoring)
+        return await super().score(input_ids, start=start, session_id=session_id, top=top)
+
+
+EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", examples(40)))
+
+
+@pytest.mark.timeout(120 + 3 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     faults=st.lists(st.sampled_from(sorted(_FAULTS)), max_size=6),
     moves=st.lists(st.sampled_from(["turn", "branch", "update"]), min_size=1, max_size=6),
 )
 async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str]) -> None:
     """What a teacher got wrong is asked for again with the next turn; the rest is right or missing by name."""
-    waiting = list(faults)
-
-    def answer(scoring: PromptLogprobs) -> PromptLogprobs:
-        fault = _FAULTS[waiting.pop()] if waiting else None
-        return scoring if fault is None else fault(scoring)
-
-    async with serving(*says(*map(str, range(9))), settings=one(Teacher(answer))) as client:
-        session = await client.create()
-        history: list[Message] = []
-        for number, move in enumerate(moves):
-            if move == "update":
-                await client.engine.update_weights(Path("w"), str(number + 1))
-                continue
-            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
-        samples = await collect(client, session)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(teachers, "CATCH_UP_S", 0.05)
+        patched.setattr(teachers, "_FIRST_PAUSE_S", 0.001)
+        samples = await _play(moves, Faulty(faults))
 
     for sample in samples:
         column, is_sampled = sample.teachers["big"], sample.behavior_versions >= 0
@@ -332,6 +454,19 @@ async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str])
         told = sample.metadata["teachers"]["big"]
         assert told["missing"] == (is_sampled & ~is_taught).sum()
         assert bool(told["missing"]) == ("reason" in told)
+
+
+async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
+    """Every turn is answered, whatever the teacher does."""
+    async with serving(*says(*map(str, range(9))), settings=one(teacher)) as client:
+        session = await client.create()
+        history: list[Message] = []
+        for number, move in enumerate(moves):
+            if move == "update":
+                await client.engine.update_weights(Path("w"), str(number + 1))
+                continue
+            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
+        return await collect(client, session)
 
 
 @pytest.mark.parametrize(

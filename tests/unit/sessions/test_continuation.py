@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from harness.sessions.continuation import Endings, Output, first_stop_string, segment_seed
 from harness.sessions.ledger import DropReason
+from harness.top_logprobs import TopLogprobs
 from harness.types import (
     Discarded,
     FinishReason,
     GenerationResult,
     PromptLogprobs,
     SamplingParams,
-    TopLogprobs,
     VersionSpan,
     as_ids,
     as_logprobs,

@@ -10,6 +10,7 @@ import pytest
 from harness.errors import StoreError
 from harness.server.store.schema import (
     _EXACT_KEYS,
+    _TEACHER_TOPS,
     _UNKNOWN_OUTPUT,
     _WORK_OF_HOLDS,
     FIRST_VERSION,
@@ -108,6 +109,22 @@ async def test_a_hold_from_before_holds_said_their_work_has_none(old_store: Path
         await store.keep_hold(new)
     async with SQLiteStore(old_store) as store:
         assert await store.load_holds() == [new, Hold("old", HoldKind.PAUSE, 9.0, engines=True)]
+
+
+async def test_scores_from_before_teachers_returned_most_likely_tokens_have_none(old_store: Path) -> None:
+    """As the store is, and brought up to date."""
+    with closing(sqlite3.connect(old_store)) as connection:
+        for version, step in enumerate(STEPS[: STEPS.index(_TEACHER_TOPS)], start=FIRST_VERSION + 1):
+            connection.executescript(f"{step} PRAGMA user_version = {version};")
+        connection.execute("""UPDATE sessions SET config = '{"teachers":["big"]}' WHERE session_id = 'a'""")
+        connection.execute("INSERT INTO teacher_scores VALUES ('a', 0, 'big', '7', x'000080bf')")
+        connection.commit()
+    as_it_is = read_sessions(old_store)
+    async with SQLiteStore(old_store) as store:
+        [loaded] = (await store.load()).sessions
+    for session in (as_it_is[0], loaded):
+        scores = session.turns[0].teachers["big"]
+        assert (scores.version, scores.logprobs.tolist(), scores.top) == ("7", [-1.0], None)
 
 
 async def test_open_sessions_from_when_keys_covered_all_of_a_message_stay_exact(old_store: Path) -> None:

@@ -1,0 +1,52 @@
+"""SmolLM2 scores what a model of another family says: chunks sum to its own logprob of the text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.engines.scripted import Script, ScriptedEngine
+from harness.engines.teachers import TeacherSpec
+from harness.server.settings import ServerSettings
+from harness.tokens.alignment import Spelled, align
+from harness.tokens.model_family import open_chat_tokenizer
+from harness.types import as_ids
+from tests.builders import user
+from tests.conformance.families.family import Family
+from tests.local_model import PlainModel
+from tests.session_servers.served import says, serving_with
+from tests.unit.server.test_teachers import collect
+
+TEXTS = ("The number is 1234567, I think 👍🏽.", "Grüße aus 日本:\n\n    return x ** 2")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "gemma3"], indirect=True)
+async def test_chunks_sum_to_its_own_logprob(family: Family, model_dir: Path, plain: PlainModel) -> None:
+    """Within 1e-4, in each turn, at the model's own forward pass of its own ids."""
+    policy = ScriptedEngine(family.chat.tokenizer, Script(says(*TEXTS)))
+    settings = ServerSettings(teachers=(TeacherSpec.parse(f"big=local={model_dir}"),))
+    teacher = open_chat_tokenizer(model_dir)
+    async with serving_with(policy, settings=settings, chat_tokenizer=family.chat) as client:
+        session = await client.create()
+        turns = [[user("Guess my number.")]]
+        for text in TEXTS:
+            reply = await client.say(session, turns[-1])
+            assert reply["content"] == text
+            turns.append([*turns[-1], reply, user("Go on.")])
+        held = client.server.sessions.in_memory(session.session_id)
+        assert held is not None
+        await client.server.teachers._teachers["big"].finish(held)
+        [sample] = await collect(client, session)
+
+    start = sample.tokens.size - sample.response_length
+    assert sample.metadata["teachers"]["big"]["missing"] == 0
+    for (begin, end), messages, text in zip(sample.metadata["spans"], turns, TEXTS, strict=False):
+        own = sample.tokens[start + begin : start + end].tolist()
+        column = sample.teachers["big"][begin:end].astype(np.float64)
+        prompt, output = teacher.render_ids(messages, []), teacher.tokenizer.encode(text)
+        truth = plain.logprobs(as_ids([*prompt, *output, teacher.end_of_turn_id]))[len(prompt) - 1 :]
+        chunks = align(Spelled.of(family.chat.tokenizer, own[:-1]), Spelled.of(teacher.tokenizer, output))
+        assert len(chunks) > 10
+        for mine, its, _ in chunks:
+            assert abs(column[mine].sum() - truth[its].astype(np.float64).sum()) < 1e-4
+        assert abs(column.sum() - truth.astype(np.float64).sum()) < 1e-3

@@ -233,7 +233,8 @@ def _refuse_unsupported(wire: _ChatBody) -> None:
         ("seed", -(2**63), 2**63 - 1),
     )
     for name, low, high in bounds:
-        check_bounds(name, getattr(wire, name), low, high)
+        if (value := getattr(wire, name)) is not None:
+            check_bounds(name, value, low, high)
 
 
 def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:
@@ -281,6 +282,8 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
 
 def _read_reasoning(said: _WireMessage) -> str:
     """Return a reply's reasoning under the names of vLLM or OpenRouter; empty if it is no text."""
+    if said.reasoning is NULL and said.reasoning_details is NULL:
+        return ""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if text := _text_decoder.decode(said.reasoning):
             return text

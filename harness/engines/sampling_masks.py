@@ -26,7 +26,9 @@ def check_masks(
 ) -> GenerationResult:
     """Return `result` with masks in the narrowest dtype, if any. Raises `EngineReplyInvalid` for wrong ones."""
     masks = result.masks
-    if masks is None or not result.output_ids.size:
+    if masks is None:
+        return result
+    if not result.output_ids.size:
         return replace(result, masks=None)
     wrong = "sampling masks that were not asked for"
     if request.params.sampling_mask:

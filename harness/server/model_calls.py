@@ -45,7 +45,13 @@ class ModelCalls:
 
     def routes(self) -> list[Route]:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
+        answers = [
+            Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
+            for base in ("/sessions/{id}", "")
+            for dialect in self._settings.dialects
+        ]
         return [
+            *answers,  # first: each call looks for its route
             *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
                 for base in ("/sessions/{id}", "")
@@ -57,11 +63,6 @@ class ModelCalls:
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
                 if isinstance(dialect, CountingDialect)
-            ),
-            *(
-                Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
@@ -187,8 +188,10 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
         turn = session.answered_as(response_id)
         return turn if turn is not None and session.serves(turn) else None
 
-    path, query = request.url.path, request.query_params
-    return WireCall(body, request.headers, query, path, session.turns_until, session.caller, answered_as)
+    query = request.query_params if request.scope["query_string"] else {}
+    return WireCall(
+        body, request.headers, query, request.scope["path"], session.turns_until, session.caller, answered_as
+    )
 
 
 def _any_model(path: str) -> str:

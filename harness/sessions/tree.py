@@ -162,7 +162,7 @@ class TurnTree:
             if ours["role"] != "assistant":  # the digest covers all of it
                 continue
             theirs = messages[number]
-            if EXACT(ours) != EXACT(theirs):
+            if ours != theirs and EXACT(ours) != EXACT(theirs):
                 if self._form.contradiction(ours, theirs) is not None:
                     return None
                 count += 1

@@ -233,8 +233,7 @@ def _refuse_unsupported(wire: _ChatBody) -> None:
         ("seed", -(2**63), 2**63 - 1),
     )
     for name, low, high in bounds:
-        if (value := getattr(wire, name)) is not None:
-            check_bounds(name, value, low, high)
+        check_bounds(name, getattr(wire, name), low, high)
 
 
 def _read_variables(wire: _ChatBody, limits: RequestLimits) -> Json:

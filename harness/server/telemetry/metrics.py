@@ -128,9 +128,8 @@ class ServerMetrics:
         self._ends(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(new.sampled)
-        if new.unknown.requests:
-            self._unknown_requests.inc(new.unknown.requests)
-            self._unknown_tokens.inc(new.unknown.tokens)
+        self._unknown_requests.inc(new.unknown.requests)
+        self._unknown_tokens.inc(new.unknown.tokens)
         self._engine.observe(turn.seconds)
 
     def session_moved(self, recomputed_tokens: int) -> None:

@@ -141,9 +141,9 @@ def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
         params = replace(params, top_k=capabilities.max_mask_ids)
     if params.max_new_tokens > budget:
         params = replace(params, max_new_tokens=budget)
-    return (
-        asked if params is request.params else msgspec.structs.replace(asked, request=replace(request, params=params))
-    )
+    if params is request.params:
+        return asked
+    return msgspec.structs.replace(asked, request=replace(request, params=params))
 
 
 def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:

@@ -7,6 +7,7 @@ recorded turn in the dialect of its own route.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 
 import msgspec
 from starlette.background import BackgroundTask
@@ -45,28 +46,24 @@ class ModelCalls:
 
     def routes(self) -> list[Route]:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
-        answers = [
-            Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
-            for base in ("/sessions/{id}", "")
-            for dialect in self._settings.dialects
-        ]
+        served = [(base, dialect) for base in ("/sessions/{id}", "") for dialect in self._settings.dialects]
         return [
-            *answers,  # first: each call looks for its route
+            *chain.from_iterable(
+                self._routes_of(base, dialect) for base, dialect in served
+            ),  # most calls find the first
             *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
+                for base, dialect in served
                 if dialect.stored_path is not None
-            ),
-            *(
-                Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
-                if isinstance(dialect, CountingDialect)
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
+
+    def _routes_of(self, base: str, dialect: Dialect) -> Iterator[Route]:
+        if isinstance(dialect, CountingDialect):
+            yield Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
+        yield Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         session = await self._session_of(request)

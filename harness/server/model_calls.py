@@ -7,7 +7,7 @@ recorded turn in the dialect of its own route.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 
 import msgspec
 from starlette.background import BackgroundTask
@@ -48,9 +48,7 @@ class ModelCalls:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
         served = [(base, dialect) for base in ("/sessions/{id}", "") for dialect in self._settings.dialects]
         return [
-            *chain.from_iterable(
-                self._routes_of(base, dialect) for base, dialect in served
-            ),  # most calls find the first
+            *chain.from_iterable(starmap(self._routes_of, served)),  # first: each call looks for its route
             *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
                 for base, dialect in served

@@ -111,14 +111,14 @@ def find_ignored(
 
     `settings` and `others` name `msgspec.Raw` fields of `wire`; a setting lists the values at which nothing is ignored.
     """
-    found: dict[str, Any] = {}
+    sent = {name: raw for name in settings if (raw := getattr(wire, name)) is not NULL}
+    meant = {name: raw for name, each in sent.items() if (raw := bytes(each)) != b"null" and raw not in settings[name]}
+    names = [name for name in others if (raw := getattr(wire, name)) is not NULL and raw != NULL]
+    if not meant and not names:
+        return {name[:LONGEST_NOTE]: None for name in unknown}
     spelled = dict(zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True))
-    for name, neutral in settings.items():
-        raw = bytes(getattr(wire, name))
-        if raw != b"null" and raw not in neutral:
-            found[spelled[name]] = _shorten(raw)
-    names = [spelled[name] for name in others if getattr(wire, name) != NULL]
-    return found | {name[:LONGEST_NOTE]: None for name in (*names, *unknown)}
+    found = {spelled[name]: _shorten(raw) for name, raw in meant.items()}
+    return found | {name[:LONGEST_NOTE]: None for name in (*map(spelled.__getitem__, names), *unknown)}
 
 
 def note_ignored(ignored: Mapping[str, Any]) -> Json:

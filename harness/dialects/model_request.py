@@ -7,7 +7,6 @@ dialect can be compared with the record.
 
 import json
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -167,6 +166,11 @@ class PartlyRead(Sequence[Message]):
         self._new = new
         self._read = read
 
+    def with_first(self, change: Callable[[Message], Message]) -> Self:
+        """Return these messages, with the first one changed on access."""
+        read = self._read
+        return type(self)(self._known, self._new, lambda at: read(at) if at else change(read(at)))
+
     def __len__(self) -> int:
         return self._known + len(self._new)
 
@@ -275,7 +279,8 @@ def check_calls(read: Iterable[tuple[str, Message]]) -> None:
     """
     for field_name, message in read:
         calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
-        if any(call_id and times > 1 for call_id, times in Counter(call["id"] for call in calls).items()):
+        ids = [call["id"] for call in calls if call["id"]]
+        if len(set(ids)) < len(ids):
             raise MalformedRequest(f"{field_name}: expected a different id for each call", param=field_name)
 
 

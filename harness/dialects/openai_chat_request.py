@@ -280,6 +280,8 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
 
 def _read_reasoning(said: _WireMessage) -> str:
     """Return a reply's reasoning under the names of vLLM or OpenRouter; empty if it is no text."""
+    if said.reasoning is NULL and said.reasoning_details is NULL:
+        return ""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if text := _text_decoder.decode(said.reasoning):
             return text

@@ -5,12 +5,12 @@ system and developer prompts only. It is removed before histories are compared, 
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, overload
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from harness.dialects.model_request import ModelRequest
+from harness.dialects.model_request import ModelRequest, PartlyRead
 from harness.errors import ScenarioError
 from harness.types import Message
 
@@ -45,8 +45,9 @@ class NoiseRules:
         """Remove noise from `request`. Reads the first message only if it was not known before."""
         if self._pattern is None:
             return CleanRequest(request, "")
-        if request.recall.known:
-            return CleanRequest(msgspec.structs.replace(request, messages=_QuietHead(request.messages, self)), "")
+        if isinstance(request.messages, PartlyRead):
+            quiet = request.messages.with_first(self.clean)
+            return CleanRequest(msgspec.structs.replace(request, messages=quiet), "")
         head = request.messages[0]
         end = self._end(head)
         if not end:
@@ -68,31 +69,3 @@ class NoiseRules:
         while self._pattern is not None and (found := self._pattern.match(text, end)) is not None and found.end() > end:
             end = found.end()
         return end
-
-
-class _QuietHead(Sequence[Message]):
-    """Messages of which the first is cleaned on access."""
-
-    def __init__(self, messages: Sequence[Message], rules: NoiseRules) -> None:
-        self._messages = messages
-        self._rules = rules
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
-        if isinstance(index, slice):
-            said = tuple(self._messages[index])
-            numbers = range(len(self))[index]
-            if 0 not in numbers:
-                return said
-            at = numbers.index(0)
-            return (*said[:at], self._rules.clean(said[at]), *said[at + 1 :])
-        message = self._messages[index]
-        return self._rules.clean(message) if index in (0, -len(self)) else message

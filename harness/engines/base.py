@@ -15,6 +15,7 @@ A provider does not retry, does not queue sessions, and does not know what a tur
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
@@ -247,19 +248,19 @@ class CountsTokens(Protocol):
         """Read the counters, which may lag behind. Raises `EngineError`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OneWorker:
     """`EngineWorkers` of an engine on its own."""
 
     provider: TokenProvider
 
-    def __iter__(self) -> Iterator[WorkerStatus]:
-        return iter([WorkerStatus("", self.provider.weight_version, fence="", in_flight=0, sessions=0)])
-
-    @property
+    @cached_property
     def providers(self) -> Mapping[str, TokenProvider]:
         """The engine, under an empty name."""
         return {"": self.provider}
+
+    def __iter__(self) -> Iterator[WorkerStatus]:
+        return iter([WorkerStatus("", self.provider.weight_version, fence="", in_flight=0, sessions=0)])
 
     @property
     def serving(self) -> Mapping[str, TokenProvider]:

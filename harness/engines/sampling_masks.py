@@ -27,7 +27,7 @@ def check_masks(
     """Return `result` with masks in the narrowest dtype, if any. Raises `EngineReplyInvalid` for wrong ones."""
     masks = result.masks
     if masks is None or not result.output_ids.size:
-        return replace(result, masks=None)
+        return result if masks is None else replace(result, masks=None)
     wrong = "sampling masks that were not asked for"
     if request.params.sampling_mask:
         wrong = _find_wrong(masks, result.output_ids, vocab_size, most)

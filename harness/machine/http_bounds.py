@@ -298,6 +298,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _bound_head(self, size_bytes: int) -> None:
         bounds = self._server.bounds
+        if size_bytes <= bounds.header_bytes and self._header_lines <= bounds.header_lines:  # each line of a head asks
+            return
         for limit, came, most in (
             ("header_bytes", size_bytes, bounds.header_bytes),
             ("header_lines", self._header_lines, bounds.header_lines),

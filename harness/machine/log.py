@@ -71,15 +71,15 @@ def bound(**values: Any) -> Iterator[None]:
         _bound.reset(token)
 
 
-def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return {**_bound.get({}), **event}
-
-
 def _to_record(logger: logging.Logger, method: str, event: MutableMapping[str, Any]) -> str:
-    # `logging`'s search for the caller would take half as long again.
     level: int = getattr(logging, method.upper())
-    logger.handle(logger.makeRecord(logger.name, level, "", 0, LoggedEvent(event), (), None))
+    if logger.isEnabledFor(level):
+        told = {**_bound.get({}), **event}
+        if "exc_info" in told:
+            told = dict(structlog.processors.format_exc_info(logger, method, told))
+        # `logging`'s search for the caller would take half as long again.
+        logger.handle(logger.makeRecord(logger.name, level, "", 0, LoggedEvent(told), (), None))
     raise structlog.DropEvent
 
 
-_PROCESSORS = (structlog.stdlib.filter_by_level, _add_bound, structlog.processors.format_exc_info, _to_record)
+_PROCESSORS = (_to_record,)

@@ -6,6 +6,7 @@ update have no version: an error, never a guess.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -111,6 +112,7 @@ def is_unsettled(label: str) -> bool:
     return label.startswith(_UNSETTLED)
 
 
+@lru_cache
 def known_version(label: str) -> int | None:
     try:
         return policy_version(label)

@@ -189,7 +189,8 @@ class AdmittedTurns:
         try:
             if not await within(self.commit_s, self.store.commit(turn.session.session_id, outcome)):
                 raise StoreError(f"the store did not keep a turn within {self.commit_s:g} s")
-            if self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
+            has_rows = outcome.rows is not None or outcome.masks is not None
+            if has_rows and self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
                 # An aborted turn may continue, and then needs them.
                 outcome = replace(outcome, rows=None, masks=None)
         except BaseException as error:

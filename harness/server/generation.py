@@ -10,8 +10,7 @@ also scores them under it. A pause or a new version explains a cut. Too many une
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
@@ -90,28 +89,27 @@ class Generation:
         too old and empty, or the reason for a dismissal. `output` keeps the tokens so far.
         """
         try:
-            async with self._until_hand_over():
-                while not self.output.is_complete:
-                    self.live_text.settle(self.output.ids.tolist())
-                    await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
-                    if self.asked_in != self.gatekeeper.gate.epoch or self.live.is_unsettled:
-                        await self.live.wait_for_weights(
-                            self.client,
-                            self.session.session_id,
-                            lambda: self.may_go_on,
-                            must_work=bool(self.output.segments),
-                        )
-                    self.asked_in = None
-                    self._look_at_age()
-                    if not self.may_go_on:
-                        return
-                    await self._ask_next_segment()
+            await self._run_until_hand_over()
         except HarnessError as error:
             if not self.session.is_drained:
                 raise
             if isinstance(error, EngineError):
                 self.failure = error
             log.info("drained_turn_ended", code=error.code, error=error.message)
+
+    async def _run(self) -> None:
+        while not self.output.is_complete:
+            self.live_text.settle(self.output.ids.tolist())
+            await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
+            if self.asked_in != self.gatekeeper.gate.epoch or self.live.is_unsettled:
+                await self.live.wait_for_weights(
+                    self.client, self.session.session_id, lambda: self.may_go_on, must_work=bool(self.output.segments)
+                )
+            self.asked_in = None
+            self._look_at_age()
+            if not self.may_go_on:
+                return
+            await self._ask_next_segment()
 
     def _look_at_age(self) -> None:
         # Too old: end the turn with its output. Without output, refuse it.
@@ -181,9 +179,8 @@ class Generation:
     def _is_own_output_comparable(self) -> bool:
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params)
 
-    def _scoring_start(self) -> int | None:
-        # The input from this index waits for the live version, and the next request scores it (I7).
-        version = self._live_version
+    def _scoring_start(self, version: int | None) -> int | None:
+        # The input from this index waits for the live `version`, and the next request scores it (I7).
         if version is None or not self.settings.score_inputs:
             return None
         before = self.session.scoring_start(self.admission.parent, version, self.is_comparable)
@@ -197,7 +194,7 @@ class Generation:
 
     async def _ask_once(self) -> GenerationResult:
         self._kept = kept = PartialOutput()
-        live_text = self.live_text
+        version, live_text = self._live_version, self.live_text
 
         def hear(ids: Sequence[int]) -> None:
             kept.heard += len(ids)
@@ -208,13 +205,13 @@ class Generation:
             self.admission.params,
             request_id=next(self.request_ids),
             session_id=self.session.session_id,
-            prompt_logprobs_from=self._scoring_start(),
+            prompt_logprobs_from=self._scoring_start(version),
             script_ids=self.admission.script_ids,
             on_delta=kept.add,
             on_ids=hear if live_text.is_open else None,
             write_prompt=self.admission.path.json,
         )
-        version, began_at = self._live_version, self.clock()
+        began_at = self.clock()
         try:
             result = await self._generate(request)
             able = self.engine.capabilities
@@ -255,9 +252,8 @@ class Generation:
         )
         self.output = self.output.join_broken(partial, kept.count, request.params.max_new_tokens, cause)
 
-    @asynccontextmanager
-    async def _until_hand_over(self) -> AsyncIterator[None]:
-        # Whatever the engine does, the block ends once the time to hand over has passed.
+    async def _run_until_hand_over(self) -> None:
+        # Whatever the engine does, this ends once the time to hand over has passed.
         loop = asyncio.get_running_loop()
 
         def hurry() -> None:
@@ -267,7 +263,7 @@ class Generation:
         try:
             async with asyncio.timeout(None) as deadline:
                 with self.live.turn(), self.client.on_dismissal(hurry):
-                    yield
+                    await self._run()
         except TimeoutError:
             if not deadline.expired():
                 raise

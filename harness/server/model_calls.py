@@ -7,6 +7,7 @@ recorded turn in the dialect of its own route.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain, starmap
 
 import msgspec
 from starlette.background import BackgroundTask
@@ -45,27 +46,22 @@ class ModelCalls:
 
     def routes(self) -> list[Route]:
         """Return the routes below session URLs, and at the root for clients that know only a key."""
+        served = [(base, dialect) for base in ("/sessions/{id}", "") for dialect in self._settings.dialects]
         return [
+            *chain.from_iterable(starmap(self._routes_of, served)),  # first: each call looks for its route
             *(
                 Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
+                for base, dialect in served
                 if dialect.stored_path is not None
-            ),
-            *(
-                Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
-                if isinstance(dialect, CountingDialect)
-            ),
-            *(
-                Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
-                for base in ("/sessions/{id}", "")
-                for dialect in self._settings.dialects
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
+
+    def _routes_of(self, base: str, dialect: Dialect) -> Iterator[Route]:
+        if isinstance(dialect, CountingDialect):
+            yield Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
+        yield Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         session = await self._session_of(request)
@@ -187,8 +183,10 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
         turn = session.answered_as(response_id)
         return turn if turn is not None and session.serves(turn) else None
 
-    path, query = request.url.path, request.query_params
-    return WireCall(body, request.headers, query, path, session.turns_until, session.caller, answered_as)
+    query = request.query_params if request.scope["query_string"] else {}
+    return WireCall(
+        body, request.headers, query, request.scope["path"], session.turns_until, session.caller, answered_as
+    )
 
 
 def _any_model(path: str) -> str:

@@ -5,6 +5,7 @@ Limits only shorten an output. All depends on the arguments alone (I10).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.errors import LimitReached, MalformedRequest, PromptTooLong
 from harness.sessions.seeds import seed_of
@@ -25,8 +26,7 @@ class Limits:
     """Weight updates since a branch's oldest token."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPlace:
+class TurnPlace(NamedTuple):
     """Facts that limits and seed depend on."""
 
     turns_before: int

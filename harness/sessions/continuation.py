@@ -173,8 +173,8 @@ class Output(msgspec.Struct, frozen=True):
     @property
     def missing_rows(self) -> dict[str, int]:
         """Count the missing rows of both kinds by state."""
-        kinds = (Counter(each.missing) for each in (self.rows, self.masks) if each is not None)
-        return dict(sum(kinds, Counter[str]()))
+        kinds = [Counter(each.missing) for each in (self.rows, self.masks) if each is not None]
+        return dict(sum(kinds, Counter[str]())) if kinds else {}
 
     @property
     def row_bytes(self) -> int:

@@ -4,7 +4,7 @@ A client that missed its answer and one that wants another sample send the same 
 whether the client marks a retry, tell them apart.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from typing import NamedTuple
@@ -89,8 +89,10 @@ def digest_kind(digest: str) -> str:
     return digest.rpartition(":")[0]
 
 
-def earlier_digests(kinds: Iterable[str], parts: CallParts) -> list[str]:
+def earlier_digests(kinds: Collection[str], parts: CallParts) -> list[str]:
     """Return the call's digests under older `kinds`."""
+    if not kinds:
+        return []
     from xxhash import xxh3_128
 
     bare = b"\0".join((parts.body, *filter(None, (parts.idempotency_key.encode(),))))

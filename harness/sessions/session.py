@@ -280,6 +280,8 @@ class Session:
 
     def loose_matches(self, point: AttachPoint, messages: Sequence[Message], known: int) -> list[Divergence]:
         """Return recorded messages that a request spells differently."""
+        if point.is_literal:
+            return []
         # The answer that it continues, and whatever follows the first `known` messages.
         numbers = range(min(known, point.matched - 1), point.matched)
         return find_overlooked(self._tree.ancestry(point.parent), messages, numbers)

@@ -30,6 +30,8 @@ class AttachPoint(msgspec.Struct, frozen=True):
     key: ChainKey
     others: tuple[int, ...] = ()
     """Other turns that fit."""
+    is_literal: bool = False
+    """The matched messages are spelled as recorded."""
 
 
 class TurnTree:
@@ -74,8 +76,9 @@ class TurnTree:
             candidates = self._by_key.get(prefixes[matched].key, ())
             if not candidates:
                 continue
+            is_literal = not self._form.has_steps
             if self._form.is_exact:
-                return AttachPoint(max(candidates), matched, prefixes[-1].key)
+                return AttachPoint(max(candidates), matched, prefixes[-1].key, is_literal=is_literal)
             # A digest omits what clients omit, so the messages themselves are compared.
             found = {index: self._compare(index, matched, prefixes, messages) for index in candidates}
             ranks = [
@@ -84,8 +87,10 @@ class TurnTree:
                 if count is not None
             ]
             if ranks:
-                parent, *others = (rank[-1] for rank in sorted(ranks, reverse=True))
-                return AttachPoint(parent, matched, prefixes[-1].key, tuple(others))
+                ranks.sort(reverse=True)
+                parent, *others = (rank[-1] for rank in ranks)
+                is_literal &= not ranks[0][0]
+                return AttachPoint(parent, matched, prefixes[-1].key, tuple(others), is_literal)
         return AttachPoint(None, 0, prefixes[-1].key)
 
     def add(self, turn: Turn, path: TokenPath) -> None:
@@ -162,7 +167,7 @@ class TurnTree:
             if ours["role"] != "assistant":  # the digest covers all of it
                 continue
             theirs = messages[number]
-            if EXACT(ours) != EXACT(theirs):
+            if ours != theirs and EXACT(ours) != EXACT(theirs):
                 if self._form.contradiction(ours, theirs) is not None:
                     return None
                 count += 1

@@ -79,6 +79,7 @@ class NormalForm:
 
     def __init__(self, steps: Sequence[_Step] = (), *, is_exact: bool = False) -> None:
         self._steps = steps
+        self.has_steps = bool(steps)
         self.is_exact = is_exact
 
     def __call__(self, message: Message) -> Json:

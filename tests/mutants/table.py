@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "harness/server/generation.py",
-        "                    self._look_at_age()\n",
+        "            self._look_at_age()\n",
         "",
         "a turn goes on although its tokens are older than the session allows",
         f"{SERVER}/test_others_updates.py::test_a_turn_that_is_cut_short_ends_when_its_tokens_are_too_old",

@@ -41,7 +41,8 @@ class EngineConnection(asyncio.Protocol):
     """EngineConnection and its current exchange."""
 
     def __init__(self) -> None:
-        from httptools import HttpResponseParser  # a trainer imports this module and may connect to nothing
+        # A trainer imports this module and may connect to nothing.
+        from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -49,6 +50,7 @@ class EngineConnection(asyncio.Protocol):
         """Loop time when its last exchange ended."""
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
+        self._refusals = (HttpParserError, HttpParserUpgrade, AnswerInvalid)
         self._exchanges = 0
         self._begin()
 
@@ -175,8 +177,6 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # that of uvloop is of no such class
 
     def data_received(self, data: bytes) -> None:
-        from httptools import HttpParserError, HttpParserUpgrade
-
         assert self._transport is not None
         try:
             self._parser.feed_data(data)
@@ -184,7 +184,7 @@ class EngineConnection(asyncio.Protocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > _MOST_HEAD_BYTES:
                     raise AnswerInvalid(f"headers of more than {_MOST_HEAD_BYTES} bytes")
-        except (HttpParserError, HttpParserUpgrade, AnswerInvalid) as error:
+        except self._refusals as error:
             self._failure = self._failure or AnswerInvalid(f"{type(error).__name__} {error}")
             self._transport.abort()
         if self._unread_bytes > _MOST_UNREAD_BYTES and not self.is_whole:

@@ -8,6 +8,7 @@ otherwise the tests time out and say so.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
@@ -102,7 +103,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
     def weight_version(self) -> str:
         return self._served.label
 
-    @property
+    @cached_property
     def workers(self) -> OneWorker:
         return OneWorker(self)
 

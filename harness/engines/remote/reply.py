@@ -150,7 +150,10 @@ def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     budget = capabilities.context_length - request.input_ids.size
     if params.sampling_mask and not params.top_k:  # servers take no request for masks without a bound
         params = replace(params, top_k=capabilities.max_mask_ids)
-    params = replace(params, max_new_tokens=min(params.max_new_tokens, budget))
+    if params.max_new_tokens > budget:
+        params = replace(params, max_new_tokens=budget)
+    if params is request.params:
+        return asked
     return msgspec.structs.replace(asked, request=replace(request, params=params))
 
 
@@ -332,10 +335,10 @@ def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: 
 
 def _read_masks(asked: Asked, reply: EngineReply) -> RaggedRows | None:
     # `engines.sampling_masks` checks them. A server may return some that were not asked for.
-    masks = reply.masks if asked.wants_masks else [[token_id] for token_id in reply.output_ids]
-    if masks is None or not asked.request.params.sampling_mask:
+    if not asked.request.params.sampling_mask:
         return None
-    return RaggedRows.of(int(asked.request.input_ids.size), masks)
+    masks = reply.masks if asked.wants_masks else [[token_id] for token_id in reply.output_ids]
+    return None if masks is None else RaggedRows.of(int(asked.request.input_ids.size), masks)
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:

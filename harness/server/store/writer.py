@@ -12,7 +12,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +31,7 @@ class _Stop(NamedTuple):
     """Last entry of the queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(NamedTuple):
     """Statements of one transaction; `done` is None for notes."""
 
     statements: Sequence[Statement]

@@ -4,7 +4,7 @@ Each server has its own registry, so several fit in one process. Names are fixed
 few values, never session ids.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -39,8 +39,8 @@ class ServerMetrics:
         counter = partial(Counter, registry=self._registry)
         gauge = partial(Gauge, registry=self._registry)
         histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
-        self._turns = counter("harness_turns", "Recorded turns", ["status"])
-        self._ends = counter("harness_turn_ends", "Why recorded turns ended", ["end"])
+        self._turns = cache(counter("harness_turns", "Recorded turns", ["status"]).labels)
+        self._ends = cache(counter("harness_turn_ends", "Why recorded turns ended", ["end"]).labels)
         self._tokens = counter("harness_tokens_generated", "Sampled tokens")
         self._unknown_requests = counter("harness_unknown_requests", "Engine requests whose end was never heard")
         self._unknown_tokens = counter(
@@ -133,8 +133,8 @@ class ServerMetrics:
         if is_first:
             self._prompt.inc(turn.prompt_length)
             self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))
-        self._turns.labels(str(turn.status)).inc()
-        self._ends.labels(str(turn.end)).inc()
+        self._turns(str(turn.status)).inc()
+        self._ends(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(new.sampled)
         self._unknown_requests.inc(new.unknown.requests)

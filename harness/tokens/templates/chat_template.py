@@ -112,12 +112,14 @@ class ChatTemplateTokenizer:
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplateTokenizer":
+        if not variables:
+            return self
         key = json.dumps(variables, sort_keys=True)
-        if variables and key not in self._bound:
+        if key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
             self._bound[key] = ChatTemplateTokenizer(self.tokenizer, self.template.with_variables(variables))
-        return self._bound[key] if variables else self
+        return self._bound[key]
 
     @cached_property
     def reads_calls(self) -> bool:

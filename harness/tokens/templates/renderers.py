@@ -81,8 +81,10 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
+        if not variables:
+            return self
         key = json.dumps(variables, sort_keys=True)
-        if variables and key not in self._bound:
+        if key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
             template = self._template.with_variables(variables)
@@ -95,7 +97,7 @@ class RenderersTokenizer:
                 # and not as the template renders them.
                 renderer._bridges_only = renderer.differs_from_template()
                 self._bound[key] = renderer if renderer._bridges_as_template() else template
-        return self._bound[key] if variables else self
+        return self._bound[key]
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         return self._template.call_beginning_ids(name)

@@ -148,10 +148,11 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for the real model is marked so, whatever else it says of itself."""
+    """Mark what asks for the real model or for a browser, whatever else it says of itself."""
     for item in items:
-        if "model_dir" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.model)
+        for fixture, mark in (("model_dir", "model"), ("browser", "browser")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

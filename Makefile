@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
+# pip compiles on one core. Some packages have files that are templates, or of another Python.
+COMPILE := $(PY) -m compileall -qq -j 0 $(VENV)/lib || true
 MODEL := smollm2-135m-instruct
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' harness/_version.py)
 # Three workers on two cores: two of them wait for the engines of their groups most of the time.
@@ -21,11 +24,12 @@ help:  ## list the recipes
 run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
 
-# The type checker has one core, and the tests the other until it is done. Where make can, each recipe prints when it ends.
-check: setup-dev  ## what to run before every commit: under three minutes, no model, no agents
+# The type checker has one core, and the tests the other until it is done. Where make can, `check` prints a recipe when it ends.
+check: setup-dev  ## what to run before every commit: under three minutes, no model, no agents, no browser
 	@$(MAKE) --no-print-directory --jobs $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint types layers unit
 
-test: setup-dev model lint types layers pytest  ## everything that runs without a GPU
+test: setup-dev model lint  ## everything that runs without a GPU
+	@$(MAKE) --no-print-directory --jobs types layers pytest
 
 bench: setup-dev  ## figures of the session server, as ratios to a bare one, and of packs
 	$(PY) bench/startup.py
@@ -97,7 +101,7 @@ layers: setup-dev
 # A fifth of the random examples. Six workers keep two cores busy, because a test waits for servers, processes and clocks
 # longer than it computes, and a worker has to collect all tests first; more threads of torch would only wait for each other.
 unit: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 6 -q --hypothesis-profile=check -m "not model and not agent" tests/unit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 6 -q --hypothesis-profile=check -m "not model and not agent and not browser" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)
@@ -131,9 +135,12 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: $(VENV)/.created pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,parquet,renderers]'
+	$(INSTALL) '.[run,local,parquet,renderers]'
+	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,local,otel,parquet,ray,renderers,docs,dev]'
-	@touch $@
+# One call of pip installs what `make run` needs, too.
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) '.[run,local,otel,parquet,ray,renderers,docs,dev]'
+	@$(COMPILE)
+	@touch $(VENV)/.installed-run $@

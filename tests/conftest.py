@@ -135,12 +135,24 @@ def pytest_testnodedown(node: Any) -> None:
         node.config.stash[_PEAKS][node.gateway.id] = Peak(*peak)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what is imported and collected out of sight of the garbage collector."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for the real model is marked so, whatever else it says of itself."""
+    """Mark what asks for the real model or for a browser, whatever else it says of itself."""
     for item in items:
-        if "model_dir" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.model)
+        for fixture, mark in (("model_dir", "model"), ("browser", "browser")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -170,15 +182,6 @@ def _memory_given_back() -> Iterator[None]:
     yield
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@pytest.fixture(name="fresh_heap")
-def _fresh_heap() -> Iterator[None]:
-    """In the test, `gc.collect()` looks at what the test has made, and not at all that its worker holds: seconds."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,21 @@ happens to run, whose result nobody awaits: here it rings until the test has end
 import signal
 from collections.abc import Generator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 _RINGS_AGAIN_S = 60.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the modules that have the longest time limits: at the end, one worker runs while the others wait."""
+    limits: dict[Path, float] = {}
+    for item in items:
+        for mark in item.iter_markers("timeout"):
+            limits[item.path] = max(limits.get(item.path, 0), *mark.args)
+    items.sort(key=lambda item: -limits.get(item.path, 0))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""What happens to agents: they play, are drained twice, paused, and asked to come again.
+"""What happens to agents: they are drained twice, paused, and asked to come again.
 
 python -m tests.conformance.agents.scenes WORKDIR FINDINGS.json [AGENT ...]
 """
@@ -29,7 +29,6 @@ AT_A_TIME = 4
 class Findings(msgspec.Struct, frozen=True):
     """What every agent did in every scene, by its name."""
 
-    alone: dict[str, Played]
     drained_between_turns: dict[str, Played]
     drained_in_flight: dict[str, Played]
     paused: dict[str, Played]
@@ -128,11 +127,10 @@ async def play_all(names: Sequence[str], workdir: Path) -> Findings:
             return await stage.play(refuse_for_a_while)
 
     paused = [play(made_impatient(agent), pause, interrupted=True) for agent in agents]
-    alone = [play(agent, none) for agent in agents]
     between = [play(agent, drain_between_turns) for agent in agents]
     in_flight = [play(agent, drain_in_flight, interrupted=True, settings=SILENT) for agent in agents]
     thinking = [play_thinking(agent) for agent in agents]
-    scenes = (alone, between, in_flight, paused, thinking)
+    scenes = (between, in_flight, paused, thinking)
     played = [asyncio.gather(*scene) for scene in scenes]
     strictly = {agent.name: await play_strictly(agent) for agent in agents if agent.name in SYSTEM_AMONG_MESSAGES}
     return Findings(*[dict(zip(names, await scene, strict=True)) for scene in played], strictly)

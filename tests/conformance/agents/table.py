@@ -33,7 +33,7 @@ COLUMNS = (
 
 def table_of(findings: Findings) -> list[str]:
     """The lines of the table."""
-    names = sorted(findings.alone)
+    names = sorted(findings.paused)
     return [row(COLUMNS), row(["---"] * len(COLUMNS)), *(_row(name, findings) for name in names)]
 
 
@@ -49,19 +49,19 @@ def further_requests(played: Played) -> int:
 
 
 def _row(name: str, findings: Findings) -> str:
-    profile, alone = bundled_profile(name), findings.alone[name]
+    profile, paused = bundled_profile(name), findings.paused[name]
     drains = (findings.drained_between_turns[name], findings.drained_in_flight[name])
     return row(
         [
             f"{name} {profile.version}",
             profile.spec.dialect,
-            "streamed" if alone.streamed else "whole",
-            f"{alone.main_turns}, {alone.side_calls}",
-            _kept(alone),
+            "streamed" if paused.streamed else "whole",
+            f"{paused.main_turns}, {paused.side_calls}",
+            _kept(paused),
             _kept(findings.refused_for_a_while[name]),
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
             *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
-            "goes on" if is_whole(findings.paused[name]) else "**fails**",
+            "goes on" if is_whole(paused) else "**fails**",
             "asks again, goes on" if is_whole(findings.refused_for_a_while[name]) else "**fails**",
         ]
     )

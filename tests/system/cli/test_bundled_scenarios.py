@@ -46,11 +46,11 @@ def test_every_scenario_that_ships_is_run():
 
 
 def test_a_long_session_is_one_branch(passed: Callable[..., Json]):
-    """Twenty sums in every session, most of them right; `make soak` has all forty-five."""
-    shorter = ("prompts=[{metadata={game={sums=20,seed=1}}}]", "checks.min_turns=20")
+    """Ten sums in every session, most of them right; `make soak` has all forty-five."""
+    shorter = ("prompts=[{metadata={game={sums=10,seed=1}}}]", "checks.min_turns=10")
     scenario = passed("long_session", *(option for each in shorter for option in ("--set", each)))
 
-    assert all(rollout["turns"] >= 20 for rollout in scenario["rollouts"])
+    assert all(rollout["turns"] >= 10 for rollout in scenario["rollouts"])
     assert scenario["ledger"]["dropped"] == {}
 
 

@@ -501,7 +501,7 @@ def proximal_values_must_be_true(sample: Any) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("quiet_logs", "fresh_heap")
+@pytest.mark.usefixtures("quiet_logs")
 def test_any_order_of_faults_leaves_a_file_that_is_right():
     """Invariants I1 to I5, I7 to I9, and I12."""
     run_state_machine_as_test(

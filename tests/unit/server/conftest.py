@@ -24,9 +24,6 @@ async def _loop_watch() -> AsyncIterator[LoopWatch]:
     """Measures the worst stall of the loop that the test and its server run on; a gross one fails the test."""
     gc.collect()
     gc.freeze()  # as a server does: what other tests have left is not looked through in the midst of this one
-    try:
-        with watching(asyncio.get_running_loop()) as watch:
-            yield watch
-    finally:
-        gc.unfreeze()
+    with watching(asyncio.get_running_loop()) as watch:
+        yield watch
     assert watch.worst_s < GROSS_S, f"the event loop was kept busy for {watch.worst_s:.2f} s of processor time"

@@ -1,7 +1,4 @@
-"""`harness init`: a folder with a scenario that runs as it is, to be changed.
-
-It is a copy of the bundled scenario `starter`, which the tests run.
-"""
+"""`harness init`: copy the bundled scenario `starter`, which runs as it is."""
 
 import re
 import shutil

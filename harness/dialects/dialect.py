@@ -70,10 +70,7 @@ class Dialect(Protocol):
         """Return the writer of a streamed answer."""
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
-        """Return the body of an error answer. `message` is the part of `error` that this client may read.
-
-        The server logs the error under `request_id`.
-        """
+        """Return the body of an error answer with `message`. The server logs the error under `request_id`."""
 
 
 @runtime_checkable

@@ -71,10 +71,7 @@ _value_decoder = msgspec.json.Decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):
-    """Decoder of an object that may have fields unknown to its type.
-
-    `spell` turns their names into those of `REFUSED`.
-    """
+    """Decoder of an object that may have unknown fields. `spell` turns their names into those of `REFUSED`."""
 
     def __init__(self, body: type[_T], spell: Callable[[str], str] = str) -> None:
         # It refuses unknown fields. Nearly all bodies have none and are decoded once.
@@ -84,10 +81,7 @@ class BodyDecoder(Generic[_T]):
         self._spell = spell
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
-        """Return the field `within` of a request, or its body, and the unknown fields.
-
-        Raises `MalformedRequest`, also for a field that must not be ignored.
-        """
+        """Return the body, or its field `within`, and the unknown fields. Raises `MalformedRequest` for refused."""
         try:
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

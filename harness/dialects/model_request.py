@@ -127,10 +127,7 @@ class RecordedText:
 
 
 def seal(response_id: str) -> str:
-    """Return the key sent beside a reply's reasoning, which clients keep where they drop the text.
-
-    It holds no text, so another session cannot use it.
-    """
+    """Return the key sent beside a reply's reasoning. It holds no text, so another session cannot use it."""
     return _SEAL + response_id
 
 

@@ -135,10 +135,7 @@ def base_url(session_url: str) -> str:
 
 
 def chunks(completion: Json, *, wants_usage: bool, said: Said = _NOTHING) -> Iterator[Json]:
-    """Yield the chunks of `completion`, without the text already `said`; the usage if requested.
-
-    Logprobs and keys beyond the dialect are in the finish chunk.
-    """
+    """Yield the chunks of `completion` without text already `said`. The last one has logprobs and extra keys."""
     head = {"object": _CHUNK, **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}
     choice = completion["choices"][0]

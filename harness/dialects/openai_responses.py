@@ -66,10 +66,7 @@ class OpenAIResponses:
 
 
 class _ResponsesStream:
-    """Writer of one response's numbered events.
-
-    Items begin while their text is sampled and end when everything is recorded.
-    """
+    """Writer of one response's numbered events. Items begin while sampled and end when everything is recorded."""
 
     def __init__(self, dialect: OpenAIResponses, head: AnswerHead) -> None:
         self._dialect = dialect

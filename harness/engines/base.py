@@ -208,10 +208,7 @@ class TokenProvider(Protocol):
         """Sample like `generate`; yield deltas and, last, the whole result."""
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
-        """Return logprobs of `input_ids[start:]`, each given all before it; `start` is at least 1.
-
-        The engine may have cached the prefix of `session_id`.
-        """
+        """Return logprobs of `input_ids[start:]`, `start` >= 1, each given all before it."""
 
     async def abort(self, request_id: str | None) -> int:
         """End one generation, or all (None), with `FinishReason.ABORT`. Return how many were aborted."""

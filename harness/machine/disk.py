@@ -80,10 +80,7 @@ def make_way(path: Path) -> None:
 
 
 def make_way_below(folder: Path, name: str) -> Path:
-    """Return the path `name` in an agent's `folder`, after `make_way` and without links on the way.
-
-    Raises `OSError`.
-    """
+    """Return the path `name` in an agent's `folder`, after `make_way`, without links in it. Raises `OSError`."""
     target = folder / name
     for parent in reversed(target.relative_to(folder).parents[:-1]):
         if (folder / parent).is_symlink():

@@ -1,7 +1,4 @@
-"""Process identity, and processes held back until recorded.
-
-Process ids are reused, so id, start tick and boot identify a process, and only a match is signaled.
-"""
+"""Process identity (id, start tick and boot, because ids are reused), and processes held back until recorded."""
 
 import os
 import signal

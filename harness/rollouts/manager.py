@@ -291,10 +291,7 @@ class SessionManager:
         )
 
     async def stop_agents(self, seconds: float, *, sessions: Collection[str] | None = None) -> list[str]:
-        """End the agents, or those on `sessions`: SIGTERM, then SIGKILL after half of `seconds`.
-
-        Returns the sessions of agents that still run.
-        """
+        """End the agents, or those on `sessions`: SIGTERM, then SIGKILL. Returns the sessions with survivors."""
         for signal in self._signals(sessions):
             signal.enforce(grace_s=seconds / 2)
         return await self._require_runner().wait_for_all(sessions, timeout_s=seconds)

@@ -80,10 +80,7 @@ def plan_delivery(
     *,
     requires_rows: bool = False,
 ) -> DeliveryPlan:
-    """Find roles and branches of `turns`, in order of admission, and select branches.
-
-    Raises `MalformedRequest` for an unknown selection or branch.
-    """
+    """Find roles and branches of `turns`, in order of admission, and select branches. Raises `MalformedRequest`."""
     roles = find_roles(turns)
     trained = [turn for turn in turns if _has_tokens(turn) and roles[turn.index].role in trained_roles]
     plan = DeliveryPlan(roles, frozenset(trained_roles), [], [], requires_rows)

@@ -44,10 +44,7 @@ class WholeSampleEncoder:
 
 
 def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
-    """Raise `SegmentError` unless `segment` is a prefix of `sample` plus appended tokens.
-
-    Masks may turn from 1 to 0 only.
-    """
+    """Raise `SegmentError` unless `segment` is a prefix of `sample` plus appended tokens. Masks may only fall."""
     whole = Segment.of_sample(sample)
     is_appended = (segment.loss_mask == 1) & (segment.behavior_versions == NOT_SAMPLED)
     kept = int(np.flatnonzero(is_appended)[0]) if is_appended.any() else len(segment)

@@ -64,10 +64,7 @@ def version_of(labeled: VersionSpan | PromptLogprobs) -> int:
 
 
 class LabelOrder:
-    """Policy version of each label, fixed once seen, for all workers.
-
-    An opaque label gets the version after the newest.
-    """
+    """Policy version of each label, fixed once seen. An opaque label gets the version after the newest."""
 
     def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
         self._numbers = dict(numbers or {})

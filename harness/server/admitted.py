@@ -105,10 +105,7 @@ class AdmittedTurns:
     def end(
         self, session: Session, reason: HarnessError, *, after_s: float = 0.0, hand_over_s: float = HAND_OVER_S
     ) -> None:
-        """Have the engines hand over the turns of `session`, `after_s` from now.
-
-        Each turn has its outcome at most `hand_over_s` later.
-        """
+        """End the turns of `session`, `after_s` from now. Each has its outcome at most `hand_over_s` later."""
         loop = asyncio.get_running_loop()
         for turn in self._of(session):
             dismiss = partial(turn.client.dismiss, reason, hand_over_s=hand_over_s)

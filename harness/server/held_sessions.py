@@ -36,10 +36,7 @@ log = get_logger(__name__)
 
 
 class HeldSessions:
-    """A table of open sessions.
-
-    `is_comparable` is true for turns that the engine can score. `page_out_s` is the idle time before eviction.
-    """
+    """Table of open sessions, evicted when idle for `page_out_s`. `is_comparable`: the engine can score the turn."""
 
     def __init__(
         self,
@@ -167,10 +164,7 @@ class HeldSessions:
 
     @asynccontextmanager
     async def borrow(self, session_id: str) -> AsyncIterator[Session | None]:
-        """Yield the session, or None. Evict it again afterwards unless it was used meanwhile.
-
-        Borrowing does not count as use. Raises `StoreError`.
-        """
+        """Yield the session, or None, and evict it again unless it was used meanwhile. Raises `StoreError`."""
         was_paged_out = isinstance(self.look(session_id), SessionStub)
         session = await self._read_back(session_id) if was_paged_out else self._in_memory.get(session_id)
         last_use = self._uses.last_use(session_id)

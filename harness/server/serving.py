@@ -37,9 +37,7 @@ log = get_logger(__name__)
 
 _OWN_DESCRIPTORS = 128  # for the store, logs, and engine queries outside turns
 SWITCH_S = 0.0005
-"""Longest wait of a standalone server's event loop for the GIL. Python's 5 ms, several times per turn, exceed the
-turn.
-"""
+"""Longest wait of a standalone server's event loop for the GIL. Python's default of 5 ms exceeds a turn."""
 
 Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
 """Embeds the application of a session server into a larger one."""

@@ -197,10 +197,7 @@ class TurnService:
         return served
 
     async def count(self, call: ModelCall) -> int:
-        """Count the tokens of the call's prompt, even if the gate is closed.
-
-        Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
-        """
+        """Count the tokens of the call's prompt, at any gate. Raises `RequestError`, `TurnRefused` or `ServerBusy`."""
         point = call.session.attach(call.read.prefixes, call.request.messages)
         point, context_ids = await self.prompts.encode(call.session, point, call.read)
         parent = None if point.parent is None else call.session.turn(point.parent)

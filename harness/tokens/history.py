@@ -123,10 +123,7 @@ class History:
         messages: Sequence[msgspec.Raw | bytes],
         sent: SentBody | None = None,
     ) -> Recall:
-        """Return the known part of a request.
-
-        `sent` is the body, if its raw messages are the elements of one array in it.
-        """
+        """Return the known part of a request. `sent` is the body, if its messages are elements of one array in it."""
         head = sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]
         before = self._recall_beginning(head, messages, sent)
         digests, prefixes, counts = list(before.digests), list(before.prefixes), list(before.counts)

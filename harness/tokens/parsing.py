@@ -84,10 +84,7 @@ class CallSyntax(Protocol):
         return piece.is_marker and piece.text in self.markers
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Return the parts of an output, or of its end.
-
-        Beside calls, white space at the end of the content is dropped.
-        """
+        """Return the parts of an output, or of its end. Beside calls, white space at the end of content is dropped."""
 
 
 class ReaderBeforeCalls:

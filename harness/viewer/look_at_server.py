@@ -1,7 +1,4 @@
-"""Views of a running server's sessions, which may change or end meanwhile.
-
-Servers of an earlier version do not report their holds, which are then missing.
-"""
+"""Views of a running server's sessions, which may change or end meanwhile. Old servers report no holds."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -12,10 +12,7 @@ _NAME = 40  # characters
 
 
 def draw(charts: Sequence[Chart], missing: list[str]) -> list[tuple[str, bytes]]:
-    """Return the title and picture of each chart. Failures become sentences in `missing`.
-
-    Raises `RunError` if matplotlib is not installed.
-    """
+    """Return the title and picture of each chart; failures go to `missing`. Raises `RunError` without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

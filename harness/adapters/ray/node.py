@@ -101,10 +101,7 @@ class RolloutNode:
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:
-        """Do this step of `SessionManager.abort_hooks`; so do the next three methods.
-
-        The abort ends after `ABORT_S` at the latest.
-        """
+        """Do this step of `SessionManager.abort_hooks`; so do the next three methods. Ends within `ABORT_S`."""
         self._aborts[abort] = hooks = self._require_serving().manager.abort_hooks()
         asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
         hooks.mark(keep)

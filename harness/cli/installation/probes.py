@@ -154,9 +154,7 @@ def _examine_proxy(_: Scratch) -> list[Finding]:
 
 
 def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
-    """Check whether `proxies`, by scheme, would catch requests to this machine. Their URLs hold secrets and are not
-    shown.
-    """
+    """Check whether `proxies`, by scheme, would catch requests to this machine. Never shows their URLs: secrets."""
     caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
     if not caught:
         return Finding("proxy", Level.OK, "none for http")

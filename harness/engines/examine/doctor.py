@@ -76,10 +76,7 @@ class Diagnosis:
 
 
 async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
-    """Examine the server at `url`; `tokenizer` is the expected one.
-
-    Raises `EngineUnavailable` if no known engine server answers, `ScenarioError` if `url` is invalid.
-    """
+    """Examine the server at `url`. Raises `EngineUnavailable` for an unknown one, `ScenarioError` for a bad `url`."""
     EngineAddress.parse(url)
     client = EngineClient(url, "engine", api_key=api_key)
     client.open()

@@ -1,7 +1,4 @@
-"""One request from arrival to result: sampled tokens, their weight versions, and the end.
-
-Knows neither tensors nor threads. The engine adds prompt scores and sampled tokens in order.
-"""
+"""One request from arrival to result. Knows neither tensors nor threads: the engine adds scores and tokens."""
 
 import secrets
 from collections.abc import Callable, Sequence

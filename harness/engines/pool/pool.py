@@ -327,10 +327,7 @@ class EnginePool:
             self.workers.judge_weights()
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`; asks every worker and fences by the answers.
-
-        Raises if a worker does not answer; the other answers still count.
-        """
+        """Ask every worker, and fence by the answers. Raises if one does not answer; the other answers still count."""
         try:
             await self._everywhere("say what they serve", lambda worker: worker.read_version())
         finally:

@@ -137,10 +137,7 @@ class Workers:
         self._paused = mode
 
     async def join(self, name: str, worker: TokenProvider) -> None:
-        """Enter `worker` and let it serve as `name`, paused first if the pool is.
-
-        Raises `ScenarioError` if it serves another model, and any error of entering it.
-        """
+        """Enter `worker` as `name`, paused if the pool is. Raises `ScenarioError` for another model."""
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
         if self.proves_scripts and isinstance(worker, ProvesScripts):

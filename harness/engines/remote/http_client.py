@@ -145,10 +145,7 @@ class EngineClient:
                         connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
-        """Yield payloads of a stream's events as they come; leaving early closes the connection.
-
-        The deadline includes the reader's time.
-        """
+        """Yield payloads of events as they come; leaving early closes the connection. Reading counts as waiting."""
         connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
         with self._name_failures(call):

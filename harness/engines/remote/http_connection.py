@@ -106,10 +106,7 @@ class EngineConnection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def gather(self, seconds: float) -> bytes:
-        """Read until `seconds` after the next piece, a megabyte, or the end; empty at the end.
-
-        If the connection breaks, `take` still returns what arrived.
-        """
+        """Read until `seconds` after the next piece, a megabyte, or the end. Never raises: `take` does."""
         self._gather_s, self._is_gathered = seconds, not seconds
         try:
             while not self._is_readable():
@@ -239,10 +236,7 @@ class EngineConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, parts: Sequence[bytes | memoryview], *, on_new: bool = False) -> EngineConnection:
-        """Send a request, over an unused connection if `on_new`. Raises `CannotConnect`.
-
-        Read the answer from the returned connection, then call `end`.
-        """
+        """Send a request, on an unused connection if `on_new`. Raises `CannotConnect`. After the answer, call `end`."""
         connection = None if on_new else self._choose_kept()
         if connection is None:
             connection = await self._connect()

@@ -87,10 +87,7 @@ class InFlight:
             del self._live[request_id]
 
     async def admit(self, live: LiveRequest) -> bool:
-        """Wait until the request may be sent; return False if it was aborted first.
-
-        Raises `EngineUnavailable` if the engine is paused for too long.
-        """
+        """Wait until the request may be sent; False if aborted first. Raises `EngineUnavailable` after a long pause."""
         if not self._open.is_set():  # rare; skips the cost of a deadline
             try:
                 async with asyncio.timeout(self._longest_hold_s):

@@ -52,10 +52,7 @@ def texts_to_compare(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEncoding | None:
-    """Return the first text that the server encodes differently, or None.
-
-    Raises `EngineError` if the server does not tokenize.
-    """
+    """Return the first text that the server encodes differently. Raises `EngineError` if it does not tokenize."""
     for text in texts_to_compare(tokenizer):
         theirs, ours = (await client.call(_asking(text), _Tokens)).tokens, tokenizer.encode(text)
         if theirs != ours:

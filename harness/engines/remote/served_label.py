@@ -56,10 +56,7 @@ class ServedLabel:
 
 
 class Unlabeled:
-    """Tokens of a stream that reports versions only at its end.
-
-    A token has the `label` from before the request if a later read confirmed it.
-    """
+    """Tokens of a stream without versions. They get the `label` from before if a later read confirms it."""
 
     def __init__(self, served: ServedLabel, label: str, begun: int) -> None:
         self._served = served

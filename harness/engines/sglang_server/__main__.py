@@ -1,7 +1,4 @@
-"""Program behind `harness engine up local`: serves the HuggingFace engine until SIGTERM or SIGINT.
-
-Runs in the harness's own environment, which needs the `local` extra.
-"""
+"""Program behind `harness engine up local`: serves the HuggingFace engine until SIGTERM or SIGINT."""
 
 import argparse
 import asyncio

@@ -1,7 +1,4 @@
-"""Gateway programs, each in its own environment, built on first use and cached.
-
-A folder's name holds its requirements' digest; it is built under a lock and renamed when complete.
-"""
+"""Gateway programs, each in a cached environment. A folder is named by its requirements' digest."""
 
 import hashlib
 import sys
@@ -28,10 +25,7 @@ class GatewayProgram(NamedTuple):
 
 
 def gateway_program(name: str, say: Say) -> GatewayProgram:
-    """Return the gateway `name`, installing it if missing. Blocks.
-
-    Raises `ScenarioError` for an unknown name, `LaneError` or `ModelError`.
-    """
+    """Return the gateway `name`, installed if missing. Blocks. Raises `ScenarioError`, `LaneError` or `ModelError`."""
     try:
         kind = GatewayKind(name)
     except ValueError:

@@ -46,9 +46,7 @@ class ShardCommand(NamedTuple):
 
 
 StartShard = Callable[[int, bool], ShardCommand]
-"""Returns the command of shard `number`, which announces itself in JSON on standard output. The flag requests that it
-resume engines before testing them.
-"""
+"""Returns the command of a shard, which announces itself in JSON. The flag: resume engines before testing."""
 
 
 class _Error(msgspec.Struct):
@@ -86,10 +84,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
-        """Run every shard within the block; yield once all answer.
-
-        Raises `ShardUnavailable` if one fails its first start.
-        """
+        """Run every shard within the block; yield once all answer. Raises `ShardUnavailable` if a first start fails."""
         async with AsyncExitStack() as stack:
             watchdog = Watchdog()
             stack.push_async_callback(watchdog.close)

@@ -1,7 +1,4 @@
-"""Runs one agent to its end and leaves nothing of it behind.
-
-It does not know how the session fared; see `manager.py`.
-"""
+"""Runs one agent to its end and leaves nothing of it behind. `manager.py` knows how the session fared."""
 
 import asyncio
 import math
@@ -98,10 +95,7 @@ class AgentRunner:
         return process is not None and process.signal(number)
 
     async def ask_to_end(self, sessions: Collection[str] | None = None) -> None:
-        """Call the abort functions of all running agents, or of those on `sessions`.
-
-        Raises `AgentError` afterwards if any failed.
-        """
+        """Call the abort functions of all running agents, or of those on `sessions`. Raises `AgentError` afterwards."""
 
         async def ask(session_id: str, task: AgentTask) -> None:
             if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:

@@ -1,7 +1,4 @@
-"""Agents that are async functions of this process.
-
-A function can only be cancelled. One that blocks the event loop or catches `GeneratorExit` cannot be ended.
-"""
+"""Agents that are async functions of this process. One that blocks the event loop cannot be ended."""
 
 import asyncio
 import traceback

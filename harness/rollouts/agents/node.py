@@ -1,7 +1,4 @@
-"""The harness's own Node in the cache, pinned by version and checksum.
-
-Agents from npm need Node 22 or newer, which few machines have.
-"""
+"""The harness's own Node in the cache, pinned, for agents from npm: they need Node 22, which few machines have."""
 
 import base64
 import hashlib

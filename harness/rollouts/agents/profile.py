@@ -205,10 +205,7 @@ def files_beside(folder: Path, names: Sequence[str], key: str) -> dict[str, Path
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:
-    """Replace every `${NAME}` in `text`, and `$${` by `${`. `escaped` values fit into JSON and TOML strings.
-
-    Raises `ValueError` naming a missing variable.
-    """
+    """Replace each `${NAME}`, and `$${` by `${`. `escaped` fits into JSON and TOML. Raises `ValueError`."""
 
     def value(reference: re.Match[str]) -> str:
         is_literal, name = reference.groups()

@@ -77,9 +77,7 @@ class AgentTask:
 
     agent: Agent
     prompt: str | Sequence[Message]
-    """Instruction, or first messages. Programs get an instruction by file and variable, messages as a JSON file
-    (`HARNESS_MESSAGES_FILE`).
-    """
+    """Instruction, or first messages. Programs get messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""
     workdir: Path
     """The rollout's own directory for inputs, `agent.log` and `result.json`."""
     model: str

@@ -234,10 +234,7 @@ class SessionServerClient:
         return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
 
     async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
-        """Read facts, record and samples of one moment, empty if missing.
-
-        Raises `ScenarioError` for a bad turn in `turn_rewards`.
-        """
+        """Read facts, record and samples of one moment, empty if missing. Raises `ScenarioError` for `turn_rewards`."""
         path = f"/sessions/{session_id}/samples?format=safetensors"
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:

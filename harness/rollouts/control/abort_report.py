@@ -1,7 +1,4 @@
-"""Steps, budget and report of an abort. Pure.
-
-The time to reopen the gates is reserved (I8): the last step always runs.
-"""
+"""Steps, budget and report of an abort. Pure. Time to reopen the gates is reserved (I8): that step always runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -45,10 +45,7 @@ log = get_logger(__name__)
 
 
 class ClientConnection:
-    """Client of one request.
-
-    `connection` is None if a disconnect cannot be detected. Names of `headers` are lower case.
-    """
+    """Client of one request, with lower-case `headers`. `connection` is None if a disconnect cannot be seen."""
 
     def __init__(self, connection: Connection | None, headers: Mapping[str, str]) -> None:
         self._connection = connection
@@ -69,10 +66,7 @@ class ClientConnection:
         """True if the client declares a retry."""
 
     def notes(self) -> Json:
-        """Return the client's program, ids, span and process, for the turn's record.
-
-        Secrets are shortened, because other people read the record.
-        """
+        """Return the client's program, ids, span and process, for the turn's record. Shortens secrets."""
         own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}

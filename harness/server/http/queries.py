@@ -1,7 +1,4 @@
-"""Query parameters of session requests.
-
-Parsers raise `MalformedRequest` naming the parameter, and ignore unknown ones.
-"""
+"""Query parameters of session requests. Unknown ones are ignored; wrong ones raise `MalformedRequest`."""
 
 import math
 from typing import NamedTuple

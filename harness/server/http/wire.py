@@ -1,7 +1,4 @@
-"""Request bodies: size limits for all, and fields for session and gate requests.
-
-Parsers raise `MalformedRequest`. Dialects parse the bodies of model calls.
-"""
+"""Bodies of session and gate requests, with size limits for all. Parsers raise `MalformedRequest`."""
 
 import asyncio
 from collections.abc import Callable, Collection

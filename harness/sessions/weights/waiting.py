@@ -1,7 +1,4 @@
-"""Index of turns by the policy version that sampled their tokens (I7).
-
-A turn costs nothing while weights do not change (I11).
-"""
+"""Index of turns by the version that sampled them (I7). A turn costs nothing while weights do not change (I11)."""
 
 from collections import defaultdict
 from collections.abc import Set

@@ -115,10 +115,7 @@ class Watcher(Protocol):
 
 
 class FaultyProvider:
-    """Wrapper of `inner`, which the caller enters and which outlives session servers.
-
-    Without a `network`, it raises a provider's errors itself.
-    """
+    """Wrapper of `inner`, which the caller enters. Without a `network`, it raises a provider's errors itself."""
 
     def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
         self._inner = inner

@@ -48,10 +48,7 @@ class CheckProcess:
         return self._transport.get_returncode() is None and not self._pipes.has_ended and not self._pipes.output
 
     async def ask(self, session: Json, result: Json | None, metadata: Json) -> Any:
-        """Return the answer for a session. Raises `ScenarioError`.
-
-        After an error or cancellation the caller must `close`: the process may still answer.
-        """
+        """Return the answer for a session. Raises `ScenarioError`; then the caller must `close` the process."""
         question = {"id": secrets.token_hex(8), "session": session, "result": result, "metadata": metadata}
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))  # uvloop's type is wrong
         pipe.write(json.dumps(question).encode() + b"\n")

@@ -1,7 +1,4 @@
-"""Configuration of a run, in `config.toml`. A run resumes only with an equal configuration.
-
-Concurrency is not part of it, because it does not change results (I10).
-"""
+"""Configuration of a run, in `config.toml`. A run resumes only with an equal one; concurrency is not in it."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,10 +55,7 @@ class Overrides(_StrictFile):
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """Override `scenario`. An engine replaces its services, workers its engine.
-
-        Raises `ScenarioError` for invalid `settings`.
-        """
+        """Override `scenario`. An engine replaces services, workers the engine. Raises `ScenarioError`."""
         if self.settings is not None:
             scenario = _set_keys(scenario, self.settings)
         if self.agent is not None:

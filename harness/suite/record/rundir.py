@@ -47,10 +47,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Self:
-        """Create a new run's directory. Raises `RunError` when it is not empty.
-
-        Reuses what an unfinished `create` left.
-        """
+        """Create a new run's directory, or finish an unfinished `create`. Raises `RunError` when it is not empty."""
         directory = cls(path)
         taken = RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
         with disk_failures(path):

@@ -1,7 +1,4 @@
-"""Run, score and record one scenario's rollouts, a bounded number at a time.
-
-Order and concurrency never change a rollout's result (I10).
-"""
+"""Run, score and record one scenario's rollouts, some at a time. Order never changes a result (I10)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -71,10 +68,7 @@ class RolloutBatch:
     """True if final rollouts, too, begin with their records."""
 
     async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
-        """Run `rollouts` in order, `width` at a time, until done or interrupted.
-
-        Raises `StoreError` when a record cannot be stored, and cancels the other rollouts.
-        """
+        """Run `rollouts` in order, `width` at a time, until interrupted. Raises `StoreError`, cancelling the others."""
         # One iterator for all workers keeps the order.
         waiting = iter(rollouts)
 

@@ -178,10 +178,7 @@ class OwnServices(Services):
 async def serve_engine(
     choice: EngineChoice, database: Path, say: Callable[[str], None], *, otlp_endpoint: str | None = None
 ) -> AsyncIterator[OwnServices]:
-    """Serve `choice`, with sessions in `database`.
-
-    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not start.
-    """
+    """Serve `choice`. Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` if it does not start."""
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await find_model(choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir, template_file=choice.template)

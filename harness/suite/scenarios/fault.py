@@ -1,7 +1,4 @@
-"""`[[faults]]` of a `scenario.toml`. `suite/faults` carries them out.
-
-A fault on one session happens once per session, one on everything once per run.
-"""
+"""`[[faults]]` of a `scenario.toml`. One on a session happens once per session, one on everything once."""
 
 from typing import Annotated, Literal, Self
 

@@ -165,10 +165,7 @@ def load_scenario(directory: Path) -> ScenarioFolder:
 
 
 def find_scenarios(where: str) -> list[ScenarioFolder]:
-    """Return the scenarios of a folder, a suite folder or a bundled name, sorted by folder.
-
-    Raises `NothingSelected`, or `ScenarioError` when one is wrong.
-    """
+    """Return the scenarios of a folder, suite or bundled name, sorted. Raises `NothingSelected`, `ScenarioError`."""
     directory = Path(where).expanduser()
     if directory.name == SCENARIO_FILE and directory.is_file():
         directory = directory.parent

@@ -26,10 +26,7 @@ class KeptRollouts:
     _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
-        """See `RolloutSource`.
-
-        Raises `StoreFull` when a turn could not be stored, `StoreError` when the rollout could not.
-        """
+        """See `RolloutSource`. Raises `StoreFull` for a turn, `StoreError` for a rollout that could not be stored."""
         if resumes is None and (kept := await self._find(index)) is not None:
             return kept
         scored = await self.source.run(index, resumes)

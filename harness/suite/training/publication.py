@@ -27,10 +27,7 @@ class Publication:
         self._updates = StepFile(directory.path / "weights.jsonl")
 
     async def publish(self, learner: Learner) -> dict[str, float]:
-        """Publish the weights. Returns the figures.
-
-        Raises `EngineError` when no engine serves them, `LearnerError` or `StoreError` when writing fails.
-        """
+        """Publish the weights. Returns the figures. Raises `EngineError`, `LearnerError` or `StoreError`."""
         began = asyncio.get_running_loop().time()
         saving = asyncio.to_thread(self._checkpoints.save_model, learner)
         folder = await to_the_end(saving)  # cannot stop the thread: keep the run's locks until it ends

@@ -175,10 +175,7 @@ async def choose_engine(folder: ScenarioFolder) -> EngineChoice:
 
 
 async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
-    """Open a learner with the weights of `choice`; a scripted one for a scripted engine.
-
-    Raises `LearnerError` when the weights cannot be loaded.
-    """
+    """Open a learner with the weights of `choice`, scripted for a scripted engine. Raises `LearnerError`."""
     if not choice.lanes and not choice.workers and EngineName.parse(choice.name).plays_script:
         return ScriptedLearner()
     model_dir = await find_model(choice)

@@ -79,10 +79,7 @@ async def open_pipeline(
     journal: TrainingJournal,
     last_step: int,
 ) -> AsyncIterator[tuple[StepPipeline, ScenarioTasks]]:
-    """Yield the pipeline and its tasks. It begins nothing after `last_step`.
-
-    Raises `AgentError` or `ScenarioError` when the agent cannot be prepared.
-    """
+    """Yield the pipeline and its tasks, up to `last_step`. Raises `AgentError` or `ScenarioError` for the agent."""
     scenario, check = folder.scenario, folder.check
     assert check is not None, "a scenario with [train] has a check"
     async with AsyncExitStack() as stack:

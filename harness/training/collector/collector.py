@@ -44,10 +44,7 @@ class Collector:
         await to_the_end(self._leave())  # leftovers would burden all clients of the server
 
     def begin(self, step: int, *, is_last: bool = False) -> "StepCollection":
-        """Begin `step`. If it `is_last`, keep nothing for a next step.
-
-        Raises `StepError` while the step before is not over.
-        """
+        """Begin `step`. If it `is_last`, keep nothing for a next one. Raises `StepError` during the step before."""
         if self._current is not None and not self._current.is_over:
             raise StepError(
                 f"step {step} cannot begin: step {self._current.step} is not over; await its end, or close it"
@@ -74,10 +71,7 @@ class Collector:
 
 
 class StepCollection:
-    """Collection of `step` in its own task, from construction on.
-
-    Begins with `inherited` groups; `keeps` leaves over-sampled groups to the next step.
-    """
+    """Task that collects `step`. Begins with `inherited` groups; `keeps` leaves surplus groups to the next step."""
 
     def __init__(
         self,

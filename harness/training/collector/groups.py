@@ -1,7 +1,4 @@
-"""Groups: rollouts by their position in training, and the rules for a whole group. Pure.
-
-A rule filters a group, or computes its advantages.
-"""
+"""Groups: rollouts by position in training, and rules that filter a group or compute its advantages. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

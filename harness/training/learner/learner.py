@@ -89,10 +89,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write a model folder for engines (safetensors), on one rank.
-
-        `folder` must be new, and appears only when complete. Raises `LearnerError`.
-        """
+        """Write a model folder for engines (safetensors), on one rank; new, and complete. Raises `LearnerError`."""
         ...
 
     def save_state(self, folder: Path) -> None:
@@ -100,8 +97,5 @@ class Learner(Protocol):
         ...
 
     def load_state(self, folder: Path) -> None:
-        """Continue from `save_state` with identical numbers, on every rank.
-
-        Raises `LearnerError`, with no change, for an incompatible state.
-        """
+        """Continue from `save_state` with identical numbers, on every rank. Raises `LearnerError`, with no change."""
         ...

@@ -57,10 +57,7 @@ def prepare(model: Any) -> None:
 
 
 def packed_logprobs(model: Any, pack: Pack) -> Tensor:
-    """Return logprobs [t] of the trained tokens, at least float32.
-
-    Raises `LearnerError` for unsupported attention arguments.
-    """
+    """Return logprobs [t] of the trained tokens, at least float32. Raises `LearnerError` for attention arguments."""
     device = model.device
     position_ids = torch.from_numpy(pack.position_ids.astype(np.int64)).to(device)
     kept = pack.logit_positions

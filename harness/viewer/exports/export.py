@@ -31,10 +31,7 @@ class Exported(NamedTuple):
 
 
 def export_run(run: Path, out: Path, kind: ExportFormat) -> Exported:
-    """Write the figures or spans of `run` to the folder `out`.
-
-    Raises `RunError` for a bad run or folder and missing packages, `StoreError` for a bad store.
-    """
+    """Write the figures or spans of `run` to the folder `out`. Raises `RunError` or `StoreError`."""
     with _new_folder(out) as folder:
         if kind is ExportFormat.OTEL:
             missing: list[str] = []

@@ -129,10 +129,7 @@ async def serve_live(
 async def serve_live_until_told(
     address: SessionServerAddress, tokenizer: Path | None, *, port: int, started: Callable[[str], None]
 ) -> None:
-    """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address.
-
-    A second signal ends answers in progress.
-    """
+    """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address. A second signal is abrupt."""
     stop = asyncio.Event()
     async with serve_live(address, tokenizer, port=port) as page:
 

@@ -123,10 +123,7 @@ class StepTable:
             return read_position(connection)
 
     def plan(self, step: int) -> None:
-        """Record that `step` is about to begin. Open the session store first.
-
-        A collected step cannot be planned again.
-        """
+        """Record that `step` is about to begin. Open the session store first. A step is collected only once."""
         with self._writing() as connection:
             for statement in TABLES:
                 connection.execute(statement)
@@ -152,10 +149,7 @@ class StepTable:
         return None if row is None else from_bytes(row[0])
 
     def collect(self, record: StepRecord) -> StepRecord:
-        """Record a complete step. Return the record with the store's missing tokens added.
-
-        Raises `LedgerImbalance` if the store has less than the ledger.
-        """
+        """Record a complete step and return it with the store's missing tokens. Raises `LedgerImbalance`."""
         with self._writing(durably=True) as connection:
             state, planned_at, _ = self._find(connection, record.step)
             if state != "planned":
@@ -168,10 +162,7 @@ class StepTable:
         return record
 
     def commit(self, step: int) -> Ledger:
-        """Commit `step`, whose update is durable. Return the run's ledger.
-
-        Raises `StoreError` unless it is next, collected, and its groups untrained.
-        """
+        """Commit `step`, its update durable. Return the run's ledger. Raises `StoreError` unless next and collected."""
         with self._writing(durably=True) as connection:
             position = read_position(connection)
             if step != position.step:

@@ -15,7 +15,6 @@ from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self, assert_never
 from uuid import uuid4
 from zlib import crc32
@@ -237,9 +236,7 @@ class ScriptedEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._running.set()
         await self.abort(None)
 

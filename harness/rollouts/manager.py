@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from harness.engines.base import PauseMode, TokenProvider
@@ -111,9 +110,7 @@ class SessionManager:
         self._signal = AbortSignal()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
         try:
             await self._runner.close()

@@ -8,7 +8,6 @@ refused, so that an agent never continues from an answer that was not recorded. 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -83,9 +82,7 @@ class RecordedEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:

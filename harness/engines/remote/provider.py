@@ -8,7 +8,6 @@ otherwise the tests time out and say so.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable
-from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
 
@@ -131,9 +130,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._capabilities = None
         await self._client.close()
 

@@ -1,7 +1,6 @@
 """A store without persistence: sessions end with their server. For tests and throw-away servers."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from harness.errors import StoreError
@@ -24,9 +23,7 @@ class MemoryStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     @property

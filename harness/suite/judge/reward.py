@@ -12,7 +12,6 @@ import asyncio
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from harness.errors import ScenarioError
@@ -52,9 +51,7 @@ class StandingCheck:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end_process()
 
     async def score(self, session: Json, result: Json | None, metadata: Json) -> Score:

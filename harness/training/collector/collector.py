@@ -14,7 +14,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from harness.errors import StepError
@@ -38,9 +37,7 @@ class Collector:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await to_the_end(self._leave())  # leftovers would burden all clients of the server
 
     def begin(self, step: int, *, is_last: bool = False) -> "StepCollection":

@@ -106,11 +106,9 @@ class RaggedRows:
 
     @property
     def stop(self) -> int:
-        """Position after the last row."""
         return self.start + len(self.offsets) - 1
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         offsets = self.offsets[: max(0, stop - self.start) + 1]
         return replace(self, values=self.values[: offsets[-1]], offsets=offsets)
 
@@ -148,7 +146,6 @@ class TurnRows:
         return replace(self, parts=(*self.parts, part))
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
 
     @property
@@ -178,7 +175,6 @@ class RecordedRows(NamedTuple):
     masks: TurnRows | None
 
     def to_bytes(self) -> bytes:
-        """Encode the rows as msgpack."""
         return msgspec.msgpack.encode([None if each is None else each.to_bytes() for each in self])
 
     @classmethod
@@ -261,7 +257,6 @@ class SampleRows:
         return replace(self, values=self.values[start:stop], states=self.states[start:stop])
 
     def equals(self, other: Self) -> bool:
-        """Compare rows and states."""
         return np.array_equal(self.values, other.values) and np.array_equal(self.states, other.states)
 
     @property

@@ -24,8 +24,6 @@ _LONGEST_ALIAS = 64  # characters
 
 
 class WireMessage(msgspec.Struct):
-    """A message as received."""
-
     role: str
     content: msgspec.Raw
 

@@ -21,13 +21,11 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def camel(name: str) -> str:
-    """Return a field name in camelCase."""
     first, *others = name.split("_")
     return "".join((first, *(each[:1].upper() + each[1:] for each in others))) if first else name
 
 
 def snake(name: str) -> str:
-    """Return a field name in snake_case."""
     return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 

@@ -15,7 +15,6 @@ from harness.errors import MalformedRequest, RequestError
 from harness.types import Json
 
 NULL = msgspec.Raw(b"null")
-"""Value of a field that was not sent."""
 MOST_NOTED = 16
 """Most fields in one list of notes."""
 LONGEST_NOTE = 500

@@ -235,9 +235,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     """Request to answer: the sampled one or a retry of it."""
     turn: Turn
     model: str
-    """Model name in answers."""
     token_text: Callable[[int], str]
-    """Text of one token id."""
     top_logprobs: TopLogprobs | None = None
     """Alternatives to the output tokens. Not stored, so a retry's answer has none."""
     is_guarded: bool = False

@@ -18,7 +18,6 @@ from harness.types import Json, Message
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = raw_event(b"[DONE]")
-"""End of a stream."""
 
 _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"

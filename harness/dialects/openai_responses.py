@@ -22,7 +22,6 @@ from harness.types import Json
 _CHAT = OpenAIChat()
 
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
-"""Reasons of incomplete answers, by finish reason."""
 
 _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),

@@ -193,7 +193,6 @@ ENGINE_KINDS: dict[str, EngineKind] = {
         ),
     )
 }
-"""All kinds by name; an unknown server is tried in this order."""
 
 
 class NamedEngine(NamedTuple):

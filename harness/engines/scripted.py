@@ -134,8 +134,6 @@ def _salt(version: str) -> int:
 
 
 class LiveGeneration(msgspec.Struct, frozen=True):
-    """Generation in flight."""
-
     request_id: str
     sampled: int
     """Tokens so far."""

@@ -13,7 +13,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
-"""Time to connect, over all addresses."""
 
 _KEPT_S = 10.0  # a name may resolve to other addresses later
 

@@ -30,7 +30,6 @@ class ProcessName:
         return cls(pid, stat_of(pid).started, _boot())
 
     def is_alive(self) -> bool:
-        """Return True while this process runs."""
         try:
             stat = stat_of(self.pid)
         except ProcessLookupError:

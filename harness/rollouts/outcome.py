@@ -47,8 +47,6 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The agent's end."""
-
     ending: Ending
     code: int = 0
     """Exit code or signal number."""

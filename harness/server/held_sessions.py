@@ -130,7 +130,6 @@ class HeldSessions:
         self._tell()
 
     def forget(self, held: Session | SessionStub) -> None:
-        """Stop holding the session."""
         session_id = held.session_id
         self._in_memory.pop(session_id, None)
         self._stubs.pop(session_id, None)

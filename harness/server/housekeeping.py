@@ -36,7 +36,6 @@ class LastUses:
         self._times[session_id] = self._clock()
 
     def end(self, session_id: str) -> None:
-        """Forget a session."""
         self._times.pop(session_id, None)
 
     def use(self, session_id: str) -> None:

@@ -64,8 +64,6 @@ class SessionsApi:
 
 
 class GateCounts(NamedTuple):
-    """Counts of a gate report."""
-
     sessions: int
     sessions_open: int
     turns_in_flight: int

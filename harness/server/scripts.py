@@ -19,8 +19,6 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class StepText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of a script."""
-
     text: str | None = None
     """Encoded; the end of the turn follows unless `finish` is `length`."""
     tokens: tuple[_TokenId, ...] | None = None

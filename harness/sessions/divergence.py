@@ -33,8 +33,6 @@ class Divergence:
 
 
 class Toolset(NamedTuple):
-    """Tools of a request."""
-
     tools: Sequence[Json] = ()
     digest: str = ""
     """See `TurnNotes.toolset`."""

@@ -27,8 +27,6 @@ _REMEMBERED = 1000  # expired holders; each is a name
 
 
 class GateState(StrEnum):
-    """State of the gate."""
-
     OPEN = "open"
     PAUSED = "paused"
     """New work waits, for a bounded time."""

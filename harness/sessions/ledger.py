@@ -56,7 +56,6 @@ class Unknown:
 
     @classmethod
     def of(cls, outputs: Iterable[UnknownOutput]) -> Self:
-        """Add up `outputs`."""
         counted = list(outputs)
         return cls(len(counted), sum(each.at_most for each in counted))
 
@@ -179,7 +178,6 @@ def account(
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
-    """Add up the ledgers."""
     generated = trained = masked = inherited = 0
     dropped: Counter[str] = Counter()
     unknown = NOTHING_UNKNOWN

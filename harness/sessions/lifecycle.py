@@ -22,8 +22,6 @@ from harness.types import FinishReason
 
 
 class Phase(StrEnum):
-    """Phase of a session."""
-
     OPEN = "open"
     CLOSING = "closing"
     """Drained."""

@@ -68,7 +68,6 @@ class Forks:
     """Result of forking one turn."""
 
     session_id: str
-    """Forked session."""
     turn: int
     forks: Sequence[Fork]
 

@@ -45,8 +45,6 @@ _STOP_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay."""
-
     session_id: str
     """Recorded session."""
     again: str | None

@@ -38,7 +38,6 @@ class SessionLine:
     session_id: str | None
     """None for a rollout without a session."""
     number: int | None = None
-    """Number of the rollout in its run."""
     scenario: str | None = None
     group: int | None = None
     """Position of the prompt in the run."""

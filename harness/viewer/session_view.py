@@ -28,7 +28,6 @@ class TokenView(NamedTuple):
     """Characters completed by this token; None without a tokenizer or if it lacks the id."""
     logprob: float | None
     version: str | None
-    """Version of the weights that sampled it."""
     fate: str
     """`trained`, `masked`, or the reason that it is in no sample."""
 

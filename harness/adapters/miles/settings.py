@@ -26,8 +26,6 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MilesSettings:
-    """Options of a run."""
-
     session_server: str
     admin_token: str | None
     agent_function_path: str | None
@@ -108,11 +106,8 @@ def read_variables(assignments: Sequence[str]) -> dict[str, str]:
 
 
 class Refusal(NamedTuple):
-    """An unsupported option of miles."""
-
     option: str
     is_set: Callable[[Any], object]
-    """Predicate on miles' arguments."""
     reason: str
 
 

@@ -31,7 +31,6 @@ RAY_RESULT_LOST = "ray_result_lost"
 STOP_S = 60.0
 """Time for a node to end before it is killed."""
 ROLLOUTS_AT_ONCE = 10_000
-"""Maximum concurrent calls of an actor."""
 
 _log = get_logger(__name__)
 

@@ -229,4 +229,3 @@ PROBES: Mapping[str, Probe] = {
     "installers": _examine_installers,
     "engines": _examine_engines,
 }
-"""Probes by name."""

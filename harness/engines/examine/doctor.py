@@ -40,7 +40,6 @@ _ABORTED_TOKENS = 512  # enough to be still running when the abort arrives
 _ANY_ID = 2**31 - 1
 _SPAN_ROUTE = "/inference/v1/generate"
 _NEEDED = frozenset({"token endpoint", "prompt logprobs", "raw logprobs", "abort", "vocabulary", "tokenizer"})
-"""Checks without which sessions cannot be served."""
 _ANSWERS = {Level.OK: "yes", Level.UNKNOWN: "unknown", Level.WARN: "no", Level.FAIL: "no"}
 
 

@@ -31,8 +31,6 @@ class LayerKv:
 
 
 class SequenceKv:
-    """KV of one sequence."""
-
     __slots__ = ("layers",)
 
     def __init__(self) -> None:

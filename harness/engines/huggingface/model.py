@@ -36,8 +36,6 @@ _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5
 
 
 class ModelFacts(NamedTuple):
-    """Properties of a loaded model."""
-
     vocab_size: int
     context_length: int
     kv_bytes_per_token: int

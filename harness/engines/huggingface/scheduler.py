@@ -22,8 +22,6 @@ _WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it aga
 
 
 class BatchLimits(NamedTuple):
-    """Limits of the engine."""
-
     sequences: int
     step_tokens: int
     kv_tokens: int
@@ -71,7 +69,6 @@ class Sequence:
     """First position whose experts are wanted and not recorded; None for none."""
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token."""
         self.ids[self.length] = token_id
         self.logits_from = self.length
         self.length += 1
@@ -133,7 +130,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if any sequence runs or waits."""
         return bool(self.running or self.waiting)
 
     @property

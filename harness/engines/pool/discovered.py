@@ -36,8 +36,6 @@ _LONGEST_REST_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """Listed worker."""
-
     name: str
     open: Callable[[], TokenProvider]
 

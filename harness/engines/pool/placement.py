@@ -132,7 +132,6 @@ class Placement:
         return all(worker.name in tried for worker in self.workers.values() if not worker.fence)
 
     def place_of(self, session_id: str | None) -> Place | None:
-        """Return where the session was last served."""
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:

@@ -87,7 +87,6 @@ class Workers:
 
     @property
     def providers(self) -> dict[str, TokenProvider]:
-        """Every worker by name."""
         return {name: member.provider for name, member in self._members.items()}
 
     @property
@@ -107,7 +106,6 @@ class Workers:
 
     @property
     def serving(self) -> dict[str, TokenProvider]:
-        """Workers that accept requests."""
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
 
     def next_for(self, session_id: str) -> str | None:

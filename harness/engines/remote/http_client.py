@@ -42,8 +42,6 @@ _LARGE_BYTES = 200_000  # decoding takes some milliseconds
 
 
 class HttpAnswer(NamedTuple):
-    """Complete HTTP answer."""
-
     status: int
     content: bytes
 

@@ -38,8 +38,6 @@ class AnswerInvalid(OSError):
 
 
 class EngineConnection(asyncio.Protocol):
-    """EngineConnection and its current exchange."""
-
     def __init__(self) -> None:
         from httptools import HttpResponseParser  # a trainer imports this module and may connect to nothing
 
@@ -93,7 +91,6 @@ class EngineConnection(asyncio.Protocol):
         return await self.gather(math.inf)
 
     async def read_all(self) -> bytes:
-        """Read the whole body."""
         content = await self.read_much()
         if self.is_whole and not self._pieces:
             return content

@@ -51,7 +51,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
     """
 
     kind: ClassVar[str]
-    """Engine name in messages."""
     first_label: ClassVar[str]
     """Weight label until the server reports one."""
     scale_advice: ClassVar[str]
@@ -70,7 +69,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self_test_s: float = SELF_TEST_S,
     ) -> None:
         self.continues_at_entry = False
-        """See `ContinuesAtEntry`."""
         self._self_test_s = self_test_s
         self._client = EngineClient(url, self.kind, api_key=api_key)
         self._vocab_size = vocab_size
@@ -83,7 +81,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._wanted_guard = choose_guard(repeat_guard, os.environ)
         self._guard: str | None = None
         self.proves_scripts = False
-        """See `ProvesScripts`."""
         self._follows_scripts = False
         self._router: RoutedExperts | None = None
         self._max_mask_ids = 0

@@ -23,7 +23,6 @@ TEXTS = (
     "Grüße, 日本語, Привет 🙂",
     "<|im_start|>user\nhi<|im_end|>\n",
 )
-"""Texts on which tokenizers differ."""
 
 _ANSWER_S = 30.0
 _IDS_SHOWN = 8

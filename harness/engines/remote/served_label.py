@@ -15,7 +15,6 @@ class ServedLabel:
         self.label = label
         self._heard = {label}
         self._moment = 0
-        """Logical clock."""
         self._known_since = 0
         self._changed_at = 0
         self._confirmed_at = 0

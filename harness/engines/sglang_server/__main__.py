@@ -16,7 +16,6 @@ _FAILED = 1
 
 
 def main() -> int:
-    """Serve; return the exit code."""
     try:
         asyncio.run(_serve(_parse_arguments()))
     except HarnessError as error:

@@ -64,10 +64,8 @@ class NativeServer:
                 "/update_weights_from_disk": self._update_weights,
             }
         )
-        """Control verbs by path; each raises `EngineError`."""
 
     def app(self) -> Starlette:
-        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/generate", self._generate, methods=["POST", "PUT"]),

@@ -45,7 +45,6 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         with suppress(ClientDisconnect):
             await while_connected(receive, self._send(send))
 

@@ -16,7 +16,6 @@ from server_patch.router.gateway import GatewayKind
 _INSTALL_S = 600.0
 
 Say = Callable[[str], None]
-"""Callback for progress messages."""
 
 
 class GatewayProgram(NamedTuple):

@@ -112,7 +112,6 @@ class ShardDirectory:
                 end_group(process.pid, grace_s=_GRACE_S)
 
     def note_process(self, number: int, process: ProcessName | None) -> None:
-        """Record the process of a shard."""
         self.record.processes[number] = process
         self._write()
 

@@ -209,7 +209,6 @@ async def _ask(http: "httpx.AsyncClient", lane: Lane) -> str:
 
 
 def log_tail(log: Path) -> str:
-    """Return the last lines of `log`."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
 
 

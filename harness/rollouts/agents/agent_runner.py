@@ -58,8 +58,6 @@ class _Running(NamedTuple):
 
 
 class AgentRunner:
-    """Starter of agents."""
-
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._functions = FunctionAgents(grace_s=grace_s)

@@ -28,8 +28,6 @@ class FunctionEnd:
 
 
 class FunctionAgents:
-    """Runner of function agents."""
-
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._cancelled: set[asyncio.Task[FunctionEnd]] = set()

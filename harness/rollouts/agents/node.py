@@ -15,7 +15,6 @@ from harness.machine.locks import hold_lock_async
 from harness.machine.program import Ended, run
 
 Say = Callable[[str], None]
-"""Callback that reports slow steps to the user."""
 
 
 class _Build(NamedTuple):

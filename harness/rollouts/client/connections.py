@@ -22,7 +22,6 @@ _T = TypeVar("_T")
 
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions raised when a response cannot be decoded."""
 
 
 class ConnectionRoom(NamedTuple):
@@ -38,7 +37,6 @@ HELD = ConnectionRoom("held", 0, waits=True)
 BRIEF = ConnectionRoom("brief", 64)
 LARGE = ConnectionRoom("large", 64)
 GATE = ConnectionRoom("gate", 0)
-"""Verbs of the gate."""
 
 
 class SessionServerAddress(msgspec.Struct, frozen=True):

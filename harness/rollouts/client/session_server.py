@@ -89,7 +89,6 @@ class SessionSummary(msgspec.Struct, frozen=True):
 
 class SessionTotals(msgspec.Struct, frozen=True):
     states: dict[str, int] = {}
-    """Sessions by state."""
     turns: int = 0
     """Recorded since the start."""
     tokens: int = 0

@@ -113,7 +113,6 @@ class Fate(StrEnum):
     """Reason for a task without result."""
 
     RAISED = "raised"
-    """It raised."""
     CANCELLED = "cancelled"
     """Another caller cancelled it."""
     LATE = "late"

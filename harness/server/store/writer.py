@@ -25,7 +25,6 @@ _LARGEST_GROUP = 512
 _NOTES_S = 0.1  # longest wait of a note for other writes
 
 Statement = tuple[str, Sequence[Any]]
-"""SQL and its parameters."""
 
 
 class _Stop(NamedTuple):

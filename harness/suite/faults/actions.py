@@ -46,7 +46,6 @@ class Effect:
     """Runs after `rest`, however that ends."""
 
     async def finish(self) -> None:
-        """Run the rest and the undo."""
         try:
             if self.rest is not None:
                 await self.rest()

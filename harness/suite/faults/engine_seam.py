@@ -159,7 +159,6 @@ class FaultyProvider:
             call.fail(EngineConnectionLost(_KILLED))
 
     def revive(self) -> None:
-        """Serve again."""
         self._is_dead = False
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:

@@ -32,8 +32,6 @@ class _Broken(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Passage:
-    """A request on its way."""
-
     request: web.Request
     faults: list[NetworkFault] = field(default_factory=list)
     _is_malformed: bool = False

@@ -28,7 +28,6 @@ class EngineServers:
     network: "FaultyNetwork"
     """Proxies of the lanes, in order, then of other servers."""
     lanes: Sequence[KillableLane] = ()
-    """Servers that the run started."""
 
     async def kill(self) -> None:
         """Kill the lanes or, without lanes, cut off all servers."""
@@ -62,7 +61,6 @@ class Seams:
             await self.engine_servers.kill()
 
     async def start_engine(self) -> None:
-        """Bring the engine back."""
         if self.engine_servers is None:
             self.engine.revive()
         else:

@@ -18,7 +18,6 @@ from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")
 _MAX_ANSWER = 1 << 20
-"""Bytes of an answer."""
 _MAX_ERROR = 500
 _MAX_SHOWN = 60
 _END_TIMEOUT_S = 2.0  # a child that left the process group may hold a pipe open forever

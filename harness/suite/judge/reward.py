@@ -20,7 +20,6 @@ from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
 
 MAX_REASON = 2_000
-"""Characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)

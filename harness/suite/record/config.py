@@ -108,7 +108,6 @@ class RunConfig(_StrictFile):
         return validate(cls, data, source=path)
 
     def to_toml(self) -> str:
-        """Return the file's text."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def reload(self, overrides: Overrides) -> "SuiteSelection":

@@ -130,7 +130,6 @@ class RunDirectory:
             raise RunError(f"{self.result}: expected the report of a run, got something else: {error!r}") from error
 
     def workdir(self, number: int) -> Path:
-        """Return the working directory of rollout `number`."""
         return self.sessions / str(number)
 
     def clear_workdir(self, number: int) -> None:

@@ -60,9 +60,7 @@ class RolloutBatch:
     progress: Progress
     interrupts: Interrupts
     faults: FaultInjector | None = None
-    """Injector of faults; None without faults."""
     finished: FinishedSamples | None = None
-    """Queue of finished samples; None without weight updates."""
     images: TaskImages = field(default_factory=TaskImages)
     goes_on: bool = False
     """True if final rollouts, too, begin with their records."""

@@ -12,8 +12,6 @@ from harness.suite.scenarios.folder import find_scenarios
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run ready to execute."""
-
     selection: SuiteSelection
     directory: RunDirectory
 

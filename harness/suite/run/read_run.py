@@ -39,7 +39,6 @@ class RecordedRun:
 
     @property
     def outcomes(self) -> Mapping[OutcomeKind, int]:
-        """Rollouts per outcome."""
         return Counter(rollout.outcome for rollout in self.rollouts)
 
     def _repr_html_(self) -> str:

@@ -19,8 +19,6 @@ from harness.types import Json
 
 
 class RunStatus(StrEnum):
-    """Final status of a run."""
-
     PASSED = "passed"
     CHECKS_FAILED = "checks_failed"
     INTERRUPTED = "interrupted"
@@ -179,7 +177,6 @@ class RunReport:
     """Sum over all sessions, including abandoned attempts."""
     witness: Witness
     samples: int
-    """Number of exported samples."""
     has_parquet: bool
     seconds: float
     is_guarded: bool = False

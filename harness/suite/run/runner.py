@@ -53,9 +53,7 @@ class SuiteRun:
     concurrency: int | None = None
     """Rollouts at a time; None uses each scenario's number."""
     admin_token: str | None = None
-    """Token of the attached server."""
     deadlines: Deadlines | None = None
-    """Deadlines for the attached server."""
     only: Collection[int] | None = None
     """Rollouts to play, even if final; None plays those that are not."""
     goes_on: bool = False

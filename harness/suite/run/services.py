@@ -47,7 +47,6 @@ class EngineChoice(NamedTuple):
     faults_of: str | None = None
     """Scenario with faults; no other runs on it."""
     lanes: tuple[LaneEngine, ...] = ()
-    """Engine servers to start."""
     workers: tuple[str, ...] = ()
     """Running engine servers, for the router."""
     has_router: bool = False
@@ -106,9 +105,7 @@ class Services(ABC):
     """A session server for rollouts."""
 
     address: SessionServerAddress
-    """URL and admin token."""
     model: str
-    """Model name for agents."""
     identity: Json
     """Identity of engine and tokenizer, for `lock.json`."""
     engines: list[str]

@@ -90,7 +90,6 @@ class ScenarioFolder:
         return files_beside(self.directory, self.scenario.agent.files, f"{self.directory / SCENARIO_FILE}: agent.files")
 
     def file(self, name: str) -> Path:
-        """Return a file's absolute path."""
         return (self.directory / name).resolve()
 
     def find_template(self) -> Path | None:
@@ -102,7 +101,6 @@ class ScenarioFolder:
             raise ScenarioError(f"{self.directory / SCENARIO_FILE}: engine.template: {error.message}") from None
 
     def text_of(self, prompt: Prompt) -> str:
-        """Return a prompt's instruction."""
         return self.instruction if prompt.text is None else prompt.text
 
     def session_script(self) -> Json:

@@ -79,8 +79,6 @@ class _TaskFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task."""
-
     directory: Path
     instruction: str
     keys: _TaskFile

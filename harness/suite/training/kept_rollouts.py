@@ -21,7 +21,6 @@ class KeptRollouts:
     source: RolloutSource
     table: StepTable
     database: Path
-    """Database of `table` and the session server."""
     workdirs: Workdirs
     _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
 

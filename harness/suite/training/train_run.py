@@ -50,7 +50,6 @@ class TrainRun:
     stores: Sequence[StepStore] = ()
     """Stores of metrics that get the figures of each step."""
     around_learner: Callable[[Learner], Learner] | None = None
-    """Wrapper of the learner to train."""
 
     async def execute(self) -> TrainReport:
         """Train until all steps are committed or the user stops it. Raises `HarnessError`."""

@@ -57,7 +57,6 @@ class Gradients:
         return float(torch.stack([torch.linalg.vector_norm(bucket) for bucket in self._buckets]).norm())
 
     def clear(self) -> None:
-        """Set all to zero."""
         for bucket in self._buckets:
             bucket.zero_()
 

@@ -37,7 +37,6 @@ class ScriptedLearner:
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """Note the digest."""
         self._sleep(self._seconds_per_pack)
         self.packs.append(pack.digest())
         sums = LossSums(trained_tokens=float(pack.loss_mask.sum()))

@@ -140,7 +140,6 @@ class TorchLearner:
         return StepReport(self._step, int(packs), LossSums(*sums), normalizer, norm, learning_rate)
 
     def discard_step(self) -> None:
-        """Zero the gradient."""
         self._gradients.clear()
         self._packs, self._sums = 0, LossSums()
 

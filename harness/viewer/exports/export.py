@@ -22,10 +22,7 @@ class ExportFormat(StrEnum):
 
 
 class Exported(NamedTuple):
-    """Result of an export."""
-
     written: int
-    """Number of values or spans."""
     missing: Sequence[str]
     """A sentence for each missing part."""
 

@@ -71,7 +71,6 @@ class LivePage:
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
 
@@ -92,8 +91,6 @@ class LivePage:
 
 
 class RunningPage(NamedTuple):
-    """A running live page."""
-
     url: str
     """Address of the page, with its secret."""
     hang_up: Callable[[], None]

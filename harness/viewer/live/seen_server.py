@@ -109,7 +109,6 @@ class SeenServer:
         self._places = 0
 
     def session(self, session_id: str) -> SeenSession | None:
-        """Return the session with that id, or None."""
         return self._sessions.get(session_id)
 
     def take_list(self, listed: SessionList) -> None:

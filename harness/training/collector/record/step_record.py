@@ -57,8 +57,6 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class RecordedSegment(NamedTuple):
-    """A segment of a pack."""
-
     rollout: int
     """Position in `StepRecord.rollouts`."""
     sample: int

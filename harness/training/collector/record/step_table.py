@@ -63,10 +63,7 @@ _ROLLOUTS = "SELECT rollout FROM step_rollouts WHERE step = ? AND rollout IS NOT
 
 
 class Position(NamedTuple):
-    """Progress of training."""
-
     step: int
-    """Next step."""
     ledger: Ledger
 
 
@@ -117,7 +114,6 @@ class StepTable:
 
     @property
     def position(self) -> Position:
-        """Progress of the run."""
         with self._reading() as connection:
             return read_position(connection)
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from harness.cli import options, output
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from harness.suite.scenarios.folder import ScenarioFolder
     from harness.types import Json, Message
 
-_Out = Annotated[Path, typer.Option("--out", envvar="HARNESS_OUT", help="A folder for what it leaves behind.")]
+_Out = Annotated[Path, options.option("HARNESS_OUT", "A folder for what it leaves behind.", "--out")]
 
 _TOKEN_DELAY_S = 0.02
 """Delay of the engine: a turn takes a third of a second, long enough to abort."""

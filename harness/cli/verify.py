@@ -63,7 +63,7 @@ def engine(
     b: Annotated[str, _Engine],
     *,
     model: Annotated[
-        str, typer.Option(envvar="HARNESS_MODEL", help="Weights and tokenizer: catalogue name, folder or hub id.")
+        str, options.option("HARNESS_MODEL", "Weights and tokenizer: catalogue name, folder or hub id.")
     ] = "smollm2-135m-instruct",
     tokens: Annotated[int, typer.Option(min=1, help="Length of each continuation.")] = 40,
     atol: Annotated[float, typer.Option(min=0, help="Largest difference of two logprobs, in nats.")] = 1e-3,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.types import Json
 
 _Server = Annotated[
-    str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server that runs already.")
+    str, options.option("HARNESS_SERVER", "A session server that runs already.", "--server", metavar="URL")
 ]
 _Agent = Annotated[
     str | None,

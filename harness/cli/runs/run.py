@@ -32,27 +32,25 @@ _Agent = Annotated[
         " for Harbor tasks also `oracle`, `nop`.",
     ),
 ]
-_Concurrency = Annotated[
-    int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.")
-]
+_Concurrency = Annotated[int | None, options.option("HARNESS_CONCURRENCY", "Sessions at a time.", "-n", min=1)]
 _Engine = Annotated[
     str | None,
-    typer.Option(
-        "--engine",
-        envvar="HARNESS_ENGINE",
-        callback=options.yields_to("server", "worker"),
-        help="`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
+    options.option(
+        "HARNESS_ENGINE",
+        "`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
+        "--engine",
+        callback=options.yields_to("server", "worker"),
     ),
 ]
 _Server = Annotated[
     str | None,
-    typer.Option(
+    options.option(
+        "HARNESS_SERVER",
+        "Running session server or router, instead of an engine.",
         "--server",
-        envvar="HARNESS_SERVER",
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
-        help="Running session server or router, instead of an engine.",
     ),
 ]
 _Workers = Annotated[
@@ -66,11 +64,8 @@ _Workers = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        envvar="HARNESS_MODEL",
-        callback=options.yields_to("server"),
-        help="Catalogue name, folder or hub id.",
+    options.option(
+        "HARNESS_MODEL", "Catalogue name, folder or hub id.", "--model", callback=options.yields_to("server")
     ),
 ]
 _Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED")]
@@ -93,9 +88,7 @@ _Filter = Annotated[
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.")]
 _Shuffle = Annotated[int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.")]
 _Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.")]
-_Out = Annotated[
-    Path | None, typer.Option("--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<suite>-<time>]")
-]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]", "--out")]
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
 ]

@@ -13,31 +13,24 @@ if TYPE_CHECKING:
     from harness.server.serving import RunningServer
 
 _Engine = Annotated[
-    str,
-    typer.Option(
-        "--engine", envvar="HARNESS_ENGINE", help="`local`, `scripted`, or NAME=URL[,URL] of running servers."
-    ),
+    str, options.option("HARNESS_ENGINE", "`local`, `scripted`, or NAME=URL[,URL] of running servers.", "--engine")
 ]
 _Model = Annotated[
-    str | None,
-    typer.Option(envvar="HARNESS_MODEL", help="Weights of the local engine: catalogue name, folder or hub id."),
+    str | None, options.option("HARNESS_MODEL", "Weights of the local engine: catalogue name, folder or hub id.")
 ]
-_Script = Annotated[Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="The answers of the scripted engine.")]
+_Script = Annotated[Path | None, options.option("HARNESS_SCRIPT", "The answers of the scripted engine.")]
 _ContinueEngines = Annotated[
     bool,
-    typer.Option(
+    options.option(
+        "HARNESS_CONTINUE_ENGINES",
+        "Continue engine servers that were left paused, before they are tested.",
         "--continue-engines",
-        envvar="HARNESS_CONTINUE_ENGINES",
-        help="Continue engine servers that were left paused, before they are tested.",
     ),
 ]
 _Shards = Annotated[
     int | None,
-    typer.Option(
-        envvar="HARNESS_SHARDS",
-        min=1,
-        max=256,
-        help="Number of processes behind one address; --store is their directory.",
+    options.option(
+        "HARNESS_SHARDS", "Number of processes behind one address; --store is their directory.", min=1, max=256
     ),
 ]
 _Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]

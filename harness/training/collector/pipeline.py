@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from harness.errors import StepError
@@ -120,11 +119,9 @@ class StepPipeline:
         await self._collector.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
-            await self._collector.__aexit__(kind, error, trace)
+            await self._collector.__aexit__()
         finally:
             self._thread.shutdown(wait=False)  # idle by now
 

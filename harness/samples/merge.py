@@ -49,7 +49,8 @@ def _build(
     labels = [span.version for turn in turns for span in turn.version_spans]
     columns = _columns(turns, masked, tokens.size).behind(start)
     stamped = _stamp(metadata, branch, columns, live)
-    stamped["spans"] = [_span(turn, start) for turn in turns]
+    begins = [turn.prompt_length - start for turn in turns]
+    stamped["spans"] = [[at, at + int(turn.output_ids.size)] for at, turn in zip(begins, turns, strict=True)]
     stamped["role"] = str(plan.roles[turns[-1].index].role)
     recorded = [turn.rows for turn in turns if turn.rows is not None]
     rows = SampleRows.of_turns(recorded, tokens.size) if recorded else None
@@ -94,10 +95,6 @@ def _teach(sample: Sample, turns: Sequence[Turn], teachers: Mapping[str, str]) -
         if missing:
             told[name]["reason"] = reason or NOT_IN_TIME
     return replace(sample, teachers=columns, metadata={**sample.metadata, "teachers": told})
-
-
-def _span(turn: Turn, start: int) -> list[int]:
-    return [turn.prompt_length - start, turn.prompt_length - start + int(turn.output_ids.size)]
 
 
 class _Columns(NamedTuple):

@@ -37,11 +37,6 @@ def policy_version(label: str) -> int:
     return int(label)
 
 
-def is_unlabeled(labels: Iterable[str]) -> bool:
-    """Return True if only `default` occurs: the trainer names no versions."""
-    return {"default"}.issuperset(labels)
-
-
 class CountedVersions(NamedTuple):
     """Columns of a response, shape [n]."""
 
@@ -52,7 +47,7 @@ class CountedVersions(NamedTuple):
 def count_versions(sample: Sample, version: int) -> CountedVersions:
     """Return the versions of `sample`, counted from `version` if it is unlabeled."""
     columns = CountedVersions(sample.behavior_versions, sample.proximal_versions)
-    if not is_unlabeled(sample.weight_versions):
+    if not {"default"}.issuperset(sample.weight_versions):  # else the trainer names no versions
         return columns
     # A shift keeps I7: a token without a proximal value has its behavior version in both columns, others the next.
     return CountedVersions(*(np.where(each == NOT_SAMPLED, each, each + np.int32(version)) for each in columns))

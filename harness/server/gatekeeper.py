@@ -21,7 +21,6 @@ from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, HoldRequest, ReleaseRequest, RenewRequest, Work
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
-from harness.types import Json
 
 HOLD_PLACED = "gate_hold_placed"
 HOLD_RELEASED = "gate_hold_released"
@@ -165,10 +164,6 @@ class Gatekeeper:
             await self._store.keep_hold(replace(hold, until=0.0))
         else:
             await self._store.drop_hold(hold.holder)
-
-    def report_times(self, since: float) -> Json:
-        """Return the hold times from `since` on, in Unix seconds."""
-        return {"now": self.clock(), "holds": self.times.since(since)}
 
     # Requests
 

@@ -17,12 +17,12 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore, read_session
-from harness.suite.record.config import RunConfig, ScenarioEntry
+from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import EngineChoice
 from harness.suite.scenarios.agent import open_agent
-from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
+from harness.suite.scenarios.folder import INSTRUCTION_FILE, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.viewer.damaged_run import say_missing
@@ -126,7 +126,8 @@ def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
             f" got {line.session_id or line.number} of {run}"
         )
     entries = RunConfig.load(RunDirectory(run).config).scenarios
-    plans = plan_rollouts([_as_recorded(entry) for entry in entries])
+    folders = [replace(load_scenario(Path(entry.directory)), scenario=entry.scenario) for entry in entries]
+    plans = plan_rollouts(folders)
     planned = next((plan.find(line.number) for plan in plans if line.number in plan.numbers), None)
     if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
         raise RunError(
@@ -146,10 +147,6 @@ def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
             f"{folder.directory / changed[0]} is not what it was when {run} was made; undo that to replay it"
         )
     return planned
-
-
-def _as_recorded(entry: ScenarioEntry) -> ScenarioFolder:
-    return replace(load_scenario(Path(entry.directory)), scenario=entry.scenario)
 
 
 def _model_name(run: Path, planned: PlannedRollout) -> str:

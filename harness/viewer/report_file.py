@@ -1,12 +1,11 @@
 """The file of a report: written whole or not at all, and never over a file that is no report."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import RunError
-from harness.machine.disk import replacing
+from harness.machine.disk import begins_with, replacing
 from harness.viewer import report_formats
 from harness.viewer.report import Report, make_report
 from harness.viewer.report_plots import draw
@@ -38,7 +37,7 @@ def write_report(run: Path, out: Path, *, plots: bool) -> Report:
     if kind is None or (plots and kind is not _HTML):
         endings = ".html, which --plots needs" if plots else ", ".join(_FORMATS)
         raise RunError(f"expected a file with the ending {endings}; got --out {out}")
-    if out.is_dir() or (out.exists() and not _begins(out, kind.beginning)):
+    if out.is_dir() or (out.exists() and not begins_with(out, kind.beginning)):
         raise RunError(f"expected a place for the report, found something else at {out}: name another file with --out")
     report = make_report(run)
     if plots:
@@ -54,9 +53,3 @@ def write_report(run: Path, out: Path, *, plots: bool) -> Report:
     except OSError as error:
         raise RunError(f"expected a place for the report, cannot write {out}: {error.strerror}") from error
     return report
-
-
-def _begins(path: Path, beginning: str) -> bool:
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(len(beginning)) == beginning.encode()
-    return False

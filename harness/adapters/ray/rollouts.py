@@ -81,7 +81,7 @@ class RayRollouts:
         nodes: list[_Node] = []
         try:
             for each in ray.nodes():
-                if _is_usable(each):
+                if each["Alive"] and each["Resources"].get("CPU", 0) > 0:
                     nodes.append(self._find(each))  # noqa: PERF401  # what an error leaves of them has to be known
             if not nodes:
                 raise AdapterError("expected nodes with CPUs to run on, found none in the cluster")
@@ -222,10 +222,6 @@ async def _await(reference: Any) -> Any:
 
 async def _call(method: Any, *given: object) -> Any:
     return await _await(method.remote(*given))
-
-
-def _is_usable(described: Any) -> bool:
-    return bool(described["Alive"] and described["Resources"].get("CPU", 0) > 0)
 
 
 def _lost(task: AgentTask, detail: str, started: float) -> Rollout:

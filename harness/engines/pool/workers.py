@@ -8,7 +8,7 @@ an incomplete weight update even if it is alone. `discovered` finds workers.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.engines.base import (
     Capabilities,
@@ -243,19 +243,13 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
     first, bounds = all_capabilities[0], [each.max_mask_ids for each in all_capabilities]
-    return Capabilities(
-        engine=first.engine,
-        model=first.model,
-        vocab_size=first.vocab_size,
+    return replace(
+        first,
         context_length=min(each.context_length for each in all_capabilities),
-        logprob_scale=first.logprob_scale,
         pause_modes=frozenset.intersection(*(each.pause_modes for each in all_capabilities)),
         max_top_logprobs=min(each.max_top_logprobs for each in all_capabilities),
         follows_json_schema=all(each.follows_json_schema for each in all_capabilities),
         can_update_weights=all(each.can_update_weights for each in all_capabilities),
-        weights_digest=first.weights_digest,
-        repeat_guard=first.repeat_guard,
-        may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
         # The pool sends scripts only to workers that follow them.
         follows_scripts=any(each.follows_scripts for each in all_capabilities),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures, make_way
+from harness.machine.disk import disk_failures
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -131,10 +131,6 @@ class RunDirectory:
 
     def workdir(self, number: int) -> Path:
         return self.sessions / str(number)
-
-    def clear_workdir(self, number: int) -> None:
-        """Remove what an earlier process left of rollout `number`."""
-        make_way(self.workdir(number))
 
     def trial(self, number: int) -> Path:
         """Return the folder of what a task's sandbox shows, beside the agent's directory."""

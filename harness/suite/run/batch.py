@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 
 from harness.errors import Cause, EngineUnavailable, HarnessError, SandboxFailed, ScenarioError, StoreFull
-from harness.machine.disk import disk_full
+from harness.machine.disk import disk_full, make_way
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.client.session_server import SessionSummary
 from harness.rollouts.manager import SessionManager, rollout_without_session
@@ -83,7 +83,7 @@ class RolloutBatch:
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
         prompt = await asyncio.to_thread(planned.read_prompt)
-        await asyncio.to_thread(self.directory.clear_workdir, planned.number)
+        await asyncio.to_thread(make_way, self.directory.workdir(planned.number))
         trial = self._trial(planned, prompt)
         task = planned.task(self.agent, prompt, self.directory.workdir(planned.number), self.services.model)
         start = await self.services.start_of_server()

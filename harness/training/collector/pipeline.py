@@ -167,7 +167,11 @@ class StepPipeline:
             forward_s=sum(end - start for start, end in flow.learned),
             finish_s=ended - finishing,
             pack_waits_s=flow.pack_waits_s,
-            overlap_s=sum(_overlap(learned, each) for learned in flow.learned for each in generating),
+            overlap_s=sum(
+                max(0.0, min(end, until) - max(start, since))
+                for start, end in flow.learned
+                for since, until in generating
+            ),
         )
         return TrainedStep(packed, report, times)
 
@@ -275,7 +279,3 @@ class _StepFlow:
         self.learned.append((began_at, time.monotonic()))
         names = tuple(self._names[number] for number in pack.numbers)
         self.packs.append(PackFacts(digest, len(pack), int(pack.loss_mask.sum()), names))
-
-
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

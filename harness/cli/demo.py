@@ -16,6 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from harness.cli import options, output
+from harness.errors import RunError
 
 if TYPE_CHECKING:
     from harness.samples.rollout import Rollout
@@ -37,7 +38,6 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     """
     import uvloop
 
-    from harness.errors import RunError
     from harness.lab.models.small_tokenizer import WORDS, write_small_tokenizer
     from harness.suite.scenarios.folder import find_scenarios
 

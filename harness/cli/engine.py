@@ -1,5 +1,6 @@
 """`harness engine`: inference servers on this machine, started and stopped by name."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +41,6 @@ def up(
     `local` is the HuggingFace engine of the harness, in this environment; clients use it as sglang=URL. Examples:
     `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
     """
-    import asyncio
-
     from harness.cli.download import fetch
     from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 

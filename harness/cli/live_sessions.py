@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from harness.server.telemetry.printable import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -53,8 +55,6 @@ class LiveSessions:
         """Render a row for each of the first `most` sessions, with the server's words made printable."""
         from rich.table import Table
         from rich.text import Text
-
-        from harness.server.telemetry.printable import printable
 
         rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
         rows.add_column("session", no_wrap=True)

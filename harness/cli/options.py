@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.cli import output
+from harness.errors import ScenarioError
 
 if TYPE_CHECKING:
     from harness.server.settings import ServerSettings
@@ -255,7 +256,6 @@ class ServerOptions:
         from harness.dialects.prompt_noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.engines.teachers import TeacherSpec
-        from harness.errors import ScenarioError
         from harness.server.http.access import new_admin_token
         from harness.server.settings import ServerSettings
         from harness.sessions.session_config import StreamingMode
@@ -308,7 +308,6 @@ class ServerOptions:
 
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
-        from harness.errors import ScenarioError
         from harness.lab.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.engines.examine.comparison import Comparison
@@ -36,7 +37,6 @@ def tokens(
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
     from harness.lab.models.chat_templates import find_template
-    from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer
     from harness.tokens.verify import FamilyUnderTest, verify
@@ -79,7 +79,6 @@ def engine(
     from harness.engines.connect import open_engine
     from harness.engines.examine.comparison import compare_engines
     from harness.lab.models import resolve_model
-    from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
 
     folder = resolve_model(model)

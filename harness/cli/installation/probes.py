@@ -173,7 +173,6 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
 
 def _examine_installers(_: Scratch) -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
-    from harness.errors import LaneError
     from harness.machine.uv import find_uv
     from harness.rollouts.agents.install import agents_directory
     from harness.rollouts.agents.node import NODE_VERSION

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError, ScenarioError
 
 if TYPE_CHECKING:
     from harness.suite.record.config import Overrides
@@ -136,7 +137,6 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.errors import RunError, ScenarioError
     from harness.suite.record.config import select
     from harness.suite.run.open_run import begin_run, resume_run
 
@@ -207,7 +207,6 @@ def _read_overrides(
 ) -> "Overrides":
     """Check the options against each other, and return them. Raises `ScenarioError`."""
     from harness.engines.connect import EngineName
-    from harness.errors import ScenarioError
     from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.rollouts.client.connections import server_url
     from harness.suite.data.filters import Filter
@@ -238,7 +237,6 @@ def _read_overrides(
 
 def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
     """Return the rollouts that `--only` names, if given. Raises `RunError`."""
-    from harness.errors import RunError
     from harness.suite.run.failed import FailedOnly
 
     failed = None if only is None else FailedOnly.parse(only)
@@ -266,8 +264,6 @@ def _say_finished(opened: "OpenedRun", *, as_json: bool) -> int:
 
 def _refuse_collector(otlp: str | None, overrides: "Overrides") -> None:
     """Raise `ScenarioError` if a run without its own session server should send spans."""
-    from harness.errors import ScenarioError
-
     if overrides.server is not None and otlp is not None:
         raise ScenarioError(
             "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: a session server sends the spans,"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
 from harness.training.step_stores import StepStore
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ def train(
     Examples: `harness train train_tool_game --steps 150`, `harness train DIR --steps 10 --seed 1 --out runs/one`,
     `harness train runs/one --steps 20 --resume`
     """
-    from harness.errors import RunError
     from harness.suite.record.config import Overrides, select
     from harness.suite.run.open_run import begin_run, resume_run
 

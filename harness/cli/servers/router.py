@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from harness.cli import options, output
+from harness.machine.extras import require_package
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
@@ -52,8 +53,6 @@ def router(
     Example: `harness router --worker-urls http://127.0.0.1:30000,http://127.0.0.1:30001 --tokenizer MODEL_DIR`
     """
     import uvloop
-
-    from harness.machine.extras import require_package
 
     require_package("aiohttp", "run", "harness router")
     from harness.cli.download import fetch

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options
+from harness.errors import ScenarioError
+from harness.machine.extras import require_package
 
 if TYPE_CHECKING:
     from harness.dialects.request_limits import RequestLimits
@@ -37,8 +39,6 @@ def serve_shards(
     import uvloop
 
     from harness.engines.connect import EngineName
-    from harness.errors import ScenarioError
-    from harness.machine.extras import require_package
 
     require_package("aiohttp", "run", "--shards")
     from harness.gateway.shards.serving import serve_shards_forever

@@ -248,10 +248,7 @@ class EnginesHeld(RequestError, code="engines_held", status=409, retryable=True)
 
 
 class TurnRefused(HarnessError, code="turn_refused", cause=Cause.LIMIT, status=404, told=""):
-    """The session will never serve this turn.
-
-    404 with `x-should-retry: false` is the only answer that ended every measured client within seconds.
-    """
+    """The session will never serve this turn. Only 404 with `x-should-retry: false` ends every client in seconds."""
 
 
 class SessionNotFound(TurnRefused, code="session_not_found", cause=Cause.AGENT):

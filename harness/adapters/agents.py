@@ -19,10 +19,7 @@ LoadFunction = Callable[[Any], Any]
 """Function that resolves a dotted path as the framework does."""
 
 AGENT_METADATA = "agent"
-"""Metadata key of the object that programs may see.
-
-A program acts for the model, which must not read the answer.
-"""
+"""Metadata key of the object that programs may see. A program acts for the model, which must not read the answer."""
 
 
 Program = Path | tuple[str, ...]

@@ -1,7 +1,4 @@
-"""A `SessionManager` in a trainer's loop.
-
-Trainers create plug-ins before any loop runs. So everything opens with the first rollout, and works in its loop only.
-"""
+"""A `SessionManager` in a trainer's loop. Everything opens with the first rollout, and works in its loop only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,13 +33,7 @@ class OpenSessions(NamedTuple, Generic[_Function]):
 
 
 class TrainerSessions(Generic[_Function]):
-    """One session server, of this version, and one agent.
-
-    Args:
-        server: Session server.
-        find_agent: Returns the agent's script, profile, command line or function.
-        env: Overrides a program's environment.
-    """
+    """One session server, of this version, and one agent, which `find_agent` finds. `env` overrides a program's."""
 
     def __init__(
         self, server: SessionServerAddress, find_agent: Callable[[], Program | _Function], env: Mapping[str, str]

@@ -58,10 +58,7 @@ class Dialect(Protocol):
         """Return the environment variables that point clients at a session."""
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """Return the request in `call`. Messages that `history` knows need not be read again.
-
-        Raises `MalformedRequest` naming the field, `OverLimit` naming the limit.
-        """
+        """Return the request in `call`, reading only what `history` lacks. Raises `MalformedRequest` or `OverLimit`."""
 
     def answer(self, answer: ModelAnswer) -> Json:
         """Return the body of a whole answer."""

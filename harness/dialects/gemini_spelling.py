@@ -1,7 +1,4 @@
-"""Spellings of Gemini requests: field names in camelCase or snake_case, schemas in a subset of OpenAPI.
-
-Names that clients make up, in arguments, results and schemas, stay as they are.
-"""
+"""Spellings of Gemini requests: fields in camelCase or snake_case, schemas of OpenAPI. Clients' names stay."""
 
 import re
 from typing import Any

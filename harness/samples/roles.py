@@ -98,10 +98,7 @@ def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
 
 
 def find_stray(turns: Sequence[Turn], notes: TurnNotes, messages: Sequence[Message]) -> str:
-    """Return why an unsampled call is a stray, or "".
-
-    `notes` and `messages` are those that its turn would have.
-    """
+    """Return why an unsampled call is a stray, or "". `notes` and `messages` are those that its turn would have."""
     live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
     if not live:
         return ""

@@ -178,10 +178,7 @@ class Gatekeeper:
             await self._changed.wait()
 
     async def enter(self, work: Work, client: ClientConnection, session: Session | None = None) -> None:
-        """Return when `work` may continue, at once for a closed session, which answers for itself.
-
-        Raises `GateClosed` if it may not, or not in time; `ClientLeft`.
-        """
+        """Return when `work` may continue, at once for a closed session. Raises `GateClosed` or `ClientLeft`."""
 
         def answer() -> GateAnswer:
             return self.gate.answer(work, is_open=session is None or session.is_open)

@@ -109,10 +109,7 @@ class HeldSessions:
         self._tell()
 
     def take(self, session: Session) -> Session | SessionStub:
-        """Return a session of an earlier server, or its stub if eviction is on.
-
-        So a restart needs no more memory than the server before it. Called in another thread.
-        """
+        """Return a session of an earlier server, as a stub if eviction is on. Called in another thread."""
         doubtful = session.doubt_deliveries()
         if self._page_out_s is None:
             return session
@@ -182,10 +179,7 @@ class HeldSessions:
         return [held for session_id in unused if (held := self.look(session_id)) is not None]
 
     async def page_out_idle(self) -> int:
-        """Evict some idle sessions. Return how many.
-
-        A failed eviction is retried after another idle period.
-        """
+        """Evict some idle sessions. Return how many. A failed eviction is retried after another idle period."""
         if self._page_out_s is None:
             return 0
         paged_out = 0

@@ -41,10 +41,7 @@ class ScriptReader:
     capabilities: Capabilities
 
     def read(self, script: ScriptText) -> Script:
-        """Convert the steps to ids.
-
-        Raises `ScriptRefused`, or `MalformedRequest` naming an impossible step.
-        """
+        """Convert the steps to ids. Raises `ScriptRefused`, or `MalformedRequest` naming an impossible step."""
         require_scripts(self.settings, self.capabilities)
         return tuple(self._read_step(step, f"script.steps[{index}]") for index, step in enumerate(script.steps))
 

@@ -149,10 +149,7 @@ async def serve_forever(
     *,
     around: Around = alone,
 ) -> None:
-    """Run a session server until SIGINT or SIGTERM; call `started` once it answers.
-
-    Before that, signals interrupt even the loading of a model. A second signal cuts the grace short.
-    """
+    """Run a session server until SIGINT or SIGTERM; call `started` once it answers. A second signal is abrupt."""
     sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

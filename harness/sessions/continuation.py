@@ -306,10 +306,7 @@ def first_stop_string(
     searched: int = 0,
     byte_ids: Container[int] = (),
 ) -> StopMatch | None:
-    """Return the first stop string completed after the first `least` ids.
-
-    The first `searched` ids complete none.
-    """
+    """Return the first stop string completed after the first `least` ids. The first `searched` ids complete none."""
     if not stop:
         return None
     # Ids before `searched` matter only as far back as a stop string can begin.

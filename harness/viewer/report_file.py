@@ -68,10 +68,7 @@ _FORMATS = {
 
 
 def write_report(run: Path, out: Path, *, plots: bool) -> Report:
-    """Write the report of `run` in the format of `out`'s suffix, and its charts if `plots`.
-
-    Raises `RunError` for a bad run, or an `out` that cannot take the report; `StoreError` for a bad store.
-    """
+    """Write the report of `run` as `out`'s suffix says, with charts if `plots`. Raises `RunError`, `StoreError`."""
     kind = _FORMATS.get(out.suffix)
     if kind is None or (plots and kind is not _HTML):
         endings = ".html, which --plots needs" if plots else ", ".join(_FORMATS)

@@ -1,7 +1,4 @@
-"""One node: a session server and its agents. Knows nothing of Ray.
-
-Turns cross the network to the engine only, and a lost node loses only its own sessions.
-"""
+"""One node: a session server and its agents. Knows nothing of Ray. A lost node loses only its own sessions."""
 
 import asyncio
 from collections.abc import Sequence

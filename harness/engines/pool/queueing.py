@@ -14,13 +14,7 @@ class AbortedWaiting(Exception):
 
 
 class Queue:
-    """Gives waiting requests their workers.
-
-    Args:
-        placement: Decides who is next.
-        timeout_s: Longest wait before `EngineUnavailable`.
-        standing: Describes the workers, for that error.
-    """
+    """Gives waiting requests the workers that `placement` decides, within `timeout_s`; `standing` is for its error."""
 
     def __init__(self, placement: Placement, timeout_s: float, standing: Callable[[], str]) -> None:
         self._placement = placement

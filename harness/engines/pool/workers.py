@@ -226,10 +226,7 @@ class Workers:
 
 
 def fence_left_behind(workers: EngineWorkers, version: int) -> None:
-    """Fence workers without `version`; unfence those with it that an update had fenced.
-
-    Other fences stay.
-    """
+    """Fence workers without `version`; unfence those with it that an update had fenced. Other fences stay."""
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
         if has_it and worker.fence in (MISSED_UPDATE, UNSETTLED):

@@ -219,11 +219,7 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EngineConnections:
-    """EngineConnections to one server, one per concurrent request.
-
-    Args:
-        url: `http://` or `https://host:port`; a path is ignored.
-    """
+    """Connections to the server at `url`, whose path is ignored: one per concurrent request."""
 
     def __init__(self, url: str) -> None:
         self._address = NamedAddress(url)

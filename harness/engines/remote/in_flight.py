@@ -33,12 +33,7 @@ class LiveRequest:
 
 
 class InFlight:
-    """Tracks live requests.
-
-    Args:
-        take_back: Aborts a request in the engine.
-        longest_hold_s: Longest wait here for a paused engine.
-    """
+    """Tracks live requests. `take_back` aborts one in the engine; a paused engine holds one for `longest_hold_s`."""
 
     def __init__(self, take_back: Callable[[str], Awaitable[None]], *, longest_hold_s: float) -> None:
         self._take_back = take_back

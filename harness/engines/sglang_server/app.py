@@ -42,13 +42,7 @@ _NOBODY_READS = 499
 
 
 class NativeServer:
-    """The application; the owner of `provider` has entered it.
-
-    Args:
-        provider: Samples and scores.
-        tokenizer: The model's own.
-        model_path: Source of its weights.
-    """
+    """The application for `provider`, which its owner has entered; `tokenizer` and `model_path` are its model's."""
 
     def __init__(self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path) -> None:
         self._provider = provider

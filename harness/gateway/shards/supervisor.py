@@ -60,10 +60,7 @@ class _Announcement(msgspec.Struct):
 
 
 class Supervisor:
-    """Keeps the processes of `links` running.
-
-    `stop_s`: Longest shutdown of a shard. `continue_engines`: At the first start, resume engines that were left paused.
-    """
+    """Keeps the processes of `links` running. `stop_s`: longest shutdown. `continue_engines`: at the first start."""
 
     def __init__(
         self,

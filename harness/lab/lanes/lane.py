@@ -36,10 +36,7 @@ def _silent(text: str) -> None:
 
 @asynccontextmanager
 async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> AsyncIterator[Lane]:
-    """Start a server for `spec`, yield it when it generates, and end it with the block.
-
-    The first lane of an engine installs it (minutes). Raises `LaneError` if it cannot be installed or started.
-    """
+    """Start a server for `spec`, yield it once it generates, and end it with the block. Raises `LaneError`."""
     python = await _install(spec, say)
     watchdog = Watchdog()
     try:

@@ -1,7 +1,4 @@
-"""bubblewrap: namespaces over this machine's system, read-only.
-
-Each command gets a fresh box; only the workdir lasts. A box dies with bwrap, and bwrap with its process group.
-"""
+"""bubblewrap: namespaces over this machine's system, read-only. Each command gets a fresh box with the workdir."""
 
 import asyncio
 import os

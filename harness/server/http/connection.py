@@ -75,10 +75,7 @@ class ClientConnection:
         return {"user_agent": agent} | ids | traced | self._process_note()
 
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
-        """Start the lookup of the client's process, once per connection.
-
-        It tries the process of the last call first, because some clients reconnect for every call.
-        """
+        """Look up the client's process, once per connection; that of the last call first, as clients may reconnect."""
         peer = self._peer
         if peer is not None and peer.process is None:
             turns = session.turns

@@ -1,7 +1,4 @@
-"""Scoring requests for tokens that wait for the live policy version (I7).
-
-A scoring covers one branch; the next one asks for what is missing, so a shared prefix is scored once.
-"""
+"""Scoring requests for tokens that wait for the live version (I7), by branch; a shared prefix is scored once."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple

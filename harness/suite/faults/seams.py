@@ -1,7 +1,4 @@
-"""Places to inject faults: engine, its network, session server, agents' side.
-
-An engine in this process dies at its seam. Behind a network it becomes unreachable, and dies if the run started it.
-"""
+"""Places to inject faults: engine, its network, session server, agents' side."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -132,11 +132,7 @@ class SuiteSelection:
 
     @classmethod
     def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides, *, trains: bool = False) -> Self:
-        """Override `folders`.
-
-        Raises `ScenarioError` for scenarios that a shared server cannot run, and unless a run that `trains` has one
-        scenario, with `[train]`.
-        """
+        """Override `folders`. Raises `ScenarioError` if a shared server, or a run that `trains`, cannot take them."""
         if overrides.server is not None:
             _require_no_engine(overrides.settings or (), folders)
         if trains and (len(folders) != 1 or folders[0].scenario.train is None):

@@ -17,10 +17,7 @@ class OpenedRun:
 
 
 def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
-    """Begin a run of `suite` in `out`.
-
-    Raises `RunError` when `out` is taken, `ScenarioError` for a wrong suite.
-    """
+    """Begin a run of `suite` in `out`. Raises `RunError` when `out` is taken, `ScenarioError` for a wrong suite."""
     try:
         selection = select(suite, overrides, trains=trains)
     except NothingSelected:

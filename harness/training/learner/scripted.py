@@ -1,7 +1,4 @@
-"""Scripted learner: no model, no torch.
-
-Its weights are a digest of all packs and steps so far, in order.
-"""
+"""Scripted learner: no model, no torch. Its weights are a digest of all packs and steps so far, in order."""
 
 import json
 import time

@@ -93,10 +93,7 @@ def account_step(rollouts: Iterable[Ledger], packed: int, of: str) -> Ledger:
 def step_telemetry(
     trained: TrainedStep, record: StepRecord, *, packing_length: int, is_guarded: bool = False
 ) -> dict[str, float]:
-    """Return the figures of a step.
-
-    `is_guarded`: every engine has proved that it runs the repeat guard.
-    """
+    """Return the figures of a step. `is_guarded`: every engine has proved that it runs the repeat guard."""
     packed, times, report = trained.packed, trained.times, trained.report
     collected, ledger = packed.collected, record.ledger
     ended = [each for each in collected.rollouts if each.use is not Disposition.CARRIED]

@@ -241,10 +241,7 @@ def read_position(connection: sqlite3.Connection) -> Position:
 
 
 def read_step(database: Path | str, step: int) -> KeptStep:
-    """Read a step without writes or locks, even while the run continues.
-
-    Raises `StoreError` if it is not collected yet or forgotten, `StepError` if damaged.
-    """
+    """Read a step without writes or locks. Raises `StoreError` if it is not there, `StepError` if damaged."""
     path = Path(database)
     with disk_failures(path), only_reading(path) as connection:
         connection.execute("BEGIN")  # one snapshot for both reads

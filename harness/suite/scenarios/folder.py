@@ -1,6 +1,5 @@
 """Scenarios as folders. Loading checks all files, before any session needs them."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
+from harness.machine.cache import sha256_of
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
@@ -139,7 +139,7 @@ class ScenarioFolder:
             # It may import its neighbors.
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
-        return {name: _digest(path) for name, path in sorted(present.items())}
+        return {name: sha256_of(path) for name, path in sorted(present.items())}
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
@@ -239,11 +239,6 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
         raise ScenarioError(
             f"{source}: faults: expected sessions from 0 to {last} and not {', '.join(map(str, beyond))}"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files_below(places: Mapping[str, Path]) -> dict[str, Path]:

@@ -46,7 +46,6 @@ class Bar(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """It is on the right side."""
         return self.found >= self.bound if self.at_least else self.found <= self.bound
 
     def __str__(self) -> str:

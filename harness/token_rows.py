@@ -86,7 +86,6 @@ class TokenRows:
         return self.start + len(self.values)
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         return replace(self, values=self.values[: max(0, stop - self.start)])
 
 
@@ -100,7 +99,6 @@ class RaggedRows:
 
     @classmethod
     def of(cls, start: int, rows: Sequence[npt.ArrayLike]) -> Self:
-        """Join `rows`."""
         values = np.concatenate([np.zeros(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
         return cls(start, values, offsets_of([np.size(row) for row in rows]))
 

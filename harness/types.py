@@ -57,8 +57,6 @@ class SampleStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one generation."""
-
     max_new_tokens: int = 0
     temperature: float = 1.0
     """0 is greedy."""
@@ -206,7 +204,6 @@ class GenerationRequest:
         raise ValueError("expected a GenerationRequest, or input_ids and sampling_params")
 
     def tell(self, delta: "GenerationDelta") -> None:
-        """Pass `delta` to the callbacks."""
         if self.on_delta is not None:
             self.on_delta(delta)
         if self.on_ids is not None:
@@ -219,8 +216,6 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """Output of one engine request."""
-
     request_id: str
     input_ids: TokenIds
     output_ids: TokenIds
@@ -461,7 +456,6 @@ class Turn:
 
     @property
     def sampled_tokens(self) -> int:
-        """Output and discarded tokens."""
         return int(self.output_ids.size) + sum(each.tokens for each in self.discarded)
 
     @property

@@ -56,8 +56,6 @@ def _knows_no_turn(some_id: str) -> Turn | None:
 
 
 class WireCall(msgspec.Struct, frozen=True):
-    """A model call as received."""
-
     body: bytes
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers by lower-case name."""
@@ -132,8 +130,6 @@ def seal(response_id: str) -> str:
 
 
 class Streaming(msgspec.Struct, frozen=True):
-    """Options of a streamed answer."""
-
     wants_usage: bool
     media_type: str = MEDIA_TYPE
 

@@ -116,7 +116,6 @@ class MessageItems(NamedTuple):
 
     @property
     def raw(self) -> msgspec.Raw:
-        """Bytes of all items."""
         return msgspec.Raw(b",".join(item.raw for item in self.items))
 
 

@@ -97,8 +97,6 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """State of an engine."""
-
     ready: bool
     """True if requests are accepted, as they are while paused."""
     paused: bool
@@ -108,8 +106,6 @@ class EngineHealth:
 
 
 class WorkerStatus(NamedTuple):
-    """State of one worker."""
-
     name: str
     """URL, or position in a fixed pool; empty for an engine on its own."""
     weight_version: str

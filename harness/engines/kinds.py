@@ -196,8 +196,6 @@ ENGINE_KINDS: dict[str, EngineKind] = {
 
 
 class NamedEngine(NamedTuple):
-    """Parsed `kind=rest`."""
-
     kind: EngineKind
     rest: str | None
 

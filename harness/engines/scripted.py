@@ -73,8 +73,6 @@ class ScriptedFault(StrEnum):
 
 
 class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One generation."""
-
     text: str = ""
     """The end-of-turn id follows unless `finish` is `length`."""
     tokens: tuple[int, ...] = ()
@@ -239,7 +237,6 @@ class ScriptedEngine:
         await self.abort(None)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Play the session's next step."""
         pieces = self.stream(request)
         async with aclosing(pieces):
             async for piece in pieces:

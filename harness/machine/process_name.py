@@ -18,8 +18,6 @@ WAIT_FOR_TERMINAL = 'read -r _ && exec "$@" <"$0" >"$0" 2>&1'
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """Unique name of a process."""
-
     pid: int
     started: int
     boot: str

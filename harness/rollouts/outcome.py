@@ -73,8 +73,6 @@ class AgentEnd:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """Input of the classification."""
-
     end: AgentEnd
     result: AgentResult = field(default_factory=AgentResult)
     answered: int = 0

@@ -105,7 +105,6 @@ def plan_delivery(
 
 
 def load_selection(path: str) -> ChooseBranches:
-    """Import `package.module:function`. Raises `MalformedRequest`."""
     module, separator, function = path.partition(":")
     try:
         found = getattr(import_module(module), function) if separator else None

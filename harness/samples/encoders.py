@@ -27,8 +27,6 @@ class EncodedSample:
 
 
 class SegmentEncoder(Protocol):
-    """Encoder of samples. Pure."""
-
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
         """Return the segment of `sample`; the caller sets advantages of sampled tokens."""
         ...

@@ -138,8 +138,6 @@ def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
 
 
 class Staleness(NamedTuple):
-    """Version lag of a sample."""
-
     newest_version: int
     lag_min: int
     lag_mean: float

@@ -54,7 +54,6 @@ class AdmittedTurn:
 
     @property
     def held_s(self) -> float:
-        """Seconds held since admission."""
         return self.client.held_s - self._held_before_s
 
     @property
@@ -86,7 +85,6 @@ class AdmittedTurns:
     recorded: int = 0
     """Turns with an outcome since the start."""
     sampled: int = 0
-    """Their sampled tokens."""
     on_recorded: Callable[[Session], None] = field(default=lambda _: None)
     """Called with the session of each recorded turn."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)

@@ -127,7 +127,6 @@ class Gatekeeper:
         self.times.note(self.gate.holds, self.clock())
 
     async def expire(self) -> None:
-        """End every expired hold."""
         expired = self.gate.expire(self.lease_clock())
         if expired:
             self.look_again()

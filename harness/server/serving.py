@@ -50,8 +50,6 @@ def alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server."""
-
     url: str
     """`http://host:port`, without a trailing slash."""
     server: SessionServer

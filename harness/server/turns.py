@@ -74,8 +74,6 @@ class ServedTurn(msgspec.Struct, frozen=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """A model call in progress."""
-
     session: Session
     read: ReadCall
     digest: str
@@ -91,7 +89,6 @@ class ModelCall(msgspec.Struct, frozen=True):
 
     @property
     def request(self) -> ModelRequest:
-        """Normalized content."""
         return self.read.request
 
     def id_for(self, index: int | None) -> str:
@@ -140,16 +137,13 @@ class TurnService:
 
     @property
     def model(self) -> str:
-        """Model name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
     async def __aenter__(self) -> Self:
-        """Start the helper threads."""
         self.processes.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Stop the helper threads."""
         self.heavy_work.close()
         await self.processes.close()
 

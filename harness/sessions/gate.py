@@ -35,8 +35,6 @@ class GateState(StrEnum):
 
 
 class HoldKind(StrEnum):
-    """Effect of a hold."""
-
     PAUSE = "pause"
     DRAIN = "drain"
 
@@ -51,8 +49,6 @@ class Work(StrEnum):
 
 
 class GateAnswer(StrEnum):
-    """Answer to arriving work."""
-
     SERVE = "serve"
     HOLD = "hold"
     """Wait; 503 with Retry-After after too long."""
@@ -153,8 +149,6 @@ class GateReport(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Gate:
-    """Holds on the gate."""
-
     epoch: int = 0
     left: tuple[Hold, ...] = ()
     """Ended holds whose engines are still paused."""
@@ -165,7 +159,6 @@ class Gate:
 
     @property
     def state(self) -> GateState:
-        """State of the strongest hold."""
         kinds = {hold.kind for hold in self._holds.values()}
         if HoldKind.DRAIN in kinds:
             return GateState.DRAINING

@@ -22,8 +22,6 @@ class HoldTime(msgspec.Struct, frozen=True):
 
 
 class HoldTimes:
-    """Current and recent holds."""
-
     def __init__(self, most: int = MOST_HOLD_TIMES) -> None:
         self._ended: deque[HoldTime] = deque(maxlen=most)
         self._running: dict[str, HoldTime] = {}

@@ -86,7 +86,6 @@ class Ledger:
 
     @property
     def difference(self) -> int:
-        """Unaccounted tokens."""
         return self.generated + self.inherited - self.trained - self.masked - sum(self.dropped.values())
 
     @property

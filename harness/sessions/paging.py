@@ -45,7 +45,6 @@ class SessionOutline(NamedTuple):
 
 
 def outline(session: Session) -> SessionOutline:
-    """Return the outline in memory."""
     return SessionOutline(
         str(session.phase),
         tuple(
@@ -100,7 +99,6 @@ class SessionStub:
         return ()
 
     def drain(self) -> Self:
-        """Return the drained stub."""
         return self._command(Command.DRAIN)
 
     def close(self, reason: CloseReason) -> Self:

@@ -32,8 +32,6 @@ class RetryStanding(StrEnum):
 
 
 class Treatment(StrEnum):
-    """Treatment of a request."""
-
     SAMPLE = "sample"
     JOIN = "join"
     """Wait for the turn, then look again."""

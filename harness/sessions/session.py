@@ -56,8 +56,6 @@ class KnownAnswer(NamedTuple):
 
 
 class Session:
-    """State of one session."""
-
     def __init__(self, session_id: str, api_key: str, config: SessionConfig, created_at: float) -> None:
         self.session_id = session_id
         self.api_key = api_key
@@ -471,7 +469,6 @@ class Session:
         return build_samples(self.plan(), metadata, live_version, teachers)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
-        """Return a turn's whole prompt."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
 
     def _treatment(self, digest: str, says_retry: bool) -> tuple[Treatment, int]:

@@ -78,7 +78,6 @@ class Recall(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Number of known messages."""
         return max(0, len(self.prefixes) - 1)
 
     @property

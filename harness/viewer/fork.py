@@ -65,8 +65,6 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """Result of forking one turn."""
-
     session_id: str
     turn: int
     forks: Sequence[Fork]

@@ -46,7 +46,6 @@ _STOP_S = 4.0
 @dataclass(frozen=True, slots=True)
 class Replay:
     session_id: str
-    """Recorded session."""
     again: str | None
     """Replayed session."""
     served: list[int]

@@ -19,8 +19,6 @@ _CONTEXT = 8  # ids before an output that its first ids are decoded behind
 
 
 class TokenView(NamedTuple):
-    """A sampled token."""
-
     position: int
     """Index in the turn's output."""
     token_id: int

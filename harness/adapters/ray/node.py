@@ -43,8 +43,6 @@ class LostLife(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """Settings common to all nodes."""
-
     engine: str
     """As for `harness serve --engine`; a scripted one is per node."""
     tokenizer: str

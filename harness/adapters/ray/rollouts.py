@@ -109,7 +109,6 @@ class RayRollouts:
 
     @property
     def session_servers(self) -> Sequence[SessionServerAddress]:
-        """Servers of the live nodes."""
         return [node.address for node in self._alive() if node.address is not None]
 
     def abort_hooks(self) -> Sequence[AgentHooks]:

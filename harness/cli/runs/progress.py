@@ -31,7 +31,6 @@ class RunStatus:
     """Status of a run; times are seconds of one clock."""
 
     doing: str = "starting"
-    """Last message."""
     since: float = 0.0
     total: int = 0
     ended: int = 0

@@ -49,7 +49,6 @@ class Comparison:
 
     @property
     def same_tokens(self) -> int:
-        """Prompts with equal continuations."""
         return sum(report.diverged_at is None for report in self.reports)
 
     def to_json(self) -> Json:

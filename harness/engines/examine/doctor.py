@@ -45,8 +45,6 @@ _ANSWERS = {Level.OK: "yes", Level.UNKNOWN: "unknown", Level.WARN: "no", Level.F
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings about one server."""
-
     url: str
     engine: str
     """Engine that samples."""

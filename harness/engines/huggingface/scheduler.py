@@ -31,8 +31,6 @@ class BatchLimits(NamedTuple):
 
 
 class KvDrop(NamedTuple):
-    """Frees `kv`."""
-
     kv: int
 
 
@@ -98,7 +96,6 @@ class StepPiece(NamedTuple):
 
     @property
     def wanted(self) -> range:
-        """Positions whose logits are wanted."""
         return range(max(self.start, min(self.sequence.logits_from, self.stop)), self.stop)
 
 

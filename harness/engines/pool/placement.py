@@ -81,7 +81,6 @@ class Placement:
         return len(self._waiting)
 
     def join(self, name: str) -> WorkerLoad:
-        """Add an idle worker."""
         assert name not in self.workers
         load = self.workers[name] = WorkerLoad(name)
         return load

@@ -79,7 +79,6 @@ class EngineClient:
         self.since = uuid4().hex
         """Identifies the lifetime of this client."""
         self.generations_sent = 0
-        """Sampling requests that were sent."""
         self._connections: EngineConnections | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -198,7 +197,6 @@ class EngineClient:
             raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
 
     def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
-        """Decode `content`. Raises `EngineReplyInvalid`."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.decode("utf-8")

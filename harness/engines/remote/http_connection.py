@@ -54,7 +54,6 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         """Status; 0 before it is known."""
         self.retry_after = b""
-        """Value of that header."""
         self.is_whole = False
         self._stays_open = False
         self._says_its_end = False

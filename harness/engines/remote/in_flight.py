@@ -52,15 +52,12 @@ class InFlight:
 
     @property
     def is_held(self) -> bool:
-        """True if new requests wait."""
         return not self._open.is_set()
 
     def hold(self) -> None:
-        """Hold new requests until `release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Send the held requests."""
         self._open.set()
 
     @asynccontextmanager

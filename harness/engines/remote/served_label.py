@@ -67,7 +67,6 @@ class Unlabeled:
         self._confirmed = 0
 
     def note(self, tokens: int) -> None:
-        """Count `tokens` further tokens."""
         self._count += tokens
         self._arrivals.append((self._served.asking(), self._count))
 

@@ -110,7 +110,6 @@ class VLLMControl:
         await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
 
     async def flush(self) -> None:
-        """Drop the prefix cache."""
         await self._post("/reset_prefix_cache", {})
 
     def require_dev_mode(self, what: str) -> None:

@@ -56,7 +56,6 @@ class ShardCounts(msgspec.Struct, frozen=True):
     held: int = 0
     """Requests that wait at the gate."""
     sessions_closed: int = 0
-    """Sessions that this drain ended."""
     released: int = 0
     """Requests that this message released."""
 

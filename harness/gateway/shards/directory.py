@@ -25,8 +25,6 @@ _LAST_PORT = 65_535
 
 
 class ShardRecord(msgspec.Struct):
-    """Content of `shards.json`."""
-
     ports: list[int]
     """Port of each shard. Base URLs of sessions contain it."""
     drains: int = 0
@@ -52,7 +50,6 @@ class ShardDirectory:
 
     @property
     def front_store(self) -> Path:
-        """Path of the front's store."""
         return self.folder / "front.db"
 
     def shard_store(self, number: int) -> Path:
@@ -60,7 +57,6 @@ class ShardDirectory:
         return self.folder / f"shard-{number}.db"
 
     def prepare(self) -> None:
-        """Create the folder if missing."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

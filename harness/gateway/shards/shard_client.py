@@ -115,7 +115,6 @@ class ShardClient:
         self._gatekeeper.look_again()
 
     def went_down(self, problem: str) -> None:
-        """Record that no process answers."""
         self.url, self._told = "", None
         self._fall_silent(problem)
 

@@ -82,8 +82,6 @@ class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `profile.toml`."""
-
     schema_version: Literal[1]
     description: str
     dialect: str
@@ -113,8 +111,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """A profile and its file."""
-
     path: Path
     spec: Profile
     version: str

@@ -73,8 +73,6 @@ Agent = ProgramAgent | FunctionAgent
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One rollout to run."""
-
     agent: Agent
     prompt: str | Sequence[Message]
     """Instruction, or first messages. Programs get messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""

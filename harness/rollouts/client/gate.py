@@ -66,7 +66,6 @@ class GateClient:
         return await self._place("pause", deadline_s, engines=engines)
 
     async def renew(self, *, deadline_s: float) -> GateReport:
-        """Extend the hold by `ttl_s`."""
         lasts_until = time.monotonic() + self.ttl_s
         try:
             report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
@@ -119,7 +118,6 @@ def _may_repeat(error: BaseException) -> bool:
 
 
 def new_holder(work: str) -> str:
-    """Return a unique holder name."""
     return f"{work}-{secrets.token_hex(8)}"
 
 

@@ -103,7 +103,6 @@ class SampledBy(msgspec.Struct, frozen=True):
     """Reason why it serves no session."""
     in_flight: int
     sessions: int
-    """Sessions last served there."""
     shard: int | None = None
     """Shard of the worker, at a front."""
 
@@ -151,14 +150,11 @@ class RoutedWorker(NamedTuple):
 class Collected(NamedTuple):
     facts: SessionFacts
     session: Json
-    """Record, without token columns."""
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits, retries included."""
-
     create_s: float = 120.0
     """Long enough for a paused gate."""
     attempt_s: float = 30.0

@@ -37,7 +37,6 @@ class Keep(StrEnum):
     NOTHING = "nothing"
     """No samples."""
     SAMPLES = "partial_samples"
-    """Samples."""
     SESSIONS = "sessions"
     """Samples, and sessions until a later rollout or `SessionManager.delete` takes them."""
 
@@ -92,7 +91,6 @@ class AgentHooks:
 class ServerAnswer:
     url: str
     error: str | None = None
-    """Reason of a failure."""
     gate: GateReport | None = None
     """Gate afterwards, if reported."""
 

@@ -37,7 +37,6 @@ class Engines(NamedTuple):
     reached: dict[str, TokenProvider]
     """Engines by address, or by index in the input."""
     errors: list[str]
-    """Errors of the others."""
 
 
 async def reach(
@@ -181,7 +180,6 @@ class EnginesInUpdate:
         self._report.workers = tuple(found.values())
 
     async def resume(self) -> None:
-        """Continue every engine."""
 
         async def ask(engine: TokenProvider) -> str | None:
             # Retrying cannot help an engine whose weights are unknown.

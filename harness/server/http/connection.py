@@ -216,8 +216,6 @@ class CallPlaces:
 
 
 class Callers:
-    """Clients of all current requests."""
-
     def __init__(self) -> None:
         self._present: set[ClientConnection] = set()
         self._nobody = asyncio.Event()

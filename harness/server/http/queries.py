@@ -14,8 +14,6 @@ _OUTCOME_LENGTH = 40
 
 
 class ListRequest(NamedTuple):
-    """Filter of a session list."""
-
     limit: int | None
     """Number of sessions, busiest first; None for all."""
     ids: list[str] | None

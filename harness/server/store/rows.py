@@ -132,16 +132,12 @@ SELECT_OUTLINES = (
 
 
 class TokenizerName(NamedTuple):
-    """Tokenizer of a session's tokens."""
-
     name: str | None = None
     """Its folder."""
     digest: str | None = None
 
 
 class StoredLine(NamedTuple):
-    """Summary of a stored session."""
-
     session_id: str
     state: str
     """Close reason, or the phase if not closed."""
@@ -158,7 +154,6 @@ class _OnlyInherits(msgspec.Struct):
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
-"""SQL and its parameters."""
 
 
 def hold_row(hold: Hold) -> Row:

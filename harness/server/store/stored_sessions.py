@@ -14,8 +14,6 @@ from harness.sessions.lifecycle import CloseReason, Phase
 
 
 class StoredSession(NamedTuple):
-    """Counts of a stored session."""
-
     session_id: str
     closed_at: float | None
     """Seconds since the epoch; None if not closed."""

@@ -108,8 +108,6 @@ class Rollouts:
 
 
 class Actions:
-    """Actions on one scenario."""
-
     def __init__(self, seams: Seams, manager: SessionManager, roster: Roster, rollouts: Rollouts) -> None:
         self._seams = seams
         self._manager = manager

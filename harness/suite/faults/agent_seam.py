@@ -99,8 +99,6 @@ class _Arrival:
 
 
 class AgentSeam:
-    """Wrapper of the session server."""
-
     def __init__(self) -> None:
         self.error_answers: list[ErrorAnswer] = []
         self._repetitions: defaultdict[str, list[asyncio.Event]] = defaultdict(list)

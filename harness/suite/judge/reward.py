@@ -24,8 +24,6 @@ MAX_REASON = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Result of a check."""
-
     reward: float | None = None
     """None without a check or after a failure."""
     details: Json = field(default_factory=dict)

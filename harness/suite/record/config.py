@@ -88,8 +88,6 @@ class ScenarioEntry(_StrictFile):
 
 
 class RunConfig(_StrictFile):
-    """A `config.toml`."""
-
     schema_version: Literal[1] = 1
     suite: str
     overrides: Overrides

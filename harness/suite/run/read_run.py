@@ -20,8 +20,6 @@ from harness.suite.run.token_readings import read_token_readings
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Contents of a run directory."""
-
     path: Path
     status: RunStatus | None
     """None for a run that is executing, stopped or killed."""

@@ -37,8 +37,6 @@ EXIT_OF_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ScenarioReport:
-    """Results of one scenario."""
-
     name: str
     planned: int
     records: Sequence[RolloutRecord]
@@ -168,8 +166,6 @@ class ScenarioReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Results of a run."""
-
     directory: Path
     status: RunStatus
     scenarios: Sequence[ScenarioReport]
@@ -227,7 +223,6 @@ class RunReport:
 
 
 def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:
-    """Return the run's status."""
     if not all(scenario.is_final for scenario in scenarios):
         return RunStatus.INTERRUPTED if was_interrupted else RunStatus.INFRASTRUCTURE
     holds = all(verdict.holds for scenario in scenarios for verdict in scenario.verdicts)

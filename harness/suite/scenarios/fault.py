@@ -44,8 +44,6 @@ _TRIGGERS = ("at_turn", "at_second", "probability")
 
 
 class Fault(BaseModel):
-    """A fault to inject."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     action: Action

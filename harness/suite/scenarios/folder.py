@@ -33,8 +33,6 @@ CHECK_FILE = "check.py"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFolder:
-    """A scenario and its files."""
-
     directory: Path
     scenario: Scenario
     instruction: str

@@ -15,8 +15,6 @@ from harness.types import Json
 
 @dataclass(frozen=True, slots=True)
 class PlannedRollout:
-    """A session to run."""
-
     number: int
     """Position in the run, from 0; `index` of its samples."""
     group: int

@@ -189,7 +189,6 @@ class TaskRows:
 
     @property
     def files(self) -> list[Path]:
-        """All files of the tasks."""
         return [path for folder in self._folders for path in sorted(folder.rglob("*")) if path.is_file()]
 
     def find(self, name: str) -> HarborTask:
@@ -197,7 +196,6 @@ class TaskRows:
         return HarborTask.load(next(folder for folder in self._folders if folder.name == name))
 
     def load(self, number: int) -> HarborTask:
-        """Load a task. Raises `ScenarioError`."""
         return HarborTask.load(self._folders[number])
 
     def __len__(self) -> int:

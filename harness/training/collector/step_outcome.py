@@ -77,8 +77,6 @@ class CarriedGroup:
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
-    """Complete step on one rank."""
-
     step: int
     groups: tuple[GroupIndex, ...]
     """In hand-over order."""

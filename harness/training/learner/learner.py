@@ -64,8 +64,6 @@ class StepReport:
 # The normalizer (trained tokens, sequences or rollouts of all ranks) is known only when the last rollout ends. So a
 # learner sums gradients, and scales them once, before clipping and the update.
 class Learner(Protocol):
-    """Trains a model on packs."""
-
     @property
     def step(self) -> int:
         """Finished steps, restored by `load_state`."""

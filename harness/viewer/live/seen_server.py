@@ -29,8 +29,6 @@ class _Timed(NamedTuple):
 
 
 class SeenSession:
-    """A session of the list."""
-
     def __init__(self, summary: SessionSummary, place: int) -> None:
         self.summary = summary
         self.is_gone = False
@@ -94,8 +92,6 @@ class SeenSession:
 
 
 class SeenServer:
-    """Observations of one server."""
-
     def __init__(self) -> None:
         self.version = 0
         self.now = 0.0

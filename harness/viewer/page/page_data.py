@@ -115,7 +115,6 @@ def session_facts(session: SessionView) -> Json:
 
 
 def ledger_text(ledger: Json) -> str:
-    """Return a ledger in words."""
     return ledger_words(msgspec.convert(ledger, Ledger))
 
 

@@ -85,7 +85,6 @@ def has_steps(connection: sqlite3.Connection) -> bool:
 
 
 def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
-    """Return the columns of `index`."""
     return (*index.group, index.member, index.attempt)
 
 

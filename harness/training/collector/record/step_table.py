@@ -68,8 +68,6 @@ class Position(NamedTuple):
 
 
 class KeptStep(NamedTuple):
-    """Collected or committed step."""
-
     record: StepRecord
     rollouts: list[ScoredRollout]
 

@@ -148,7 +148,6 @@ class TurnRows:
 
     @property
     def missing(self) -> dict[str, int]:
-        """Count the missing rows by state."""
         counts: Counter[str] = Counter()
         for part in self.parts:
             if isinstance(part, MissingRows):
@@ -247,7 +246,6 @@ class SampleRows:
         return cls(values, states)
 
     def first(self, tokens: int) -> Self:
-        """Return the rows of the first `tokens`."""
         return self.between(0, tokens)
 
     def between(self, start: int, stop: int) -> Self:

@@ -38,8 +38,6 @@ Message = Mapping[str, Any]
 
 
 class FinishReason(StrEnum):
-    """Reason why an engine stopped generating."""
-
     STOP = "stop"
     LENGTH = "length"
     REPEAT = "repeat"
@@ -210,7 +208,6 @@ class GenerationRequest:
             self.on_ids(delta.output_ids.tolist())
 
     def input_json(self) -> bytes | memoryview:
-        """Return `input_ids` as a JSON array."""
         return json.encode(self.input_ids.tolist()) if self.write_input is None else self.write_input()
 
 
@@ -460,7 +457,6 @@ class Turn:
 
     @property
     def repeat_terminated(self) -> bool:
-        """True if the repeat guard ended it."""
         return self.end is TurnEnd.REPEAT
 
 

@@ -23,8 +23,6 @@ _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
 class NamedAddress:
-    """Scheme, name, port and addresses of `url`."""
-
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
         self._tls = _tls_context() if self._url.scheme == "https" else None

@@ -23,8 +23,6 @@ _Window = tuple[str, ...]
 
 
 class Role(StrEnum):
-    """Role of a call in its session."""
-
     MAIN = "main"
     """Conversation that the rollout is about."""
     RESAMPLE = "resample"

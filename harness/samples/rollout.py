@@ -37,8 +37,6 @@ ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a rollout, with its cause."""
-
     kind: OutcomeKind
     cause: Cause | None
     detail: str = ""

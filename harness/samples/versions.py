@@ -66,7 +66,6 @@ class LabelOrder:
         self._newest = max(self._numbers.values(), default=NOT_SAMPLED)
 
     def find(self, label: str) -> int | None:
-        """Return the version of `label`, if seen."""
         number = known_version(label)
         return self._numbers.get(label) if number is None else number
 

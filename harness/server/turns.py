@@ -101,8 +101,6 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TurnService:
-    """Serves the model calls of sessions."""
-
     engine: TokenProvider
     chat_tokenizer: ChatTokenizer
     store: SessionStore

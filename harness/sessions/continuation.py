@@ -127,7 +127,6 @@ class Output(msgspec.Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing is left to request."""
         return self.finish is not None and self.finish is not FinishReason.ABORT
 
     def join(self, result: GenerationResult, missing_rows: RowState = RowState.NOT_RETURNED) -> Self:

@@ -222,7 +222,6 @@ class Gate:
         return hold
 
     def expire(self, now: float) -> tuple[Hold, ...]:
-        """Remove the holds that end by `now`."""
         ended = [hold for hold in self.holds if hold.until <= now]
         self._end(ended, left=[hold for hold in ended if hold.engines])
         for hold in ended:

@@ -11,8 +11,6 @@ MOST_HOLD_TIMES = 1_000
 
 
 class HoldTime(msgspec.Struct, frozen=True):
-    """Hold and its times, in Unix seconds."""
-
     holder: str
     kind: HoldKind
     engines: bool

@@ -155,7 +155,6 @@ def account(
     left_behind: int = 0,
     unknown_left_behind: Unknown = NOTHING_UNKNOWN,
 ) -> Ledger:
-    """Return a session's ledger as of now."""
     dispositions = find_dispositions(turns, plan)
     trained = masked = inherited = 0
     # `left_behind` belongs to turns that this session did not take over.

@@ -57,7 +57,6 @@ TREATMENTS: Mapping[tuple[RetryStanding, bool], Treatment] = {
 
 
 def standing(turn: Turn) -> RetryStanding:
-    """Return the standing of a recorded turn."""
     if turn.status is TurnStatus.FAILED or turn.is_suspended:
         return RetryStanding.BROKEN_OFF
     return RetryStanding.DELIVERED if turn.delivered else RetryStanding.UNDELIVERED

@@ -199,7 +199,6 @@ class Session:
         return [] if turn is None else self.branch(turn.index)
 
     def answered_as(self, response_id: str) -> Turn | None:
-        """Return the turn with that response id."""
         return self._tree.answered_as(response_id)
 
     def caller(self, call_id: str) -> Turn | None:
@@ -458,7 +457,6 @@ class Session:
         return self._plan
 
     def ledger(self) -> Ledger:
-        """Return the ledger as of now."""
         config = self.config
         return account(self.turns, self._generated, self.plan(), config.left_behind, config.unknown_left_behind)
 

@@ -71,7 +71,6 @@ class SessionLine:
 
     @classmethod
     def of(cls, rollout: RolloutRecord, agent_log: Path | None, log_end: Sequence[str]) -> Self:
-        """Return the line of a rollout."""
         return cls(
             session_id=rollout.session_id,
             number=rollout.number,

@@ -85,7 +85,6 @@ class TurnView:
 
     @classmethod
     def of(cls, turn: Json) -> Self:
-        """Return the turn of a record."""
         notes = TurnNotes.from_json(turn.get("notes") or {})
         output_length = int(turn.get("output_length", 0))
         masked_from = int(turn.get("masked_from", output_length))
@@ -181,7 +180,6 @@ class SessionView:
 
     @classmethod
     def of(cls, record: Json) -> Self:
-        """Return the session of a record."""
         return cls(
             session_id=record["session_id"],
             phase=record["phase"],

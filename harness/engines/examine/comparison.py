@@ -33,7 +33,6 @@ class Comparison:
 
     @property
     def is_close(self) -> bool:
-        """True if every prompt's continuations are close."""
         return all(report.is_close for report in self.reports)
 
     @property

@@ -63,7 +63,6 @@ class PromptScores:
         return self._version is not None
 
     def add(self, logprobs: Logprobs, version: str) -> None:
-        """Add the next logprobs, computed under `version`."""
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
         if self._filled == self._values.size:
@@ -130,7 +129,6 @@ class LocalGeneration:
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
     def add_scores(self, logprobs: Logprobs, version: str) -> None:
-        """Add logprobs of the next input tokens."""
         if self.scores is not None and not self.scores.is_complete:
             self.scores.add(logprobs, version)
             self.tokens.logits_from += logprobs.size

@@ -47,8 +47,6 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpCall(msgspec.Struct, frozen=True):
-    """Request and its total time limit."""
-
     method: str
     path: str
     deadline_s: float
@@ -98,7 +96,6 @@ class EngineClient:
             await connections.close()
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
-        """GET `path` and decode the answer."""
         return await self.call(HttpCall("GET", path, deadline_s), kind)
 
     async def post(self, path: str, body: Json, *, deadline_s: float) -> HttpAnswer:

@@ -53,7 +53,6 @@ class ShardDirectory:
         return self.folder / "front.db"
 
     def shard_store(self, number: int) -> Path:
-        """Return the path of a shard's store."""
         return self.folder / f"shard-{number}.db"
 
     def prepare(self) -> None:
@@ -97,7 +96,6 @@ class ShardDirectory:
         self._write()
 
     def note_served(self) -> None:
-        """Record that every shard has answered."""
         self.record.has_served = True
         self._write()
 
@@ -117,7 +115,6 @@ class ShardDirectory:
         self._write()
 
     def note_drained(self, number: int, drain: int) -> None:
-        """Record that the shard completed `drain`."""
         self.record.drained[number] = max(drain, self.record.drained[number])
         self._write()
 

@@ -119,7 +119,6 @@ class ShardClient:
         self._fall_silent(problem)
 
     def place(self) -> None:
-        """Count a session placed on the shard."""
         self._placed += 1
 
     async def tell(self) -> ShardCounts:

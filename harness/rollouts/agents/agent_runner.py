@@ -46,8 +46,6 @@ _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the numbe
 
 
 class AgentRun(NamedTuple):
-    """An ended agent and its result."""
-
     end: AgentEnd
     result: AgentResult = AgentResult()
 

@@ -20,8 +20,6 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FunctionEnd:
-    """End of a function agent's call."""
-
     end: AgentEnd
     value: object = None
     trace: str = ""

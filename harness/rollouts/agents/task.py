@@ -32,8 +32,6 @@ AfterAgent = Callable[[Sandbox, StartOnHost], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ProgramAgent:
-    """An agent that is a program."""
-
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)

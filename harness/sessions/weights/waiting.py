@@ -29,7 +29,6 @@ class WaitingTurns:
             self._by_version[version - 1].discard(turn.index)
 
     def waiting_for(self, version: int) -> Set[int]:
-        """Return turns that may wait for `version`."""
         return self._by_version.get(version - 1, frozenset())
 
     @property

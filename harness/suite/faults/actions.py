@@ -87,7 +87,6 @@ class Roster:
         return mine
 
     def position_of(self, number: int) -> int:
-        """Convert a rollout's number to its position."""
         return number - self._first
 
     def position(self, session_id: str) -> int | None:

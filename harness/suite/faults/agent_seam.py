@@ -19,8 +19,6 @@ from harness.machine.http_protocol import CONNECTION, connection_of
 
 
 class ErrorAnswer(NamedTuple):
-    """An error answer to a model call."""
-
     at: float
     """Monotonic time."""
     session_id: str

@@ -145,7 +145,6 @@ class FaultyProvider:
         return None
 
     def turns_begun(self, session_id: str) -> int:
-        """Return the session's number of model calls."""
         return self._turns[session_id].begun if session_id in self._turns else 0
 
     async def abort_early(self, call: EngineCall) -> None:

@@ -46,7 +46,6 @@ class _Passage:
         return self._is_cut
 
     def reset(self) -> None:
-        """Reset the connection to the provider."""
         if self.request.transport is not None:
             self.request.transport.abort()
 

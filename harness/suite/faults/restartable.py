@@ -34,8 +34,6 @@ _HANG_UP_S = 0.005  # the loop needs some iterations to drop a connection; until
 
 
 class Restartable(ABC):
-    """Context manager of a restartable server."""
-
     def __init__(self) -> None:
         self._holds = AsyncExitStack()
         """Resources of the running server."""

@@ -41,8 +41,6 @@ class EngineServers:
 
 @dataclass(slots=True)
 class Seams:
-    """Places to inject a scenario's faults."""
-
     engine: FaultyProvider
     server: KillableServer
     agents: AgentSeam

@@ -123,8 +123,6 @@ class RunConfig(_StrictFile):
 
 @dataclass(frozen=True, slots=True)
 class SuiteSelection:
-    """Scenarios to run, and their configuration."""
-
     folders: list[ScenarioFolder]
     config: RunConfig
 

@@ -83,7 +83,6 @@ class ScenarioReport:
 
     @property
     def repeat_terminated_turns(self) -> int:
-        """Turns that the engine's repeat guard ended."""
         return sum(record.session.repeat_terminated_turns for record in self.records)
 
     @property

@@ -50,8 +50,6 @@ class RolloutIndex:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """An ended rollout with its reward."""
-
     index: RolloutIndex
     rollout: Rollout
     reward: float | None

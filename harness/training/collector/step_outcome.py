@@ -50,8 +50,6 @@ class SettledRollout:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGroup:
-    """A whole group of a step."""
-
     index: GroupIndex
     rollouts: tuple[ScoredRollout, ...]
     """To train, by member."""

@@ -201,6 +201,5 @@ class SeenServer:
 
 
 def totals_words(listed: SessionList) -> str:
-    """Return all sessions in a sentence."""
     states: Iterable[str] = (f"{count} {state}" for state, count in sorted(listed.totals.states.items()))
     return f"sessions: {', '.join(states) or 'none'}; {listed.totals.turns:,} turns, {listed.totals.tokens:,} tokens"

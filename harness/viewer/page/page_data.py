@@ -101,7 +101,6 @@ def session_data(session: SessionView, tokenizer: Tokenizer | None, table: Token
 
 
 def session_facts(session: SessionView) -> Json:
-    """Return the state of a session."""
     return {
         "id": session.session_id,
         "phase": session.phase,

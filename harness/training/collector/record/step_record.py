@@ -64,8 +64,6 @@ class RecordedSegment(NamedTuple):
 
 
 class RecordedPack(msgspec.Struct, frozen=True, kw_only=True):
-    """A pack that the learner received."""
-
     digest: str
     tokens: int
     segments: tuple[RecordedSegment, ...]

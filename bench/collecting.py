@@ -147,7 +147,6 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
 
 
 def size_of(sample: Sample) -> int:
-    """Bytes of the token columns."""
     return sum(getattr(sample, name).nbytes for name in _COLUMNS)
 
 
@@ -196,7 +195,6 @@ async def main(sessions: int, turns: int, tokens: int, rounds: int) -> list[dict
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=512)
     parser.add_argument("--turns", type=int, default=50)

@@ -70,14 +70,12 @@ async def converse(url: str, seconds: list[float], over: asyncio.Event) -> None:
 
 
 def latencies(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds."""
     ordered = sorted(seconds)
     p99 = ordered[int(len(ordered) * 0.99)] * 1e3
     return {"turns": len(ordered), "p50_ms": round(statistics.median(ordered) * 1e3, 1), "p99_ms": round(p99, 1)}
 
 
 async def measure(url: str, running: int, ids: list[str]) -> dict[str, Any]:
-    """Both times."""
     seconds: list[float] = []
     over = asyncio.Event()
     talkers = [asyncio.create_task(converse(url, seconds, over)) for _ in range(running)]
@@ -99,7 +97,6 @@ async def measure(url: str, running: int, ids: list[str]) -> dict[str, Any]:
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Write the store, start the server, measure."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         await write_one_session(directory, 50, asked.tokens)
@@ -128,7 +125,6 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--finished", type=int, default=1_000)
     parser.add_argument("--tokens", type=int, default=30_000)

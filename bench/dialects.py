@@ -38,8 +38,6 @@ WAYS = {"whole": False, "streamed": True}
 
 @dataclass
 class Talk:
-    """A conversation in one dialect."""
-
     speaker: Speaker
     url: str
     messages: list[Message] = field(default_factory=lambda: [{"role": "system", "content": "You search notes."}])
@@ -107,7 +105,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=int, default=30, help="turns before those that are measured")
     parser.add_argument("--turns", type=int, default=10, help="of each session, measured")
@@ -118,7 +115,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse()
     options.tokenizer = (options.tokenizer or fetch_tokenizer(QWEN3)).absolute()
     options.texts = tool_texts(Tokenizer.load(options.tokenizer), TOOL_TOKENS)

@@ -49,8 +49,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A body to send."""
-
     name: str
     fields: Json
     messages: list[Json]
@@ -59,7 +57,6 @@ class Case:
 
     @property
     def body(self) -> bytes:
-        """As clients write it."""
         return json.dumps({"model": "m", "messages": self.messages, **self.fields}, ensure_ascii=False).encode()
 
 
@@ -101,7 +98,6 @@ def cases() -> Iterator[Case]:
 
 
 def answer(text: str) -> Json:
-    """An assistant's message."""
     return {"role": "assistant", "content": text}
 
 
@@ -117,7 +113,6 @@ class Server:
         self.address = self._line().removeprefix("http://")
 
     def close(self) -> None:
-        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
@@ -262,7 +257,6 @@ async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
 
 
 def least(rounds: list[Json]) -> Json:
-    """The least of each figure."""
     return {name: min(each[name] for each in rounds) for name in rounds[0] if name != "began"}
 
 

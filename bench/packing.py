@@ -120,7 +120,6 @@ LOOSE: dict[str, Draw] = {"loose bound": lambda rng, count, length: rng.integers
 
 
 def pack_pool(name: str, lengths: Lengths, packing_length: int) -> Packed:
-    """All of `lengths` at once."""
     began = process_time()
     packs = len(plan_packs(lengths, packing_length))
     seconds = process_time() - began

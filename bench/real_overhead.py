@@ -116,7 +116,6 @@ async def opened(options: argparse.Namespace, model_dir: Path) -> AsyncIterator[
 
 
 async def measure(options: argparse.Namespace, chat_tokenizer: ChatTokenizer, model_dir: Path) -> list[Played]:
-    """Every run, in the order of play."""
     said = chat_tokenizer.tokenizer.encode(WORDS * options.tokens)[: options.tokens - 1]
     ids, text = [*said, chat_tokenizer.end_of_turn_id], chat_tokenizer.tokenizer.decode(said)
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +151,6 @@ def judge(played: Sequence[Played], sessions: int) -> Bar:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=lambda text: [int(each) for each in text.split(",")], default=[8, 32])
     parser.add_argument("--turns", type=int, default=6)
@@ -166,7 +164,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse()
     model_dir = resolve_model(options.model)
     played = asyncio.run(measure(options, open_chat_tokenizer(model_dir), model_dir))

@@ -32,7 +32,6 @@ print(json.dumps(seconds[turns // 10:]))
 
 
 async def play(client: Client, folder: Path, turns: int, *, relayed: bool) -> float:
-    """Return the median milliseconds of a turn."""
     session = await client.create()
     words = (f"/sessions/{session.session_id}/v1/chat/completions", session.api_key, str(turns))
     if not relayed:

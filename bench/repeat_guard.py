@@ -110,13 +110,11 @@ def median_step_s(step: Callable[[int], None]) -> float:
 
 
 def measure(batch: int, model_dir: Path | None, device: str) -> Cost:
-    """The costs for one batch."""
     decode_s = None if model_dir is None else asyncio.run(decode_step_s(model_dir, batch))
     return Cost(batch, decode_s, pure_step_s(batch), batched_step_s(batch, device))
 
 
 def print_table(costs: list[Cost], device: str) -> None:
-    """One line per batch."""
     batched = f"batched ({device})"
     print(f"{'batch':>6} {'decode step':>12} {'pure':>12} {'share':>10} {batched:>16} {'share':>10}")
     for cost in costs:
@@ -129,7 +127,6 @@ def print_table(costs: list[Cost], device: str) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--model", default="smollm2-135m-instruct")

@@ -52,7 +52,6 @@ class ZeroRows(ScriptedEngine):
 
 
 async def converse(client: Client[ZeroRows], turns: int, seconds: list[float], **config: object) -> None:
-    """Take `turns` in one session."""
     session, history = await client.create(**config), []
     for number in range(turns):
         history.append(user(f"question {number}"))
@@ -62,7 +61,6 @@ async def converse(client: Client[ZeroRows], turns: int, seconds: list[float], *
 
 
 async def measure(sessions: int, turns: int, tokens: int, folder: Path, **config: object) -> str:
-    """Return a line of figures."""
     seconds: list[float] = []
     async with serving_with(ZeroRows(tokens), store=folder / f"{len(config)}.db") as client:
         await converse(client, 2, [], **config)
@@ -126,7 +124,6 @@ def decode_masks(tokens: int = 1000) -> float:
 
 
 async def main() -> None:
-    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="32x50")
     parser.add_argument("--tokens", type=int, default=64)

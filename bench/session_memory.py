@@ -45,8 +45,6 @@ _PAGE_OUT_S = 1.0
 
 
 class Shape(NamedTuple):
-    """Sessions, all alike."""
-
     sessions: int
     turns: int
     tokens_per_turn: int
@@ -182,7 +180,6 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--json", action="store_true")

@@ -110,8 +110,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> list[Measured]:
 
 
 class Begun(NamedTuple):
-    """A command that serves."""
-
     url: str
     processes: Sequence[psutil.Process]
     """All of it that serve, the one that was started first."""
@@ -147,7 +145,6 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 async def create(http: aiohttp.ClientSession, url: str) -> dict[str, str]:
-    """A session."""
     async with http.post(f"{url}/sessions", json={}) as answer:
         created: dict[str, str] = await answer.json()
         return created

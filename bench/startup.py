@@ -61,7 +61,6 @@ async def run_engine(tokenizer: Path) -> None:
 
 @asynccontextmanager
 async def engine_process(tokenizer: Path) -> AsyncIterator[str]:
-    """Where an engine of its own answers."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, THIS, "--engine", "--tokenizer", tokenizer)
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
@@ -118,7 +117,6 @@ async def measure_server(tokenizer: Path, runs: int) -> dict[str, float]:
 
 
 def main(asked: argparse.Namespace) -> None:
-    """Measure both and say which bars hold."""
     bare = median_ms("-c", "pass")
     ours = median_ms("-m", "harness", "--help")
     server = asyncio.run(measure_server(asked.tokenizer, asked.runs))
@@ -133,7 +131,6 @@ def main(asked: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--runs", type=int, default=5)

@@ -49,7 +49,6 @@ class Engine:
         """Of each request, in order of their arrival."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
         kind, content = self._stand_in.answer(request.path.encode(), await request.read())
         if kind != b"text/event-stream":
             return web.Response(body=content, content_type=kind.decode(), status=200 if content else 404)
@@ -174,7 +173,6 @@ async def measure_proxy(http: aiohttp.ClientSession, engine_url: str, streams: i
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=500, help="of each stream")
@@ -188,7 +186,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse()
     if options.proxy is not None:
         uvloop.run(run_proxy(options.proxy))

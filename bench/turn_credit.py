@@ -26,7 +26,6 @@ WINDOW = 10
 
 
 def main() -> None:
-    """Print a line per run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=80)
@@ -47,7 +46,6 @@ def main() -> None:
 
 
 def train(directory: Path, estimator: str, seed: int, steps: int, rollouts: int) -> list[float]:
-    """The mean reward of each step."""
     folder, run = directory / "train_tool_game", directory / "run"
     shutil.copytree(SCENARIO, folder, ignore=shutil.ignore_patterns("__pycache__"))
     scenario = tomllib.loads((folder / "scenario.toml").read_text())

@@ -184,7 +184,6 @@ def _named(texts: Sequence[str]) -> dict[str, str]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--shapes", type=_shapes, default=_shapes("32x50,1x50"), help="SESSIONSxTURNS[,...]")
@@ -200,7 +199,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, draw."""
     options = parse()
     if options.plots:
         load_pyplot()  # before minutes of measuring

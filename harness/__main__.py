@@ -4,7 +4,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command line."""
     try:
         from harness.cli.main import main as run
     except KeyboardInterrupt:

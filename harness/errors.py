@@ -173,10 +173,7 @@ class TooMany(OverLimit, code="too_many", status=429, retryable=True):
 
 
 class PromptTooLong(RequestError, code="context_length_exceeded"):
-    """The prompt does not fit into the model's context.
-
-    Dialects phrase it so that their clients shorten the conversation. `tokens` is a lower bound.
-    """
+    """The prompt does not fit into the context; clients shorten the conversation. `tokens` is a lower bound."""
 
     def __init__(self, message: str, *, tokens: int, context_length: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -251,10 +248,7 @@ class EnginesHeld(RequestError, code="engines_held", status=409, retryable=True)
 
 
 class TurnRefused(HarnessError, code="turn_refused", cause=Cause.LIMIT, status=404, told=""):
-    """The session will never serve this turn.
-
-    404 with `x-should-retry: false` is the only answer that ended every measured client within seconds.
-    """
+    """The session will never serve this turn. Only 404 with `x-should-retry: false` ends every client in seconds."""
 
 
 class SessionNotFound(TurnRefused, code="session_not_found", cause=Cause.AGENT):
@@ -323,10 +317,7 @@ class ShardLost(ShardUnavailable, code="shard_lost", status=502):
 
 
 class AnswerChanged(HarnessError, code="answer_changed", status=503, retryable=True):
-    """The recorded turn differs from its stream (text, tokens or id).
-
-    The turn is recorded and undelivered, so a retry gets it.
-    """
+    """The recorded turn differs from its stream (text, tokens or id). It is undelivered, so a retry gets it."""
 
     told = "the answer is not the one that has begun; ask again"
 

@@ -86,7 +86,6 @@ class TokenRows:
         return self.start + len(self.values)
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         return replace(self, values=self.values[: max(0, stop - self.start)])
 
 
@@ -100,17 +99,14 @@ class RaggedRows:
 
     @classmethod
     def of(cls, start: int, rows: Sequence[Sequence[int] | MaskIds]) -> Self:
-        """Join `rows`."""
         offsets = offsets_of([len(row) for row in rows])
         return cls(start, np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1])), offsets)
 
     @property
     def stop(self) -> int:
-        """Position after the last row."""
         return self.start + len(self.offsets) - 1
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         offsets = self.offsets[: max(0, stop - self.start) + 1]
         return replace(self, values=self.values[: offsets[-1]], offsets=offsets)
 
@@ -148,7 +144,6 @@ class TurnRows:
         return replace(self, parts=(*self.parts, part))
 
     def until(self, stop: int) -> Self:
-        """Return the rows before `stop`."""
         return replace(self, parts=tuple(part.until(stop) for part in self.parts if part.start < stop))
 
     @property
@@ -163,7 +158,6 @@ class TurnRows:
 
     @property
     def missing(self) -> dict[str, int]:
-        """Count the missing rows by state."""
         counts: Counter[str] = Counter()
         for part in self.parts:
             if isinstance(part, MissingRows):
@@ -188,7 +182,6 @@ class RecordedRows(NamedTuple):
     masks: TurnRows | None
 
     def to_bytes(self) -> bytes:
-        """Encode the rows as msgpack."""
         return msgspec.msgpack.encode([None if each is None else each.to_bytes() for each in self])
 
     @classmethod
@@ -263,7 +256,6 @@ class SampleRows:
         return cls(values, states)
 
     def first(self, tokens: int) -> Self:
-        """Return the rows of the first `tokens`."""
         return self.between(0, tokens)
 
     def between(self, start: int, stop: int) -> Self:
@@ -271,7 +263,6 @@ class SampleRows:
         return replace(self, values=self.values[start:stop], states=self.states[start:stop])
 
     def equals(self, other: Self) -> bool:
-        """Compare rows and states."""
         return np.array_equal(self.values, other.values) and np.array_equal(self.states, other.states)
 
     @property

@@ -39,8 +39,7 @@ class TurnEnd(StrEnum):
     STALE = "stale"
     """The weights moved past `limits.staleness`."""
     CLIENT_LEFT = "client_left"
-    """The client closed its connection before the answer. Also used for turns that a successor session takes over,
-    because their agent is gone."""
+    """The client closed its connection before the answer, or its session's successor took the turn over."""
     SESSION_ENDED = "session_ended"
     """The owner ended or deleted the session, so no agent waits for the answer. A drain instead interrupts an agent at
     work and keeps the partial output (DRAINED)."""

@@ -43,8 +43,6 @@ Paced = Callable[[Iterable[Any]], Iterator[Any]]
 
 
 class FinishReason(StrEnum):
-    """Reason why an engine stopped generating."""
-
     STOP = "stop"
     LENGTH = "length"
     REPEAT = "repeat"
@@ -62,8 +60,6 @@ class SampleStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one generation."""
-
     max_new_tokens: int = 0
     temperature: float = 1.0
     """0 is greedy."""
@@ -207,21 +203,17 @@ class GenerationRequest:
         raise ValueError("expected a GenerationRequest, or input_ids and sampling_params")
 
     def tell(self, delta: "GenerationDelta") -> None:
-        """Pass `delta` to the callbacks."""
         if self.on_delta is not None:
             self.on_delta(delta)
         if self.on_ids is not None:
             self.on_ids(delta.output_ids.tolist())
 
     def input_json(self) -> bytes | memoryview:
-        """Return `input_ids` as a JSON array."""
         return json.encode(self.input_ids.tolist()) if self.write_input is None else self.write_input()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """Output of one engine request."""
-
     request_id: str
     input_ids: TokenIds
     output_ids: TokenIds
@@ -465,12 +457,10 @@ class Turn:
 
     @property
     def sampled_tokens(self) -> int:
-        """Output and discarded tokens."""
         return int(self.output_ids.size) + sum(each.tokens for each in self.discarded)
 
     @property
     def repeat_terminated(self) -> bool:
-        """True if the repeat guard ended it."""
         return self.end is TurnEnd.REPEAT
 
 

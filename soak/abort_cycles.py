@@ -107,7 +107,6 @@ class Agents:
         self._http = http
 
     def all(self) -> list[FunctionAgent]:
-        """One of each."""
         calls = (self.obey, self.ignore, self.rewrite, self.think)
         return [FunctionAgent(call.__name__, call) for call in calls]
 
@@ -431,7 +430,6 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run, print, and fail when anything was wrong."""
     options = _options()
     figures = asyncio.run(run(options, lambda line: print(line, file=sys.stderr, flush=True)))
     if options.json:

@@ -12,8 +12,6 @@ from typing import Any
 
 @dataclass
 class Figures:
-    """What a run of cycles came to."""
-
     cycles: int = 0
     rollouts: int = 0
     samples: int = 0
@@ -23,7 +21,6 @@ class Figures:
     cut_inside: Counter[str] = field(default_factory=Counter)
     """Sessions that went on behind a turn that was cut short, and their turns that the merge rule dropped for it."""
     seconds: float = 0.0
-    """Of the cycles."""
     abort_s: list[float] = field(default_factory=list)
     reported: list[str] = field(default_factory=list)
     """What aborts said of engines and agents that did not do their part in the time that they were given."""
@@ -45,13 +42,11 @@ class Figures:
         return figures
 
     def save(self, path: Path, run: Mapping[str, Any]) -> None:
-        """Write the figures, and what they are of."""
         new = path.with_suffix(".new")
         new.write_text(json.dumps({"run": dict(run), "figures": vars(self)}))
         new.replace(path)
 
     def to_json(self) -> dict[str, Any]:
-        """Sums and percentiles."""
         summary = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
         times = sorted(summary.pop("abort_s"))
         longest = times[math.ceil(0.99 * (len(times) - 1))]

@@ -17,11 +17,10 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -58,34 +57,26 @@ class Noted:
         await self.inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.inner.__aexit__(kind, error, trace)
+    async def __aexit__(self, *how: Any) -> None:
+        await self.inner.__aexit__(*how)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See `TokenProvider`."""
         self.asked.add(request.request_id)
         result: GenerationResult = await self.inner.generate(request)
         return result
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """See `TokenProvider`."""
+    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         self.asked.add(request.request_id)
-        async with aclosing(self.inner.stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
+        pieces: AsyncIterator[GenerationDelta | GenerationResult] = self.inner.stream(request)
+        return pieces
 
     async def count(self) -> EngineCount:
-        """Its own counter."""
         assert isinstance(self.inner, CountsTokens)
         return await self.inner.count_sampled()
 
 
 @dataclass
 class DeathFigures:
-    """What the deaths came to."""
-
     engine: str
     deaths: int = 0
     turns: int = 0
@@ -144,7 +135,6 @@ class Deaths:
         self.figures.wrong += [f"death {self.figures.deaths}: {line}" for line in wrong]
 
     def _judge(self, records: Sequence[Json], victim_counted: int) -> Sequence[str]:
-        """What is wrong with the turns and ledgers of one death."""
         figures, wrong, at_most, handed = self.figures, [], 0, 0
         cut = 0
         for record in records:
@@ -221,7 +211,6 @@ class Deaths:
 
 
 async def run(options: argparse.Namespace) -> DeathFigures:
-    """All deaths of one kind of engine."""
     began, model, kind = perf_counter(), resolve_model(options.model), LaneEngine(options.engine)
     chat_tokenizer, figures = open_chat_tokenizer(model), DeathFigures(options.engine)
     async with AsyncExitStack() as stack:
@@ -263,7 +252,6 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run, print, and fail when anything was wrong."""
     options = _options()
     figures = asyncio.run(run(options))
     print(json.dumps(asdict(figures)))

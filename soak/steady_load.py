@@ -65,7 +65,6 @@ class Load:
         self.turns = 0
 
     async def work(self) -> None:
-        """One worker, for ever."""
         while True:
             if self.every_s:
                 self._next_at = max(self._next_at + self.every_s, perf_counter())
@@ -125,7 +124,6 @@ async def run(options: argparse.Namespace) -> tuple[list[Vitals], dict[str, Any]
 
 
 def judge(found: list[Vitals]) -> dict[str, tuple[float, float]]:
-    """Each figure and its bound."""
     quarter = len(found) // 4
     steady, middle, end = found[quarter:], found[quarter : 2 * quarter], found[-quarter:]
     slope, _ = np.polyfit([each.at_s / 60 for each in steady], [each.rss_mib for each in steady], 1)
@@ -137,7 +135,6 @@ def judge(found: list[Vitals]) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Load the server, look at it, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=16)

@@ -56,7 +56,6 @@ class ToolLoops:
     """The file of the sessions' store."""
 
     def session(self, chance: random.Random) -> Json:
-        """The body of `POST /sessions`."""
         steps: list[Json] = [{"text": CALL}] * self.turns
         if chance.random() < 0.5:  # an inner turn: neither the first nor the last of the loop
             steps[chance.randrange(1, self.turns - 1)] = {"text": CUT, "finish": "length"}
@@ -67,7 +66,6 @@ class ToolLoops:
         return [FunctionAgent(name, self._loop, {"http": http, "then": name}) for name in ("obey", "ignore", "think")]
 
     def program(self) -> Agent:
-        """An agent that is a process."""
         return ProgramAgent("stubborn", (sys.executable, "-S", "-c", _PROGRAM), {"TOOLS": json.dumps(TOOLS)})
 
     async def _loop(self, base_url: str, prompt: str, http: aiohttp.ClientSession, then: str, **_: Any) -> Json:
@@ -137,8 +135,6 @@ class ToolLoops:
 
 @dataclass
 class Reading:
-    """What a reader of the file found."""
-
     faults: list[str]
     cut_sessions: int
     cut_turns: int

@@ -45,7 +45,6 @@ class Bar(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """It is at most the bound."""
         return self.found <= self.bound
 
     def __str__(self) -> str:

@@ -1,4 +1,1 @@
-"""Plug-ins for trainers: AReaL, miles, slime, verl and Ray.
-
-May use everything but the command line, the viewer and the suite. Start with `episodes.py`.
-"""
+"""Plug-ins for trainers (AReaL, miles, slime, verl, Ray), below command line and viewer. Start with `episodes.py`."""

@@ -13,19 +13,13 @@ from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
 AGENT_RESULT = "agent_result"
-"""Metadata key of a program's result.
-
-The model can write it, so it sets no reward unless the trainer trusts the program.
-"""
+"""Metadata key of a program's result. The model can write it, so only a trainer that trusts it takes its reward."""
 
 LoadFunction = Callable[[Any], Any]
 """Function that resolves a dotted path as the framework does."""
 
 AGENT_METADATA = "agent"
-"""Metadata key of the object that programs may see.
-
-A program acts for the model, which must not read the answer.
-"""
+"""Metadata key of the object that programs may see. A program acts for the model, which must not read the answer."""
 
 
 Program = Path | tuple[str, ...]
@@ -69,10 +63,7 @@ def stated_number(value: object) -> float | None:
 
 
 def stated_reward(rollout: Rollout) -> float | None:
-    """Return the `reward` in the agent's result, or None if the rollout was cut short.
-
-    Raises `AdapterError` if the agent ended by itself without one.
-    """
+    """Return the agent's `reward`, or None if the rollout was cut short. Raises `AdapterError` without one."""
     stated = (rollout.agent_result or {}).get("reward")
     reward = stated_number(stated)
     if reward is None and rollout.outcome.kind is OutcomeKind.FINISHED:

@@ -1,7 +1,4 @@
-"""A `SessionManager` in a trainer's loop.
-
-Trainers create plug-ins before any loop runs. So everything opens with the first rollout, and works in its loop only.
-"""
+"""A `SessionManager` in a trainer's loop. Everything opens with the first rollout, and works in its loop only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -39,13 +36,9 @@ class OpenSessions(NamedTuple, Generic[_Function]):
 
 
 class TrainerSessions(Generic[_Function]):
-    """One session server, of this version, and one agent.
+    """One session server, of this version, and one agent, which `find_agent` finds. `env` overrides a program's.
 
-    Args:
-        server: Session server.
-        find_agent: Returns the agent's script, profile, command line or function.
-        env: Overrides a program's environment.
-        record: Rows that the sessions record.
+    Sessions keep the rows in `record`.
     """
 
     router: RoutedExperts | None = None

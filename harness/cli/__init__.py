@@ -1,4 +1,1 @@
-"""The `harness` command: a module or folder per subcommand.
-
-The top layer, which may use everything but imports it inside functions. Start with `main.py`.
-"""
+"""The `harness` command, a module or folder per subcommand; imports others inside functions. Start with `main.py`."""

@@ -1,5 +1,6 @@
 """`harness agent`: bundled agents, their environments, and whether they work here."""
 
+import asyncio
 from typing import Annotated, Any
 
 import typer
@@ -45,8 +46,6 @@ def install(name: _Name, *, as_json: options.Json = False) -> None:
 
     Example: `harness agent install openai_agents`
     """
-    import asyncio
-
     from harness.rollouts.agents.install import install_agent
     from harness.rollouts.agents.programs import bundled_profile
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from harness.cli import options, output
+from harness.errors import RunError
 
 if TYPE_CHECKING:
     from harness.samples.rollout import Rollout
     from harness.suite.scenarios.folder import ScenarioFolder
     from harness.types import Json, Message
 
-_Out = Annotated[Path, typer.Option("--out", envvar="HARNESS_OUT", help="A folder for what it leaves behind.")]
+_Out = Annotated[Path, options.option("HARNESS_OUT", "A folder for what it leaves behind.", "--out")]
 
 _TOKEN_DELAY_S = 0.02
 """Delay of the engine: a turn takes a third of a second, long enough to abort."""
@@ -39,7 +38,6 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     """
     import uvloop
 
-    from harness.errors import RunError
     from harness.lab.models.small_tokenizer import WORDS, write_small_tokenizer
     from harness.suite.scenarios.folder import find_scenarios
 

@@ -19,8 +19,6 @@ _WORDS = {
 
 
 class _Bar:
-    """One bar per phase."""
-
     def __init__(self, bars: Progress, name: str) -> None:
         self._bars = bars
         self._name = name

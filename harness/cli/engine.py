@@ -1,5 +1,6 @@
 """`harness engine`: inference servers on this machine, started and stopped by name."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ _Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.")]
 _Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.")
 ]
-_Model = Annotated[str, typer.Option(envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.")]
+_Model = Annotated[str, options.option("HARNESS_MODEL", "Catalogue name, folder or hub id.")]
 _Port = Annotated[int | None, typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]")]
 _Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For the server; may be repeated.")]
 _Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed when there is one lane.")]
@@ -40,8 +41,6 @@ def up(
     `local` is the HuggingFace engine of the harness, in this environment; clients use it as sglang=URL. Examples:
     `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
     """
-    import asyncio
-
     from harness.cli.download import fetch
     from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 

@@ -1,7 +1,4 @@
-"""`harness init`: a folder with a scenario that runs as it is, to be changed.
-
-It is a copy of the bundled scenario `starter`, which the tests run.
-"""
+"""`harness init`: copy the bundled scenario `starter`, which runs as it is."""
 
 import re
 import shutil
@@ -12,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
 
 _Directory = Annotated[
     Path, typer.Argument(metavar="[DIR]", help="A folder that is empty, or is made.", show_default=False)
@@ -30,7 +28,6 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
     """
     import msgspec
 
-    from harness.errors import RunError
     from harness.machine.disk import disk_failures
     from harness.rollouts.agents.bundled import bundled_directory
     from harness.suite.scenarios.folder import SCENARIO_FILE

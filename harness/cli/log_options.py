@@ -34,7 +34,6 @@ _LogLevel = Annotated[
 
 
 LOG_OPTIONS = frozenset({"verbose", "quiet", "log_level"})
-"""Names of the parameters."""
 
 
 def choose_level(usual: Level, *, verbose: int, quiet: bool, log_level: Level | None) -> str:

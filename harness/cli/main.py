@@ -123,7 +123,7 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
     elif exit_code is ExitCode.INTERNAL:
         message = f"{message}; HARNESS_DEBUG=1 shows where"
     if message and "--shard" not in sys.argv:  # the front prints a shard's error, in the same words
-        output.print_error(message)
+        output.say(f"harness: {message}")
     if "--json" in sys.argv:
         output.print_json({"error": {"message": message, "code": code}, "exit_code": int(exit_code)})
     _leave(exit_code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.cli import output
+from harness.errors import ScenarioError
 
 if TYPE_CHECKING:
     from harness.server.settings import ServerSettings
@@ -32,25 +33,30 @@ def yields_to(*flags: str) -> Callable[..., Any]:
     return drop
 
 
+def option(variable: str, text: str, *flags: str, **details: Any) -> Any:
+    """Return a flag with its environment variable and its help."""
+    return typer.Option(*flags, envvar=variable, help=text, **details)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and start nothing.")]
 
 Renderer = Annotated[
     str,
-    typer.Option(
-        envvar="HARNESS_RENDERER",
-        help="Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
+    option(
+        "HARNESS_RENDERER",
+        "Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
     ),
 ]
 
 Template = Annotated[
     str | None,
-    typer.Option(
-        "--template",
-        envvar="HARNESS_TEMPLATE",
-        callback=yields_to("server"),
-        help="Chat template in place of the folder's: a file, or ours:"
+    option(
+        "HARNESS_TEMPLATE",
+        "Chat template in place of the folder's: a file, or ours:"
         " `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`, `chatml_hermes`.",
+        "--template",
+        callback=yields_to("server"),
     ),
 ]
 
@@ -68,9 +74,7 @@ def find_tokenizer(named: str | Path) -> Path:
 
 def tokenizer_option(text: str) -> Any:
     """Return the option `--tokenizer`, with its help."""
-    return typer.Option(
-        "--tokenizer", envvar="HARNESS_TOKENIZER", parser=find_tokenizer, metavar="NAME_OR_DIR", help=text
-    )
+    return option("HARNESS_TOKENIZER", text, "--tokenizer", parser=find_tokenizer, metavar="NAME_OR_DIR")
 
 
 ReadsTokens = Annotated[
@@ -78,20 +82,18 @@ ReadsTokens = Annotated[
     tokenizer_option("Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]"),
 ]
 
-Server = Annotated[
-    str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server, a front or a router.")
-]
+Server = Annotated[str, option("HARNESS_SERVER", "A session server, a front or a router.", "--server", metavar="URL")]
 
-AdminToken = Annotated[str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.")]
+AdminToken = Annotated[str | None, option("HARNESS_ADMIN_TOKEN", "That of --server.")]
 
 Otlp = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "HARNESS_OTLP_ENDPOINT",
+        "OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
         "--otlp",
-        envvar="HARNESS_OTLP_ENDPOINT",
         callback=yields_to("server"),
         metavar="URL",
-        help="OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
     ),
 ]
 
@@ -122,151 +124,131 @@ class ServerOptions:
     template: Template = None
     template_variable: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="HARNESS_TEMPLATE_VARIABLE",
+        option(
+            "HARNESS_TEMPLATE_VARIABLE",
+            "Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
             metavar="NAME=JSON",
-            help="Set a variable of the chat template, as `enable_thinking=false`; may be repeated.",
         ),
     ] = None
     host: Annotated[str, typer.Option(envvar="HARNESS_HOST")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")] = 8000
+    port: Annotated[int, option("HARNESS_PORT", "0 takes a free one.", min=0, max=65535)] = 8000
     public_url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HARNESS_PUBLIC_URL", help="Address under which agents reach the server, as behind a proxy."
-        ),
+        str | None, option("HARNESS_PUBLIC_URL", "Address under which agents reach the server, as behind a proxy.")
     ] = None
-    store: Annotated[
-        str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")
-    ] = "memory"
+    store: Annotated[str, option("HARNESS_STORE", "SQLite file that keeps the sessions, or `memory`.")] = "memory"
     pause_timeout: Annotated[
-        float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
+        float, option("HARNESS_PAUSE_TIMEOUT", "Seconds a paused server holds a request.", min=0)
     ] = 600.0
     drain_grace: Annotated[
-        float,
-        typer.Option(envvar="HARNESS_DRAIN_GRACE", min=0, help="Seconds after a drain that an engine may keep a turn."),
+        float, option("HARNESS_DRAIN_GRACE", "Seconds after a drain that an engine may keep a turn.", min=0)
     ] = 20.0
     stop_grace: Annotated[
-        float,
-        typer.Option(
-            envvar="HARNESS_STOP_GRACE", min=0, help="Seconds that turns in flight may go on after the signal to end."
-        ),
+        float, option("HARNESS_STOP_GRACE", "Seconds that turns in flight may go on after the signal to end.", min=0)
     ] = 5.0
     write_timeout: Annotated[
-        float,
-        typer.Option(
-            envvar="HARNESS_WRITE_TIMEOUT",
-            min=0,
-            help="Seconds after which a client that reads nothing counts as gone.",
-        ),
+        float, option("HARNESS_WRITE_TIMEOUT", "Seconds after which a client that reads nothing counts as gone.", min=0)
     ] = 60.0
     admin_token: Annotated[
         str | None,
-        typer.Option(
-            envvar="HARNESS_ADMIN_TOKEN",
+        option(
+            "HARNESS_ADMIN_TOKEN",
+            "Token for all but model calls.  [default: made at each start and printed]",
             callback=yields_to("no_auth"),
-            help="Token for all but model calls.  [default: made at each start and printed]",
         ),
     ] = None
     no_auth: Annotated[
         bool,
-        typer.Option(
+        option(
+            "HARNESS_NO_AUTH",
+            "On loopback: every client may do everything, agents too.",
             "--no-auth",
-            envvar="HARNESS_NO_AUTH",
             callback=yields_to("admin_token"),
-            help="On loopback: every client may do everything, agents too.",
         ),
     ] = False
     open_paths: Annotated[
         bool,
-        typer.Option(
-            "--open-paths",
-            envvar="HARNESS_OPEN_PATHS",
-            help="Accept model calls by base_url alone, for agents that send no key.",
+        option(
+            "HARNESS_OPEN_PATHS", "Accept model calls by base_url alone, for agents that send no key.", "--open-paths"
         ),
     ] = False
     matching: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="HARNESS_MATCHING",
+        option(
+            "HARNESS_MATCHING",
+            "Let sessions match histories with this function; may be repeated.",
             metavar="MODULE:FUNCTION",
-            help="Let sessions match histories with this function; may be repeated.",
         ),
     ] = None
     teacher: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="HARNESS_TEACHER",
-            metavar="NAME=ENGINE",
-            help="Let this engine score each turn's tokens: NAME=local=FOLDER, or NAME=KIND=URL[,tokenizer=FOLDER];"
+        option(
+            "HARNESS_TEACHER",
+            "Let this engine score each turn's tokens: NAME=local=FOLDER, or NAME=KIND=URL[,tokenizer=FOLDER];"
             " may be repeated.",
+            metavar="NAME=ENGINE",
             show_default=False,
         ),
     ] = None
     selection: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="HARNESS_SELECTION",
+        option(
+            "HARNESS_SELECTION",
+            "Let sessions choose their samples with this function; may be repeated.",
             metavar="MODULE:FUNCTION",
-            help="Let sessions choose their samples with this function; may be repeated.",
         ),
     ] = None
     noise: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="HARNESS_NOISE",
+        option(
+            "HARNESS_NOISE",
+            "Text to remove from the start of conversations; '' for none; may be repeated.",
             metavar="REGEX",
-            help="Text to remove from the start of conversations; '' for none; may be repeated.",
         ),
     ] = None
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "HARNESS_LIMIT",
+            "A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
             "--limit",
-            envvar="HARNESS_LIMIT",
             metavar="NAME=NUMBER",
-            help="A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
         ),
     ] = None
     allow_forced_tokens: Annotated[
         bool,
-        typer.Option(
+        option(
+            "HARNESS_ALLOW_FORCED_TOKENS",
+            "For tests: the engine says the script that a session brings.",
             "--allow-forced-tokens",
-            envvar="HARNESS_ALLOW_FORCED_TOKENS",
-            help="For tests: the engine says the script that a session brings.",
         ),
     ] = False
     streaming: Annotated[
         Literal["recorded", "live"],
-        typer.Option(
-            envvar="HARNESS_STREAMING",
-            help="Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
+        option(
+            "HARNESS_STREAMING",
+            "Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
         ),
     ] = "recorded"
     idle_hours: Annotated[
-        float,
-        typer.Option(envvar="HARNESS_IDLE_HOURS", min=0, help="Close an unused session after so long; 0 keeps it."),
+        float, option("HARNESS_IDLE_HOURS", "Close an unused session after so long; 0 keeps it.", min=0)
     ] = 24.0
     idle_page_out: Annotated[
         float,
-        typer.Option(
-            envvar="HARNESS_IDLE_PAGE_OUT",
+        option(
+            "HARNESS_IDLE_PAGE_OUT",
+            "Seconds after which an unused session leaves memory for the store; 0 keeps it.",
             min=0,
-            help="Seconds after which an unused session leaves memory for the store; 0 keeps it.",
         ),
     ] = 0.0
     keep_days: Annotated[
-        float,
-        typer.Option(
-            envvar="HARNESS_KEEP_DAYS", min=0, help="Delete closed sessions from the store after so long; 0 keeps them."
-        ),
+        float, option("HARNESS_KEEP_DAYS", "Delete closed sessions from the store after so long; 0 keeps them.", min=0)
     ] = 30.0
     otlp: Otlp = None
     engine_key: Annotated[
         str,
-        typer.Option(
-            envvar="HARNESS_ENGINE_KEY",
-            help="API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
+        option(
+            "HARNESS_ENGINE_KEY",
+            "API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
         ),
     ] = ""
 
@@ -275,7 +257,6 @@ class ServerOptions:
         from harness.dialects.prompt_noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.engines.teachers import TeacherSpec
-        from harness.errors import ScenarioError
         from harness.server.http.access import new_admin_token
         from harness.server.settings import ServerSettings
         from harness.sessions.session_config import StreamingMode
@@ -328,7 +309,6 @@ class ServerOptions:
 
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
-        from harness.errors import ScenarioError
         from harness.lab.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 

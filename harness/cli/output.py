@@ -28,8 +28,3 @@ def say(text: str) -> None:
     """Print a message that is no result."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-def print_error(message: str) -> None:
-    """Print why a command failed."""
-    say(f"harness: {message}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.engines.examine.comparison import Comparison
@@ -36,7 +37,6 @@ def tokens(
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
     from harness.lab.models.chat_templates import find_template
-    from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer
     from harness.tokens.verify import FamilyUnderTest, verify
@@ -63,7 +63,7 @@ def engine(
     b: Annotated[str, _Engine],
     *,
     model: Annotated[
-        str, typer.Option(envvar="HARNESS_MODEL", help="Weights and tokenizer: catalogue name, folder or hub id.")
+        str, options.option("HARNESS_MODEL", "Weights and tokenizer: catalogue name, folder or hub id.")
     ] = "smollm2-135m-instruct",
     tokens: Annotated[int, typer.Option(min=1, help="Length of each continuation.")] = 40,
     atol: Annotated[float, typer.Option(min=0, help="Largest difference of two logprobs, in nats.")] = 1e-3,
@@ -79,7 +79,6 @@ def engine(
     from harness.engines.connect import open_engine
     from harness.engines.examine.comparison import compare_engines
     from harness.lab.models import resolve_model
-    from harness.suite.exits import ExitCode
     from harness.tokens.model_family import open_chat_tokenizer
 
     folder = resolve_model(model)

@@ -29,8 +29,6 @@ class _BodyPart(msgspec.Struct, gc=False):  # without cycles
 
 
 class WireMessage(_BodyPart):
-    """A message as received."""
-
     role: str
     content: msgspec.Raw
 

@@ -50,7 +50,6 @@ class AnthropicMessages:
         return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
-        """Return the `message` object."""
         turn = answer.turn
         stop_reason, stop_sequence = _STOP_REASONS[TURN_ENDS[turn.end].finish_reason], None
         if stop_reason == "end_turn" and turn.notes.matched_stop in answer.request.sampling.stop:

@@ -99,7 +99,6 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """Parse `call`; see `Dialect.parse`."""
     wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)

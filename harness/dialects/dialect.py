@@ -58,10 +58,7 @@ class Dialect(Protocol):
         """Return the environment variables that point clients at a session."""
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        """Return the request in `call`. Messages that `history` knows need not be read again.
-
-        Raises `MalformedRequest` naming the field, `OverLimit` naming the limit.
-        """
+        """Return the request in `call`, reading only what `history` lacks. Raises `MalformedRequest` or `OverLimit`."""
 
     def answer(self, answer: ModelAnswer) -> Json:
         """Return the body of a whole answer."""
@@ -70,10 +67,7 @@ class Dialect(Protocol):
         """Return the writer of a streamed answer."""
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
-        """Return the body of an error answer. `message` is the part of `error` that this client may read.
-
-        The server logs the error under `request_id`.
-        """
+        """Return the body of an error answer with `message`. The server logs the error under `request_id`."""
 
 
 @runtime_checkable

@@ -36,7 +36,6 @@ _STATUSES: Mapping[int, str] = {
     502: "INTERNAL",
     503: "UNAVAILABLE",
 }
-"""Google's words, by HTTP status."""
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 

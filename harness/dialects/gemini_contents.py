@@ -30,8 +30,6 @@ _RESULTS = ("output", "result")
 
 
 class WireContent(msgspec.Struct, forbid_unknown_fields=True):
-    """A content as received."""
-
     role: str | None = None
     parts: list[msgspec.Raw] | None = None
 

@@ -121,7 +121,6 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """Parse `call`; see `Dialect.parse`."""
     model, _, method = call.path.partition("/models/")[2].rpartition(":")
     if method not in (_ANSWER, _STREAM, COUNT, ""):
         raise RouteNotFound(f"{method[:64]}: expected {_ANSWER}, {_STREAM} or {COUNT}, nothing else is served")

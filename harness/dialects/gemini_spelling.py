@@ -1,7 +1,4 @@
-"""Spellings of Gemini requests: field names in camelCase or snake_case, schemas in a subset of OpenAPI.
-
-Names that clients make up, in arguments, results and schemas, stay as they are.
-"""
+"""Spellings of Gemini requests: fields in camelCase or snake_case, schemas of OpenAPI. Clients' names stay."""
 
 import re
 from typing import Any
@@ -21,13 +18,11 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def camel(name: str) -> str:
-    """Return a field name in camelCase."""
     first, *others = name.split("_")
     return "".join((first, *(each[:1].upper() + each[1:] for each in others))) if first else name
 
 
 def snake(name: str) -> str:
-    """Return a field name in snake_case."""
     return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 

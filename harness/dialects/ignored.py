@@ -15,41 +15,29 @@ from harness.errors import MalformedRequest, RequestError
 from harness.types import Json
 
 NULL = msgspec.Raw(b"null")
-"""Value of a field that was not sent."""
 MOST_NOTED = 16
 """Most fields in one list of notes."""
 LONGEST_NOTE = 500
 """Most bytes of a noted name, and of a value's JSON."""
 _LEVELS = 16
-_SCHEMA = "the answer's schema is asked for with `response_format`"
-_NOT_THE_MODELS = "such logprobs are not the model's"
+_SCHEMAS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf")
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty")
+_CHOICES = ("bad_words", "allowed_token_ids", "custom_logit_processor")
 REFUSED: Mapping[str, str] = {
     "functions": "functions are offered as `tools`",
     "function_call": "a call is asked for with `tool_choice`",
-    "guided_json": _SCHEMA,
-    "guided_regex": _SCHEMA,
-    "guided_choice": _SCHEMA,
-    "guided_grammar": _SCHEMA,
-    "structured_outputs": _SCHEMA,
-    "regex": _SCHEMA,
-    "ebnf": _SCHEMA,
-    "json_schema": _SCHEMA,
-    "repetition_penalty": _NOT_THE_MODELS,
-    "frequency_penalty": _NOT_THE_MODELS,
-    "presence_penalty": _NOT_THE_MODELS,
-    "bad_words": _NOT_THE_MODELS,
+    **dict.fromkeys((*_SCHEMAS, "json_schema"), "the answer's schema is asked for with `response_format`"),
+    **dict.fromkeys((*_PENALTIES, *_CHOICES), "such logprobs are not the model's"),
     "stop_token_ids": "a session's `sampling` has them",
     "documents": "the prompt has messages and tools only",
     "ignore_eos": "a turn ends where the model ends it",
     "min_new_tokens": "chat completions have `min_tokens`",
     "use_beam_search": "beams are no samples of the model",
     "best_of": "each answer is one sample",
-    "length_penalty": _NOT_THE_MODELS,
-    "allowed_token_ids": _NOT_THE_MODELS,
-    "custom_logit_processor": _NOT_THE_MODELS,
     "truncate_prompt_tokens": "the model sees the whole prompt",
-    "continue_final_message": "the prompt ends where the model's turn begins",
-    "add_generation_prompt": "the prompt ends where the model's turn begins",
+    **dict.fromkeys(
+        ("continue_final_message", "add_generation_prompt"), "the prompt ends where the model's turn begins"
+    ),
     "enable_thinking": "`chat_template_kwargs` has it, or the session's `template_variables`",
     "chat_template": "the operator chooses it, `harness serve --template`",
     "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
@@ -71,10 +59,7 @@ _value_decoder = msgspec.json.Decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):
-    """Decoder of an object that may have fields unknown to its type.
-
-    `spell` turns their names into those of `REFUSED`.
-    """
+    """Decoder of an object that may have unknown fields. `spell` turns their names into those of `REFUSED`."""
 
     def __init__(self, body: type[_T], spell: Callable[[str], str] = str) -> None:
         # It refuses unknown fields. Nearly all bodies have none and are decoded once.
@@ -84,10 +69,7 @@ class BodyDecoder(Generic[_T]):
         self._spell = spell
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
-        """Return the field `within` of a request, or its body, and the unknown fields.
-
-        Raises `MalformedRequest`, also for a field that must not be ignored.
-        """
+        """Return the body, or its field `within`, and the unknown fields. Raises `MalformedRequest` for refused."""
         try:
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

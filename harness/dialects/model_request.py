@@ -46,8 +46,6 @@ class ToolMode(StrEnum):
 
 
 class WireCall(msgspec.Struct, frozen=True):
-    """A model call as received."""
-
     body: bytes
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers by lower-case name."""
@@ -118,16 +116,11 @@ class RecordedText:
 
 
 def seal(response_id: str) -> str:
-    """Return the key sent beside a reply's reasoning, which clients keep where they drop the text.
-
-    It holds no text, so another session cannot use it.
-    """
+    """Return the key sent beside a reply's reasoning. It holds no text, so another session cannot use it."""
     return _SEAL + response_id
 
 
 class Streaming(msgspec.Struct, frozen=True):
-    """Options of a streamed answer."""
-
     wants_usage: bool
     media_type: str = MEDIA_TYPE
 
@@ -234,9 +227,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     """Request to answer: the sampled one or a retry of it."""
     turn: Turn
     model: str
-    """Model name in answers."""
     token_text: Callable[[int], str]
-    """Text of one token id."""
     top_logprobs: TopLogprobs | None = None
     """Alternatives to the output tokens. Not stored, so a retry's answer has none."""
     is_guarded: bool = False

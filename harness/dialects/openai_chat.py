@@ -18,7 +18,6 @@ from harness.types import Json, Message
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = raw_event(b"[DONE]")
-"""End of a stream."""
 
 _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"
@@ -135,10 +134,7 @@ def base_url(session_url: str) -> str:
 
 
 def chunks(completion: Json, *, wants_usage: bool, said: Said = _NOTHING) -> Iterator[Json]:
-    """Yield the chunks of `completion`, without the text already `said`; the usage if requested.
-
-    Logprobs and keys beyond the dialect are in the finish chunk.
-    """
+    """Yield the chunks of `completion` without text already `said`. The last one has logprobs and extra keys."""
     head = {"object": _CHUNK, **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}
     choice = completion["choices"][0]

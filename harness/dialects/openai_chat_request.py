@@ -162,7 +162,6 @@ _details_decoder: msgspec.json.Decoder[list[_Detail] | None] = msgspec.json.Deco
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    """Parse `call`; see `Dialect.parse`."""
     wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     variables = _read_variables(wire, limits)

@@ -22,7 +22,6 @@ from harness.types import Json
 _CHAT = OpenAIChat()
 
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
-"""Reasons of incomplete answers, by finish reason."""
 
 _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
@@ -66,10 +65,7 @@ class OpenAIResponses:
 
 
 class _ResponsesStream:
-    """Writer of one response's numbered events.
-
-    Items begin while their text is sampled and end when everything is recorded.
-    """
+    """Writer of one response's numbered events. Items begin while sampled and end when everything is recorded."""
 
     def __init__(self, dialect: OpenAIResponses, head: AnswerHead) -> None:
         self._dialect = dialect

@@ -116,17 +116,13 @@ class MessageItems(NamedTuple):
 
     @property
     def raw(self) -> msgspec.Raw:
-        """Bytes of all items."""
         return msgspec.Raw(b",".join(item.raw for item in self.items))
 
 
 def group_items(
     raws: Sequence[msgspec.Raw], asked_before: Sequence[Message], answered_as: Callable[[str], Turn | None]
 ) -> list[MessageItems]:
-    """Group input items into messages that follow a known conversation.
-
-    Raises `MalformedRequest` for an unknown type, an unknown reference or a repeated item.
-    """
+    """Group input items into messages that follow a known conversation. Raises `MalformedRequest`."""
     groups: list[MessageItems] = []
     calls = {call["id"] for message in asked_before for call in message.get("tool_calls") or ()}
     referred: set[str] = set()

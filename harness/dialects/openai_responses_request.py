@@ -1,7 +1,4 @@
-"""Requests of OpenAI Responses: from wire JSON to the normal form.
-
-Fields that cannot be served are refused by name. Fields without effect on these models are ignored and noted.
-"""
+"""Requests of OpenAI Responses in the normal form. Fields that cannot be served are refused by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

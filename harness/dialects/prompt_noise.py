@@ -21,8 +21,6 @@ _LONGEST_NOTE = 500  # characters
 
 
 class CleanRequest(NamedTuple):
-    """A request without noise."""
-
     request: ModelRequest
     noise: str
     """Beginning of the removed text; empty if none, or if the head was known before."""

@@ -93,10 +93,7 @@ class RequestLimits:
         first: int = 0,
         calls_before: int = 0,
     ) -> None:
-        """Raise `OverLimit` if a request in normal form exceeds a limit.
-
-        `first` messages with `calls_before` tool calls precede `messages` and were checked before.
-        """
+        """Raise `OverLimit` if a request exceeds a limit. `first` messages and `calls_before` were checked before."""
         self.require("messages", len(messages), "messages")
         calls = sum(len(message.get("tool_calls") or ()) for message in messages)
         self.require("messages", calls_before + calls, "tool_calls")

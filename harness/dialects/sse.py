@@ -1,7 +1,4 @@
-"""Server-sent events as bytes, for every dialect that streams.
-
-`engines.event_stream` reads the events of engines.
-"""
+"""Server-sent events as bytes, for every dialect that streams. `engines.event_stream` reads the events of engines."""
 
 from collections.abc import Iterator
 

@@ -98,8 +98,6 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """State of an engine."""
-
     ready: bool
     """True if requests are accepted, as they are while paused."""
     paused: bool
@@ -109,8 +107,6 @@ class EngineHealth:
 
 
 class WorkerStatus(NamedTuple):
-    """State of one worker."""
-
     name: str
     """URL, or position in a fixed pool; empty for an engine on its own."""
     weight_version: str
@@ -211,10 +207,7 @@ class TokenProvider(Protocol):
     async def score(
         self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
     ) -> PromptLogprobs:
-        """Return logprobs of `input_ids[start:]`, each given all before it; `start` is at least 1.
-
-        The engine may have cached the prefix of `session_id`. With `top`, add as many most likely tokens per position.
-        """
+        """Return logprobs of `input_ids[start:]`, `start` >= 1, each given all before it, with `top` alternatives."""
 
     async def abort(self, request_id: str | None) -> int:
         """End one generation, or all (None), with `FinishReason.ABORT`. Return how many were aborted."""

@@ -17,8 +17,6 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
 class EngineName(NamedTuple):
-    """Parsed engine name."""
-
     kind: str
     """A key of `ENGINE_KINDS`."""
     urls: tuple[str, ...] = ()

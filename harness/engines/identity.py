@@ -1,7 +1,4 @@
-"""Identity of a server, without program versions.
-
-Two servers of one identity sample the same tokens from the same messages.
-"""
+"""Identity of a server, without program versions: equal servers sample the same tokens from the same messages."""
 
 from harness.engines.base import Capabilities, TokenProvider
 from harness.tokens.chat_tokenizer import ChatTokenizer

@@ -193,12 +193,9 @@ ENGINE_KINDS: dict[str, EngineKind] = {
         ),
     )
 }
-"""All kinds by name; an unknown server is tried in this order."""
 
 
 class NamedEngine(NamedTuple):
-    """Parsed `kind=rest`."""
-
     kind: EngineKind
     rest: str | None
 

@@ -44,7 +44,6 @@ _PROMPTS = 4
 class ScaleMeasurement(NamedTuple):
     tokens: int
     mean_difference: float
-    """Mean absolute difference in nats."""
     mean_doubt: float
     """Mean negated scored logprob; meaningless near 0."""
 

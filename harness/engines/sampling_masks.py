@@ -1,7 +1,4 @@
-"""Sampling masks in replies: one for each output token, with the token in it.
-
-A mask without its token would train a token that had no chance.
-"""
+"""Sampling masks in replies: one for each output token, with the token in it, which else had no chance."""
 
 from dataclasses import replace
 

@@ -15,7 +15,6 @@ from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self, assert_never
 from uuid import uuid4
 from zlib import crc32
@@ -74,8 +73,6 @@ class ScriptedFault(StrEnum):
 
 
 class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One generation."""
-
     text: str = ""
     """The end-of-turn id follows unless `finish` is `length`."""
     tokens: tuple[int, ...] = ()
@@ -135,8 +132,6 @@ def _salt(version: str) -> int:
 
 
 class LiveGeneration(msgspec.Struct, frozen=True):
-    """Generation in flight."""
-
     request_id: str
     sampled: int
     """Tokens so far."""
@@ -237,14 +232,11 @@ class ScriptedEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._running.set()
         await self.abort(None)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Play the session's next step."""
         pieces = self.stream(request)
         async with aclosing(pieces):
             async for piece in pieces:

@@ -36,8 +36,6 @@ class TeachAfter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TeacherSpec:
-    """A teacher of a session server."""
-
     name: str
     engine: str | Callable[[], TokenProvider]
     """Engine name, or a function that creates a provider; it is called again after a failure."""

@@ -1,4 +1,1 @@
-"""This machine: processes, clocks, deadlines, connections, files, logs.
-
-May use `harness.errors` only. Start with `deadlines.py`.
-"""
+"""This machine: processes, clocks, deadlines, connections, files, logs. Start with `deadlines.py`."""

@@ -1,7 +1,4 @@
-"""Clocks as parameters, so that tests can skip hours.
-
-A machine's clock may be set meanwhile, so durations use `steady_time`, timestamps the time of day.
-"""
+"""Clocks as parameters, so tests can skip hours. Durations use `steady_time`: a machine's clock may be set."""
 
 import time
 from typing import Protocol

@@ -45,6 +45,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def begins_with(path: Path, text: str) -> bool:
+    """Return True for a file that may be replaced: one with this beginning, not another that was named by mistake."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(text)) == text.encode()
+    return False
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """Yield a UTF-8 file that replaces `path` if the block succeeds. Raises `OSError`."""
@@ -80,10 +87,7 @@ def make_way(path: Path) -> None:
 
 
 def make_way_below(folder: Path, name: str) -> Path:
-    """Return the path `name` in an agent's `folder`, after `make_way` and without links on the way.
-
-    Raises `OSError`.
-    """
+    """Return the path `name` in an agent's `folder`, after `make_way`, without links in it. Raises `OSError`."""
     target = folder / name
     for parent in reversed(target.relative_to(folder).parents[:-1]):
         if (folder / parent).is_symlink():

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 
 class Level(StrEnum):
-    """Severity of a finding."""
-
     OK = "ok"
     """Correct, or absent and not needed."""
     UNKNOWN = "unknown"
@@ -18,8 +16,6 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """Result of one check."""
-
     check: str
     level: Level
     found: str

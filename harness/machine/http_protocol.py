@@ -62,10 +62,7 @@ def connection_of(scope: Scope) -> Connection | None:
 
 
 class Delivery:
-    """Delivery state of one answer; created before sending.
-
-    Calls `mark` on a change: True at most once, False only after it.
-    """
+    """Delivery state of one answer, created before sending. Calls `mark` with True at most once, then maybe False."""
 
     def __init__(self, scope: Scope, mark: Callable[[bool], None]) -> None:
         self._connection = connection_of(scope)

@@ -1,7 +1,4 @@
-"""Environment variables for other programs: an allowlist, since the rest may be secrets.
-
-Installers (uv, pip, npm) also get settings of package indexes, with credentials, and of compilers.
-"""
+"""Environment variables for other programs: an allowlist. Installers also get package indexes with credentials."""
 
 from collections.abc import Mapping
 

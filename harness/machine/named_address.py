@@ -13,7 +13,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
-"""Time to connect, over all addresses."""
 
 _KEPT_S = 10.0  # a name may resolve to other addresses later
 
@@ -24,8 +23,6 @@ _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
 class NamedAddress:
-    """Scheme, name, port and addresses of `url`."""
-
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
         self._tls = _tls_context() if self._url.scheme == "https" else None

@@ -1,7 +1,4 @@
-"""Lookup of processes behind connections in a helper process (`peer_process.py`).
-
-Questions during a lookup join the next. A killed helper is restarted.
-"""
+"""Lookup of processes behind connections, in a helper process that is restarted if killed."""
 
 import asyncio
 import os

@@ -1,7 +1,4 @@
-"""Process identity, and processes held back until recorded.
-
-Process ids are reused, so id, start tick and boot identify a process, and only a match is signaled.
-"""
+"""Process identity (id, start tick and boot, because ids are reused), and processes held back until recorded."""
 
 import os
 import signal
@@ -21,8 +18,6 @@ WAIT_FOR_TERMINAL = 'read -r _ && exec "$@" <"$0" >"$0" 2>&1'
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """Unique name of a process."""
-
     pid: int
     started: int
     boot: str
@@ -33,7 +28,6 @@ class ProcessName:
         return cls(pid, stat_of(pid).started, _boot())
 
     def is_alive(self) -> bool:
-        """Return True while this process runs."""
         try:
             stat = stat_of(self.pid)
         except ProcessLookupError:

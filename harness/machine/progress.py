@@ -10,7 +10,6 @@ class FetchPhase(StrEnum):
     WAIT = "wait"
     """Another process fetches the model."""
     VERIFY = "verify"
-    """Checking files in the cache."""
     DOWNLOAD = "download"
     EXTRACT = "extract"
     CONVERT = "convert"

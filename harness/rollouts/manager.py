@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from harness.engines.base import PauseMode, TokenProvider
@@ -111,9 +110,7 @@ class SessionManager:
         self._signal = AbortSignal()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
         try:
             await self._runner.close()
@@ -291,10 +288,7 @@ class SessionManager:
         )
 
     async def stop_agents(self, seconds: float, *, sessions: Collection[str] | None = None) -> list[str]:
-        """End the agents, or those on `sessions`: SIGTERM, then SIGKILL after half of `seconds`.
-
-        Returns the sessions of agents that still run.
-        """
+        """End the agents, or those on `sessions`: SIGTERM, then SIGKILL. Returns the sessions with survivors."""
         for signal in self._signals(sessions):
             signal.enforce(grace_s=seconds / 2)
         return await self._require_runner().wait_for_all(sessions, timeout_s=seconds)

@@ -47,8 +47,6 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The agent's end."""
-
     ending: Ending
     code: int = 0
     """Exit code or signal number."""
@@ -75,8 +73,6 @@ class AgentEnd:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """Input of the classification."""
-
     end: AgentEnd
     result: AgentResult = field(default_factory=AgentResult)
     answered: int = 0
@@ -92,7 +88,6 @@ class RolloutFacts:
 
     @classmethod
     def of(cls, end: AgentEnd, record: SessionRecord, result: AgentResult | None = None) -> Self:
-        """Combine the ends of agent and session."""
         turns = record.facts.turns
         failed = turns.get(TurnStatus.FAILED, 0)
         return cls(
@@ -206,7 +201,6 @@ def classify_uncreated(code: str, status: int, message: str) -> Outcome:
 
 
 def describe(facts: RolloutFacts) -> str:
-    """Describe the agent's end, turns and refusals."""
     parts = [facts.end.words, _count(facts.answered, "turn")]
     if facts.failed:
         parts.append(f"{_count(facts.failed, 'turn')} failed")

@@ -1,4 +1,1 @@
-"""Samples and training data, from the turns of a session to packs.
-
-Pure values; may use only `types`, `turn_ends` and `errors`. Start with `merge.py`.
-"""
+"""Samples and training data, from a session's turns to packs. Pure values. Start with `merge.py`."""

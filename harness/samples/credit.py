@@ -33,10 +33,7 @@ def rollout_advantages(group: Group) -> Advantages:
 
 
 def turn_advantages(group: Group) -> Advantages:
-    """Give every turn its reward-to-go minus the mean of the other rollouts at that turn.
-
-    Rollouts without such a turn are left out; an empty mean is 0.
-    """
+    """Give every turn its reward-to-go minus the mean of the other rollouts that have that turn; 0 without any."""
     returns = [_returns(rewards, 1.0) for rewards in _checked(group)]
     longest = max(each.size for each in returns)
     table = np.array([np.pad(each, (0, longest - each.size)) for each in returns])

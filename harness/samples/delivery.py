@@ -80,12 +80,10 @@ def plan_delivery(
     *,
     requires_rows: bool = False,
 ) -> DeliveryPlan:
-    """Find roles and branches of `turns`, in order of admission, and select branches.
-
-    Raises `MalformedRequest` for an unknown selection or branch.
-    """
+    """Find roles and branches of `turns`, in order of admission, and select branches. Raises `MalformedRequest`."""
     roles = find_roles(turns)
-    trained = [turn for turn in turns if _has_tokens(turn) and roles[turn.index].role in trained_roles]
+    usable = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
+    trained = [turn for turn in usable if roles[turn.index].role in trained_roles]
     plan = DeliveryPlan(roles, frozenset(trained_roles), [], [], requires_rows)
     branches = list(_merge_branches(turns, trained, plan.lacks_rows))
     plan = plan._replace(branches=branches, delivered=branches)
@@ -107,7 +105,6 @@ def plan_delivery(
 
 
 def load_selection(path: str) -> ChooseBranches:
-    """Import `package.module:function`. Raises `MalformedRequest`."""
     module, separator, function = path.partition(":")
     try:
         found = getattr(import_module(module), function) if separator else None
@@ -120,10 +117,6 @@ def load_selection(path: str) -> ChooseBranches:
         )
     choose: ChooseBranches = found
     return choose
-
-
-def _has_tokens(turn: Turn) -> bool:
-    return turn.is_usable and turn.output_ids.size > 0
 
 
 def _merge_branches(

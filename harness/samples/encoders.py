@@ -27,8 +27,6 @@ class EncodedSample:
 
 
 class SegmentEncoder(Protocol):
-    """Encoder of samples. Pure."""
-
     def encode(self, rollout: Rollout, sample: Sample) -> EncodedSample:
         """Return the segment of `sample`; the caller sets advantages of sampled tokens."""
         ...
@@ -44,10 +42,7 @@ class WholeSampleEncoder:
 
 
 def require_sampled_prefix(segment: Segment, sample: Sample) -> None:
-    """Raise `SegmentError` unless `segment` is a prefix of `sample` plus appended tokens.
-
-    Masks may turn from 1 to 0 only.
-    """
+    """Raise `SegmentError` unless `segment` is a prefix of `sample` plus appended tokens. Masks may only fall."""
     whole = Segment.of_sample(sample)
     is_appended = (segment.loss_mask == 1) & (segment.behavior_versions == NOT_SAMPLED)
     kept = int(np.flatnonzero(is_appended)[0]) if is_appended.any() else len(segment)

@@ -53,7 +53,8 @@ def _build(
     labels = [span.version for turn in turns for span in turn.version_spans]
     columns = _columns(turns, masked, tokens.size).behind(start)
     stamped = _stamp(metadata, branch, columns, live)
-    stamped["spans"] = [_span(turn, start) for turn in turns]
+    begins = [turn.prompt_length - start for turn in turns]
+    stamped["spans"] = [[at, at + int(turn.output_ids.size)] for at, turn in zip(begins, turns, strict=True)]
     stamped["role"] = str(plan.roles[turns[-1].index].role)
     recorded = [turn.rows for turn in turns if turn.rows is not None]
     rows = SampleRows.of_turns(recorded, tokens.size) if recorded else None
@@ -106,10 +107,6 @@ def _tops(turns: Sequence[Turn]) -> dict[str, TopLogprobs]:
     for turn in turns:
         parts += {}, {name: scores.top for name, scores in turn.teachers.items() if scores.top is not None}
     return TopLogprobs.join(parts, [each.size for turn in turns for each in (turn.context_ids, turn.output_ids)])
-
-
-def _span(turn: Turn, start: int) -> list[int]:
-    return [turn.prompt_length - start, turn.prompt_length - start + int(turn.output_ids.size)]
 
 
 class _Columns(NamedTuple):

@@ -1,7 +1,4 @@
-"""Pack stream: builds packs while the step is still being generated.
-
-Packs depend only on the lengths and the order of segments, never on time.
-"""
+"""Pack stream: builds packs while the step is being generated, by lengths and order of segments alone."""
 
 from collections.abc import Iterator
 
@@ -35,10 +32,7 @@ class PackStream:
         return len(self._waiting)
 
     def add(self, segment: Segment) -> Pack | None:
-        """Add a segment. Return the next pack if there are enough to choose from.
-
-        Raises `SegmentError`, with no change, for one longer than a pack: call `fit_segment` first.
-        """
+        """Add a segment; return the next pack, if any. Raises `SegmentError`, with no change, if it exceeds a pack."""
         if len(segment) > self.packing_length:
             raise SegmentError(
                 f"segment {self._count} has {len(segment)} tokens; packing_length is {self.packing_length}"

@@ -62,10 +62,7 @@ def fewest_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_lengt
 
 
 def fill_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Return ascending indices of `lengths` that together fill `room` as far as possible.
-
-    Of several such sets, choose one that needs the shortest prefix.
-    """
+    """Return ascending indices of `lengths` that fill `room` as far as possible, from the shortest prefix."""
     mask = (2 << room) - 1
     sums = [1]  # bit s of sums[k]: some of the first k lengths add up to s
     for length in lengths:

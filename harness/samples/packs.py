@@ -73,7 +73,6 @@ class Pack(TokenColumns):
         return np.flatnonzero(self.loss_mask) - 1
 
     def segments(self) -> list[Segment]:
-        """Split the pack."""
         masks, rows = self.sampling_mask, self.routed_experts
         return [
             Segment(

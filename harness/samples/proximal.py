@@ -97,7 +97,6 @@ def scoring_start(turns: Iterable[Turn], version: int) -> int | None:
 
 
 def waiting_tokens(turns: Iterable[Turn], version: int) -> int:
-    """Count tokens that wait for `version`."""
     return sum(int(columns.waiting(version).sum()) for columns in _candidates(turns, version))
 
 
@@ -138,8 +137,6 @@ def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
 
 
 class Staleness(NamedTuple):
-    """Version lag of a sample."""
-
     newest_version: int
     lag_min: int
     lag_mean: float
@@ -213,7 +210,6 @@ def count_next_versions(samples: Iterable[tuple[Versions, Versions, int | None]]
 
 
 def oldest_version(spans: Iterable[VersionSpan]) -> int | None:
-    """Return the oldest policy version, or None."""
     return min((version_of(span) for span in spans), default=None)
 
 

@@ -23,8 +23,6 @@ _Window = tuple[str, ...]
 
 
 class Role(StrEnum):
-    """Role of a call in its session."""
-
     MAIN = "main"
     """Conversation that the rollout is about."""
     RESAMPLE = "resample"
@@ -98,10 +96,7 @@ def find_roles(turns: Sequence[Turn]) -> dict[int, CallRole]:
 
 
 def find_stray(turns: Sequence[Turn], notes: TurnNotes, messages: Sequence[Message]) -> str:
-    """Return why an unsampled call is a stray, or "".
-
-    `notes` and `messages` are those that its turn would have.
-    """
+    """Return why an unsampled call is a stray, or "". `notes` and `messages` are those that its turn would have."""
     live = [turn for turn in turns if turn.is_usable and turn.output_ids.size]
     if not live:
         return ""

@@ -9,8 +9,6 @@ from harness.types import Json, Sample, token_kinds
 
 
 class OutcomeKind(StrEnum):
-    """End of a rollout."""
-
     FINISHED = "finished"
     """Exit code 0 or a return value, after a model call."""
     LIMITED = "limited"
@@ -39,8 +37,6 @@ ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a rollout, with its cause."""
-
     kind: OutcomeKind
     cause: Cause | None
     detail: str = ""
@@ -48,8 +44,6 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A finished rollout."""
-
     session_id: str | None
     outcome: Outcome
     samples: tuple[Sample, ...]

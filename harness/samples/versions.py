@@ -38,11 +38,6 @@ def policy_version(label: str) -> int:
     return int(label)
 
 
-def is_unlabeled(labels: Iterable[str]) -> bool:
-    """Return True if only `default` occurs: the trainer names no versions."""
-    return {"default"}.issuperset(labels)
-
-
 class CountedVersions(NamedTuple):
     """Columns of a response, shape [n]."""
 
@@ -53,7 +48,7 @@ class CountedVersions(NamedTuple):
 def count_versions(sample: Sample, version: int) -> CountedVersions:
     """Return the versions of `sample`, counted from `version` if it is unlabeled."""
     columns = CountedVersions(sample.behavior_versions, sample.proximal_versions)
-    if not is_unlabeled(sample.weight_versions):
+    if not {"default"}.issuperset(sample.weight_versions):  # else the trainer names no versions
         return columns
     # A shift keeps I7: a token without a proximal value has its behavior version in both columns, others the next.
     return CountedVersions(*(np.where(each == NOT_SAMPLED, each, each + np.int32(version)) for each in columns))
@@ -65,17 +60,13 @@ def version_of(labeled: VersionSpan | PromptLogprobs) -> int:
 
 
 class LabelOrder:
-    """Policy version of each label, fixed once seen, for all workers.
-
-    An opaque label gets the version after the newest.
-    """
+    """Policy version of each label, fixed once seen. An opaque label gets the version after the newest."""
 
     def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
         self._numbers = dict(numbers or {})
         self._newest = max(self._numbers.values(), default=NOT_SAMPLED)
 
     def find(self, label: str) -> int | None:
-        """Return the version of `label`, if seen."""
         number = known_version(label)
         return self._numbers.get(label) if number is None else number
 

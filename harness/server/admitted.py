@@ -54,7 +54,6 @@ class AdmittedTurn:
 
     @property
     def held_s(self) -> float:
-        """Seconds held since admission."""
         return self.client.held_s - self._held_before_s
 
     @property
@@ -86,7 +85,6 @@ class AdmittedTurns:
     recorded: int = 0
     """Turns with an outcome since the start."""
     sampled: int = 0
-    """Their sampled tokens."""
     on_recorded: Callable[[Session], None] = field(default=lambda _: None)
     """Called with the session of each recorded turn."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
@@ -105,10 +103,7 @@ class AdmittedTurns:
     def end(
         self, session: Session, reason: HarnessError, *, after_s: float = 0.0, hand_over_s: float = HAND_OVER_S
     ) -> None:
-        """Have the engines hand over the turns of `session`, `after_s` from now.
-
-        Each turn has its outcome at most `hand_over_s` later.
-        """
+        """End the turns of `session`, `after_s` from now. Each has its outcome at most `hand_over_s` later."""
         loop = asyncio.get_running_loop()
         for turn in self._of(session):
             dismiss = partial(turn.client.dismiss, reason, hand_over_s=hand_over_s)

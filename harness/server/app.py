@@ -66,7 +66,6 @@ class SessionServer(ServerApi):
         self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
-        """Build the ASGI application."""
         calls = ModelCalls(self._turns, self.sessions, self.errors).routes()
         return self.build_app(OwnSessions(self._turns, self.sessions, self.teachers), before=calls, after=[])
 

@@ -1,7 +1,4 @@
-"""Building records and samples in a thread, beside running turns.
-
-They grow with the session, so only one is built at a time, from a snapshot.
-"""
+"""Building of records and samples in a thread, one at a time, from a snapshot. They grow with the session."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

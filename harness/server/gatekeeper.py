@@ -21,7 +21,6 @@ from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, HoldRequest, ReleaseRequest, RenewRequest, Work
 from harness.sessions.hold_times import MOST_HOLD_TIMES, HoldTimes
 from harness.sessions.session import Session
-from harness.types import Json
 
 HOLD_PLACED = "gate_hold_placed"
 HOLD_RELEASED = "gate_hold_released"
@@ -128,7 +127,6 @@ class Gatekeeper:
         self.times.note(self.gate.holds, self.clock())
 
     async def expire(self) -> None:
-        """End every expired hold."""
         expired = self.gate.expire(self.lease_clock())
         if expired:
             self.look_again()
@@ -166,10 +164,6 @@ class Gatekeeper:
         else:
             await self._store.drop_hold(hold.holder)
 
-    def report_times(self, since: float) -> Json:
-        """Return the hold times from `since` on, in Unix seconds."""
-        return {"now": self.clock(), "holds": self.times.since(since)}
-
     # Requests
 
     def look_again(self) -> None:
@@ -183,10 +177,7 @@ class Gatekeeper:
             await self._changed.wait()
 
     async def enter(self, work: Work, client: ClientConnection, session: Session | None = None) -> None:
-        """Return when `work` may continue, at once for a closed session, which answers for itself.
-
-        Raises `GateClosed` if it may not, or not in time; `ClientLeft`.
-        """
+        """Return when `work` may continue, at once for a closed session. Raises `GateClosed` or `ClientLeft`."""
 
         def answer() -> GateAnswer:
             return self.gate.answer(work, is_open=session is None or session.is_open)

@@ -36,10 +36,7 @@ log = get_logger(__name__)
 
 
 class HeldSessions:
-    """A table of open sessions.
-
-    `is_comparable` is true for turns that the engine can score. `page_out_s` is the idle time before eviction.
-    """
+    """Table of open sessions, evicted when idle for `page_out_s`. `is_comparable`: the engine can score the turn."""
 
     def __init__(
         self,
@@ -112,10 +109,7 @@ class HeldSessions:
         self._tell()
 
     def take(self, session: Session) -> Session | SessionStub:
-        """Return a session of an earlier server, or its stub if eviction is on.
-
-        So a restart needs no more memory than the server before it. Called in another thread.
-        """
+        """Return a session of an earlier server, as a stub if eviction is on. Called in another thread."""
         doubtful = session.doubt_deliveries()
         if self._page_out_s is None:
             return session
@@ -133,7 +127,6 @@ class HeldSessions:
         self._tell()
 
     def forget(self, held: Session | SessionStub) -> None:
-        """Stop holding the session."""
         session_id = held.session_id
         self._in_memory.pop(session_id, None)
         self._stubs.pop(session_id, None)
@@ -167,10 +160,7 @@ class HeldSessions:
 
     @asynccontextmanager
     async def borrow(self, session_id: str) -> AsyncIterator[Session | None]:
-        """Yield the session, or None. Evict it again afterwards unless it was used meanwhile.
-
-        Borrowing does not count as use. Raises `StoreError`.
-        """
+        """Yield the session, or None, and evict it again unless it was used meanwhile. Raises `StoreError`."""
         was_paged_out = isinstance(self.look(session_id), SessionStub)
         session = await self._read_back(session_id) if was_paged_out else self._in_memory.get(session_id)
         last_use = self._uses.last_use(session_id)
@@ -189,10 +179,7 @@ class HeldSessions:
         return [held for session_id in unused if (held := self.look(session_id)) is not None]
 
     async def page_out_idle(self) -> int:
-        """Evict some idle sessions. Return how many.
-
-        A failed eviction is retried after another idle period.
-        """
+        """Evict some idle sessions. Return how many. A failed eviction is retried after another idle period."""
         if self._page_out_s is None:
             return 0
         paged_out = 0

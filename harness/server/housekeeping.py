@@ -1,7 +1,4 @@
-"""Background cleanup: eviction of idle sessions, closing of unused ones, deletion of closed rows.
-
-Rows are deleted a few sessions at a time, so that turns wait only briefly for the disk.
-"""
+"""Background cleanup: evict idle sessions, close unused ones, delete closed rows, a few at a time."""
 
 import asyncio
 from collections import Counter
@@ -36,7 +33,6 @@ class LastUses:
         self._times[session_id] = self._clock()
 
     def end(self, session_id: str) -> None:
-        """Forget a session."""
         self._times.pop(session_id, None)
 
     def use(self, session_id: str) -> None:

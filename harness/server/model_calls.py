@@ -35,8 +35,6 @@ _ENTRY_BYTES = 500  # of memory
 
 
 class ModelCalls:
-    """Model calls of one server's agents."""
-
     def __init__(self, turns: TurnService, sessions: SessionRegistry, errors: ErrorAnswers) -> None:
         self._turns = turns
         self._sessions = sessions

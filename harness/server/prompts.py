@@ -67,10 +67,7 @@ class HeavyWork:
         self._lock = Lock()  # a callback in the worker thread releases the bytes, even without a waiter
 
     async def do(self, size_bytes: int, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread. It holds `size_bytes` until done.
-
-        Raises `ServerBusy` if too much is held already. Cancelled work does not begin.
-        """
+        """Run `work` in a thread, holding `size_bytes`. Raises `ServerBusy`. Cancelled work does not begin."""
         with self._lock:
             if self._held_bytes and self._held_bytes + size_bytes > self._most_bytes:
                 raise ServerBusy(
@@ -169,10 +166,7 @@ class Prompts:
         assert self.chat_tokenizer.tokenizer.longest_token  # cached now, because the first lookup is slow
 
     async def read(self, dialect: Dialect, wire: WireCall, session: Session, idempotency_key: str) -> ReadCall:
-        """Parse a call of `session`.
-
-        Raises `RequestError` if it is malformed, over a limit, or cannot possibly fit; `ServerBusy`.
-        """
+        """Parse a call of `session`. Raises `RequestError` for a bad, too large or too long one; `ServerBusy`."""
         body, sent, history = wire.body, SentBody(wire.body, self._digest_key), session.history
         kinds = frozenset(session.digest_kinds)
         edits = () if session.config.inherits is None else session.config.inherits.edits

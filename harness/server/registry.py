@@ -139,10 +139,7 @@ class SessionRegistry:
         return len(sessions)
 
     async def find_record(self, inherits: Inheritance) -> Session:
-        """Return the earlier session of an heir, open or closed. Raises `MalformedRequest`, `SessionDamaged`.
-
-        No other session may train its turns already.
-        """
+        """Return the earlier session of an heir. Raises `SessionDamaged`, or `MalformedRequest` if taken over."""
         heir = await self._store.find_heir(inherits.session_id)
         require_one_heir((each for each in self if isinstance(each, Session)), heir, inherits)
         held = await self.find(inherits.session_id)
@@ -190,10 +187,7 @@ class SessionRegistry:
         return session
 
     async def drain(self, only: Session | None = None) -> int:
-        """Drain all sessions, or only one. Return how many were open. Raises `StoreError`.
-
-        If all, turns in flight may continue for `drain_grace_s`.
-        """
+        """Drain all sessions, after `drain_grace_s`, or one at once. Return how many were open. Raises `StoreError`."""
         held = list(self) if only is None else [only]
         sessions = [each for each in held if isinstance(each, Session)]
         stubs = [each.drain() for each in held if isinstance(each, SessionStub)]
@@ -210,10 +204,7 @@ class SessionRegistry:
         return len(drained) + len(drained_stubs)
 
     async def end(self, session: Session, *, within_s: float) -> None:
-        """Close `session` to turns, and end its turns in flight in the engine.
-
-        Returns after at most `within_s`. If the store fails, the end lasts until a restart.
-        """
+        """Close `session`, and end its turns in the engine, within `within_s`. Without the store, until a restart."""
         session.end()
         self._turns.end(session, SessionClosing("the session was ended: its agent is done, its owner collects"))
         try:

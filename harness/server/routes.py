@@ -64,8 +64,6 @@ class SessionsApi:
 
 
 class GateCounts(NamedTuple):
-    """Counts of a gate report."""
-
     sessions: int
     sessions_open: int
     turns_in_flight: int
@@ -151,7 +149,8 @@ class ServerApi(ABC):
         return json_response(await self._report_gate())
 
     async def _hold_times(self, request: Request) -> Response:
-        return json_response(self.gatekeeper.report_times(parse_since(request.query_params)))
+        holds = self.gatekeeper.times.since(parse_since(request.query_params))
+        return json_response({"now": self.gatekeeper.clock(), "holds": holds})
 
     async def _report_gate(
         self, *, changed: bool = False, count_closed: Callable[[], int] = int, count_released: Callable[[], int] = int

@@ -19,8 +19,6 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class StepText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of a script."""
-
     text: str | None = None
     """Encoded; the end of the turn follows unless `finish` is `length`."""
     tokens: tuple[_TokenId, ...] | None = None
@@ -43,10 +41,7 @@ class ScriptReader:
     capabilities: Capabilities
 
     def read(self, script: ScriptText) -> Script:
-        """Convert the steps to ids.
-
-        Raises `ScriptRefused`, or `MalformedRequest` naming an impossible step.
-        """
+        """Convert the steps to ids. Raises `ScriptRefused`, or `MalformedRequest` naming an impossible step."""
         require_scripts(self.settings, self.capabilities)
         return tuple(self._read_step(step, f"script.steps[{index}]") for index, step in enumerate(script.steps))
 

@@ -37,9 +37,7 @@ log = get_logger(__name__)
 
 _OWN_DESCRIPTORS = 128  # for the store, logs, and engine queries outside turns
 SWITCH_S = 0.0005
-"""Longest wait of a standalone server's event loop for the GIL. Python's 5 ms, several times per turn, exceed the
-turn.
-"""
+"""Longest wait of a standalone server's event loop for the GIL. Python's default of 5 ms exceeds a turn."""
 
 Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
 """Embeds the application of a session server into a larger one."""
@@ -52,8 +50,6 @@ def alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server."""
-
     url: str
     """`http://host:port`, without a trailing slash."""
     server: SessionServer
@@ -151,10 +147,7 @@ async def serve_forever(
     *,
     around: Around = alone,
 ) -> None:
-    """Run a session server until SIGINT or SIGTERM; call `started` once it answers.
-
-    Before that, signals interrupt even the loading of a model. A second signal cuts the grace short.
-    """
+    """Run a session server until SIGINT or SIGTERM; call `started` once it answers. A second signal is abrupt."""
     sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

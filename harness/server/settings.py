@@ -41,17 +41,13 @@ class ServerSettings:
     public_url: str | None = None
     """Start of session URLs, if agents reach the server by another name. A front replaces its port with the shard's."""
     admin_token: str | None = field(default=None, repr=False)
-    """Required to create, read, drain or delete sessions. None lets every client do everything, which only suits a
-    loopback address without other users.
-    """
+    """Required to create, read, drain or delete sessions. None lets every client do everything."""
     open_paths: bool = False
     """Model calls need no key, only the session's address. Always so without an admin token."""
     pause_timeout_s: float = 600.0
     """Longest wait of a request at a paused gate, before it is answered 503."""
     drain_grace_s: float = 20.0
-    """Seconds that a turn in flight may continue after a drain. Then it is ABORTED with the tokens so far, and answered
-    404.
-    """
+    """Seconds for turns in flight after a drain. Then they are ABORTED with the tokens so far, and answered 404."""
     stop_grace_s: float = 5.0
     """Seconds that turns in flight may continue when the server stops. The next server continues the rest."""
     comment_every_s: float = 5.0
@@ -86,9 +82,7 @@ class ServerSettings:
     selections: tuple[str, ...] = ()
     """Extra `package.module:function` paths that sessions may choose for selecting branches (`samples.delivery`)."""
     otlp_endpoint: str | None = None
-    """OpenTelemetry collector for spans (OTLP over HTTP), as `http://host:4318`. Headers come from
-    `OTEL_EXPORTER_OTLP_HEADERS`.
-    """
+    """OTLP collector for spans, as `http://host:4318`. `OTEL_EXPORTER_OTLP_HEADERS` has its headers."""
     shard: ShardPlace | None = None
     """Position among the shards of a front, if any."""
     noise: tuple[str, ...] = (BILLING_HEADER,)

@@ -50,15 +50,12 @@ log = get_logger(__name__)
 
 
 class Teachers:
-    """All teachers of a server."""
-
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._teachers = {spec.name: Teacher(spec, turns, sessions) for spec in turns.settings.teachers}
         self._sessions = sessions
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in order."""
         return tuple(self._teachers)
 
     def turn_recorded(self, session: Session) -> None:
@@ -74,7 +71,6 @@ class Teachers:
         await within(CATCH_UP_S, asyncio.gather(*(teacher.finish(session) for teacher in teachers)))
 
     async def work_for_ever(self) -> None:
-        """Score until cancelled."""
         for held in self._sessions:
             if not isinstance(held, SessionStub):  # others when they are collected
                 self.turn_recorded(held)

@@ -75,8 +75,6 @@ class ServedTurn(msgspec.Struct, frozen=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """A model call in progress."""
-
     session: Session
     read: ReadCall
     digest: str
@@ -92,7 +90,6 @@ class ModelCall(msgspec.Struct, frozen=True):
 
     @property
     def request(self) -> ModelRequest:
-        """Normalized content."""
         return self.read.request
 
     def id_for(self, index: int | None) -> str:
@@ -105,8 +102,6 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TurnService:
-    """Serves the model calls of sessions."""
-
     engine: TokenProvider
     chat_tokenizer: ChatTokenizer
     store: SessionStore
@@ -141,16 +136,13 @@ class TurnService:
 
     @property
     def model(self) -> str:
-        """Model name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
     async def __aenter__(self) -> Self:
-        """Start the helper threads."""
         self.processes.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Stop the helper threads."""
         self.heavy_work.close()
         await self.processes.close()
 
@@ -198,10 +190,7 @@ class TurnService:
         return served
 
     async def count(self, call: ModelCall) -> int:
-        """Count the tokens of the call's prompt, even if the gate is closed.
-
-        Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
-        """
+        """Count the tokens of the call's prompt, at any gate. Raises `RequestError`, `TurnRefused` or `ServerBusy`."""
         point = call.session.attach(call.read.prefixes, call.request.messages)
         point, context_ids = await self.prompts.encode(call.session, point, call.read)
         parent = None if point.parent is None else call.session.turn(point.parent)

@@ -127,7 +127,6 @@ class Output(msgspec.Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing is left to request."""
         return self.finish is not None and self.finish is not FinishReason.ABORT
 
     def join(self, result: GenerationResult, missing_rows: RowState = RowState.NOT_RETURNED) -> Self:
@@ -319,10 +318,7 @@ def first_stop_string(
     searched: int = 0,
     byte_ids: Container[int] = (),
 ) -> StopMatch | None:
-    """Return the first stop string completed after the first `least` ids.
-
-    The first `searched` ids complete none.
-    """
+    """Return the first stop string completed after the first `least` ids. The first `searched` ids complete none."""
     if not stop:
         return None
     # Ids before `searched` matter only as far back as a stop string can begin.

@@ -1,7 +1,4 @@
-"""Explanations of new branches: the first message that differs from the record.
-
-`tokens.matching` decides whether messages match.
-"""
+"""Explanations of new branches: the first message that differs from the record, by `tokens.matching`."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -36,8 +33,6 @@ class Divergence:
 
 
 class Toolset(NamedTuple):
-    """Tools of a request."""
-
     tools: Sequence[Json] = ()
     digest: str = ""
     """See `TurnNotes.toolset`."""
@@ -59,10 +54,7 @@ def find_divergence(
 
 
 def find_overlooked(ancestry: Iterable[Turn], sent: Sequence[Message], numbers: range) -> list[Divergence]:
-    """Return messages of a request spelled differently in the branch that it extends.
-
-    `ancestry` runs from leaf to root. Only messages with these `numbers` are read.
-    """
+    """Return messages (`numbers`) spelled differently in the branch that they extend. `ancestry`: leaf to root."""
     recorded = chain.from_iterable((turn.reply, *reversed(turn.messages_delta)) for turn in ancestry)
     found: list[Divergence] = []
     lacks_reasoning = False

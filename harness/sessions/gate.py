@@ -27,8 +27,6 @@ _REMEMBERED = 1000  # expired holders; each is a name
 
 
 class GateState(StrEnum):
-    """State of the gate."""
-
     OPEN = "open"
     PAUSED = "paused"
     """New work waits, for a bounded time."""
@@ -37,8 +35,6 @@ class GateState(StrEnum):
 
 
 class HoldKind(StrEnum):
-    """Effect of a hold."""
-
     PAUSE = "pause"
     DRAIN = "drain"
 
@@ -53,8 +49,6 @@ class Work(StrEnum):
 
 
 class GateAnswer(StrEnum):
-    """Answer to arriving work."""
-
     SERVE = "serve"
     HOLD = "hold"
     """Wait; 503 with Retry-After after too long."""
@@ -155,8 +149,6 @@ class GateReport(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Gate:
-    """Holds on the gate."""
-
     epoch: int = 0
     left: tuple[Hold, ...] = ()
     """Ended holds whose engines are still paused."""
@@ -167,7 +159,6 @@ class Gate:
 
     @property
     def state(self) -> GateState:
-        """State of the strongest hold."""
         kinds = {hold.kind for hold in self._holds.values()}
         if HoldKind.DRAIN in kinds:
             return GateState.DRAINING
@@ -231,7 +222,6 @@ class Gate:
         return hold
 
     def expire(self, now: float) -> tuple[Hold, ...]:
-        """Remove the holds that end by `now`."""
         ended = [hold for hold in self.holds if hold.until <= now]
         self._end(ended, left=[hold for hold in ended if hold.engines])
         for hold in ended:

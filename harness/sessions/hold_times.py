@@ -11,8 +11,6 @@ MOST_HOLD_TIMES = 1_000
 
 
 class HoldTime(msgspec.Struct, frozen=True):
-    """Hold and its times, in Unix seconds."""
-
     holder: str
     kind: HoldKind
     engines: bool
@@ -22,8 +20,6 @@ class HoldTime(msgspec.Struct, frozen=True):
 
 
 class HoldTimes:
-    """Current and recent holds."""
-
     def __init__(self, most: int = MOST_HOLD_TIMES) -> None:
         self._ended: deque[HoldTime] = deque(maxlen=most)
         self._running: dict[str, HoldTime] = {}

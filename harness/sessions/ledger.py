@@ -56,7 +56,6 @@ class Unknown:
 
     @classmethod
     def of(cls, outputs: Iterable[UnknownOutput]) -> Self:
-        """Add up `outputs`."""
         counted = list(outputs)
         return cls(len(counted), sum(each.at_most for each in counted))
 
@@ -87,7 +86,6 @@ class Ledger:
 
     @property
     def difference(self) -> int:
-        """Unaccounted tokens."""
         return self.generated + self.inherited - self.trained - self.masked - sum(self.dropped.values())
 
     @property
@@ -157,7 +155,6 @@ def account(
     left_behind: int = 0,
     unknown_left_behind: Unknown = NOTHING_UNKNOWN,
 ) -> Ledger:
-    """Return a session's ledger as of now."""
     dispositions = find_dispositions(turns, plan)
     kept = {turn.index: turn for branch in plan.delivered for turn in branch.kept}
     trained = masked = inherited = 0
@@ -183,7 +180,6 @@ def account(
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
-    """Add up the ledgers."""
     generated = trained = masked = inherited = 0
     dropped: Counter[str] = Counter()
     unknown = NOTHING_UNKNOWN

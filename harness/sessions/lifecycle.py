@@ -22,8 +22,6 @@ from harness.types import FinishReason
 
 
 class Phase(StrEnum):
-    """Phase of a session."""
-
     OPEN = "open"
     CLOSING = "closing"
     """Drained."""
@@ -34,8 +32,6 @@ class Phase(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Reason why a session was closed."""
-
     DELETED = "deleted"
     DRAINED = "drained"
     """The server drained during its creation."""
@@ -105,7 +101,6 @@ def advance(phase: Phase, command: Command) -> Phase:
 
 
 def end_of_error(error: HarnessError) -> TurnEnd:
-    """Return the end that `error` causes."""
     return next(end for kind, end in END_OF_ERROR if isinstance(error, kind))
 
 

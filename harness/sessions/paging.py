@@ -45,7 +45,6 @@ class SessionOutline(NamedTuple):
 
 
 def outline(session: Session) -> SessionOutline:
-    """Return the outline in memory."""
     return SessionOutline(
         str(session.phase),
         tuple(
@@ -100,7 +99,6 @@ class SessionStub:
         return ()
 
     def drain(self) -> Self:
-        """Return the drained stub."""
         return self._command(Command.DRAIN)
 
     def close(self, reason: CloseReason) -> Self:
@@ -108,7 +106,6 @@ class SessionStub:
         return replace(self._command(Command.CLOSE), closed_because=self.closed_because or reason)
 
     def mark_delivered(self, index: int, *, delivered: bool) -> Self:
-        """Return the stub with that delivery."""
         return replace(self, deliveries={**self.deliveries, index: delivered})
 
     def _command(self, command: Command) -> Self:
@@ -167,7 +164,6 @@ def bring_back(stub: SessionStub, session: Session) -> None:
 
 
 def waiting_of(held: Session | SessionStub, version: int, is_comparable: IsComparable) -> Waiting:
-    """Return the tokens that wait for `version`."""
     if isinstance(held, SessionStub):
         return held.awaits.get(version, NOTHING_WAITING)
     return count_waiting(held, version, is_comparable)

@@ -19,8 +19,6 @@ from harness.types import (
 
 @dataclass(slots=True)
 class PartialOutput:
-    """Deltas of one request."""
-
     count: int = 0
     heard: int = 0
     """Tokens whose ids were streamed; logprobs and versions may follow."""

@@ -103,8 +103,6 @@ _RANKS: Mapping[str, int] = {state: rank for rank, state in enumerate(_BUSIEST)}
 
 
 class SessionStanding(NamedTuple):
-    """Session at one moment."""
-
     session: Session | SessionStub
     state: SessionState
     tokens: int

@@ -32,8 +32,6 @@ class RetryStanding(StrEnum):
 
 
 class Treatment(StrEnum):
-    """Treatment of a request."""
-
     SAMPLE = "sample"
     JOIN = "join"
     """Wait for the turn, then look again."""
@@ -59,7 +57,6 @@ TREATMENTS: Mapping[tuple[RetryStanding, bool], Treatment] = {
 
 
 def standing(turn: Turn) -> RetryStanding:
-    """Return the standing of a recorded turn."""
     if turn.status is TurnStatus.FAILED or turn.is_suspended:
         return RetryStanding.BROKEN_OFF
     return RetryStanding.DELIVERED if turn.delivered else RetryStanding.UNDELIVERED

@@ -56,8 +56,6 @@ class KnownAnswer(NamedTuple):
 
 
 class Session:
-    """State of one session."""
-
     def __init__(self, session_id: str, api_key: str, config: SessionConfig, created_at: float) -> None:
         self.session_id = session_id
         self.api_key = api_key
@@ -206,7 +204,6 @@ class Session:
         return [] if turn is None else self.branch(turn.index)
 
     def answered_as(self, response_id: str) -> Turn | None:
-        """Return the turn with that response id."""
         return self._tree.answered_as(response_id)
 
     def caller(self, call_id: str) -> Turn | None:
@@ -467,7 +464,6 @@ class Session:
         return self._plan
 
     def ledger(self) -> Ledger:
-        """Return the ledger as of now."""
         config = self.config
         return account(self.turns, self._generated, self.plan(), config.left_behind, config.unknown_left_behind)
 
@@ -478,7 +474,6 @@ class Session:
         return build_samples(self.plan(), metadata, live_version, teachers)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
-        """Return a turn's whole prompt."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
 
     def _treatment(self, digest: str, says_retry: bool) -> tuple[Treatment, int]:

@@ -21,7 +21,6 @@ class ShardPlace(NamedTuple):
         return f"{self.number:02x}{digits[_DIGITS:]}"
 
     def has(self, digits: str) -> bool:
-        """Return True if `digits` name this shard."""
         return find_shard(digits, self.shards) == self.number
 
 

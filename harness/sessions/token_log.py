@@ -1,7 +1,4 @@
-"""Token ids of one branch, append-only.
-
-Turns share one growing array (I11). Views stay valid, because written ids never change.
-"""
+"""Token ids of one branch, append-only. Turns share one growing array (I11); views of it stay valid."""
 
 from hashlib import blake2b
 from typing import Self

@@ -21,8 +21,6 @@ _MOST_CHILDREN = 4  # kept per turn
 
 
 class AttachPoint(msgspec.Struct, frozen=True):
-    """Place where a request joins the tree."""
-
     parent: int | None
     """None starts a new root."""
     matched: int
@@ -132,7 +130,6 @@ class TurnTree:
         self._turns[turn.index] = turn
 
     def mark_delivered(self, index: int, *, delivered: bool) -> Turn:
-        """Note whether an answer was handed over."""
         self.replace(turn := replace(self._turns[index], delivered=delivered))
         self._handed_over += delivered
         self._deliveries[index] = self._handed_over if delivered else 0

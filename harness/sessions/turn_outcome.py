@@ -51,7 +51,6 @@ class Admission(msgspec.Struct, frozen=True):
 
     @property
     def prompt_ids(self) -> TokenIds:
-        """Whole prompt."""
         return self.path.ids
 
     @property

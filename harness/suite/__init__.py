@@ -1,4 +1,1 @@
-"""Run and judge scenarios: `harness run`, `harness train`. Start with `run/runner.py`.
-
-Rooms, lowest first: scenarios, record, judge, faults, run, training.
-"""
+"""Run and judge scenarios. Start with `run/runner.py`."""

@@ -1,7 +1,4 @@
-"""Interface to a model family: write conversations as ids and read outputs.
-
-`tokens.model_family.open_chat_tokenizer` picks the implementation.
-"""
+"""Interface to a model family: write conversations as ids and read outputs. See `model_family.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,10 +93,7 @@ class ChatTokenizer(Protocol):
         """Id that ends an answer, if the tokenizer declares one."""
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        """Return the whole prompt for the assistant's next turn.
-
-        Raises `MalformedRequest` if the family cannot express the messages.
-        """
+        """Return the prompt for the assistant's next turn. Raises `MalformedRequest` for impossible messages."""
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Return the ids between the output of `previous` and the next turn, after `messages`.
@@ -109,10 +103,7 @@ class ChatTokenizer(Protocol):
         """
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
-        """Add `variables` for the template.
-
-        Raises `MalformedRequest` naming a variable that the template does not read.
-        """
+        """Add `variables` for the template. Raises `MalformedRequest` naming one that the template does not read."""
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """Return the beginning of a required call (of `name`)."""

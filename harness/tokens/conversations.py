@@ -1,7 +1,4 @@
-"""Test conversations for a model family: every order of roles up to a length, with hard texts.
-
-They are enumerated, so every run checks the same ones.
-"""
+"""Test conversations for a model family: every order of roles up to a length, with hard texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

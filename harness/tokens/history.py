@@ -78,7 +78,6 @@ class Recall(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Number of known messages."""
         return max(0, len(self.prefixes) - 1)
 
     @property
@@ -123,10 +122,7 @@ class History:
         messages: Sequence[msgspec.Raw | bytes],
         sent: SentBody | None = None,
     ) -> Recall:
-        """Return the known part of a request.
-
-        `sent` is the body, if its raw messages are the elements of one array in it.
-        """
+        """Return the known part of a request. `sent` is the body, if its messages are elements of one array in it."""
         head = sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]
         before = self._recall_beginning(head, messages, sent)
         digests, prefixes, counts = list(before.digests), list(before.prefixes), list(before.counts)

@@ -9,10 +9,7 @@ _LONGEST_CHARACTER = 4  # bytes
 
 
 class IncrementalDecoder:
-    """Decoder that returns text as soon as it is final.
-
-    However the ids are cut, the joined texts are the decoding of all ids.
-    """
+    """Decoder that returns text as soon as it is final. The joined texts are the decoding of all ids."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], byte_ids: Container[int] = ()) -> None:
         self._decode = decode

@@ -1,7 +1,4 @@
-"""Reader of a model family's outputs: content, reasoning, and calls in the family's syntax.
-
-The id or stop string that ended the output is not content. Only single ids mark reasoning.
-"""
+"""Reader of a model family's outputs: content, reasoning, and calls in its syntax, without what ended them."""
 
 from collections.abc import Callable, Mapping, Sequence
 

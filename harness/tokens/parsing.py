@@ -77,17 +77,11 @@ class CallSyntax(Protocol):
         return ReaderBeforeCalls(self, tools)
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        """Return True if a call may begin with `piece`.
-
-        `before` is the white space before it, or None after text.
-        """
+        """Return True if a call may begin with `piece`. `before` is the white space before it, or None after text."""
         return piece.is_marker and piece.text in self.markers
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Return the parts of an output, or of its end.
-
-        Beside calls, white space at the end of the content is dropped.
-        """
+        """Return the parts of an output, or of its end. Beside calls, white space at the end of content is dropped."""
 
 
 class ReaderBeforeCalls:

@@ -48,10 +48,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Load the tokenizer of a HuggingFace folder.
-
-        Raises `TokenizerError` if `tokenizer.json` is missing or unreadable.
-        """
+        """Load the tokenizer of a HuggingFace folder. Raises `TokenizerError` for a missing `tokenizer.json`."""
         from tokenizers import Tokenizer as RawTokenizer  # a trainer imports this module and reads no text
 
         path = directory / "tokenizer.json"

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from harness.errors import HarnessError
 
 DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
-"""Errors that damaged data raises."""
 
 
 @contextmanager

@@ -30,9 +30,7 @@ class RewardDiff:
     difference: float
     """Mean of second minus first."""
     interval: tuple[float, float] | None
-    """Confidence interval of `difference`, by Student's t over prompts: the pairs of one prompt count together. None
-    with fewer than five prompts.
-    """
+    """Confidence interval of `difference`, by Student's t over prompts; None with fewer than five."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,7 @@ class FirstDifference:
 def find_divergence(
     first: SessionView, second: SessionView, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
 ) -> FirstDifference | None:
-    """Return the first difference, or None.
-
-    Raises `RunError` if the record lacks the tokens of a turn.
-    """
+    """Return the first difference, or None. Raises `RunError` if the record lacks the tokens of a turn."""
     ours, theirs = ([turn for turn in each.turns if turn.asked_again or not turn.inherited] for each in (first, second))
     places: list[dict[int | None, int]] = [
         {turn.index: place for place, turn in enumerate(turns)} for turns in (ours, theirs)

@@ -71,10 +71,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """Result of forking one turn."""
-
     session_id: str
-    """Forked session."""
     turn: int
     forks: Sequence[Fork]
 

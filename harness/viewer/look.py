@@ -86,10 +86,7 @@ def open_tokenizer(view: RunView) -> Tokenizer | None:
 
 
 def find_tokenizer(recorded: TokenizerName, named: Path | None, missing: list[str]) -> Path | None:
-    """Return `named`, else the recorded tokenizer's folder. Adds problems to `missing`.
-
-    Raises `TokenizerError` if `named` has no tokenizer.
-    """
+    """Return `named`, else the recorded tokenizer's folder. Adds to `missing`. Raises `TokenizerError`."""
     folder = named or (Path(recorded.name) if recorded.name else None)
     if folder is None:
         missing.append("its tokenizer: it is not on record; name it with --tokenizer")

@@ -23,12 +23,12 @@ from harness.sessions.admission import Limits
 from harness.sessions.inheritance import turns_to_inherit
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance
-from harness.suite.record.config import RunConfig, ScenarioEntry
+from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import EngineChoice
 from harness.suite.scenarios.agent import open_agent
-from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
+from harness.suite.scenarios.folder import INSTRUCTION_FILE, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult
@@ -52,10 +52,7 @@ _STOP_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay."""
-
     session_id: str
-    """Recorded session."""
     again: str | None
     """Replayed session."""
     served: list[int]
@@ -169,7 +166,8 @@ def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
             f" got {line.session_id or line.number} of {run}"
         )
     entries = RunConfig.load(RunDirectory(run).config).scenarios
-    plans = plan_rollouts([_as_recorded(entry) for entry in entries])
+    folders = [replace(load_scenario(Path(entry.directory)), scenario=entry.scenario) for entry in entries]
+    plans = plan_rollouts(folders)
     planned = next((plan.find(line.number) for plan in plans if line.number in plan.numbers), None)
     if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
         raise RunError(
@@ -189,10 +187,6 @@ def plan_again(run: Path, line: SessionLine) -> PlannedRollout:
             f"{folder.directory / changed[0]} is not what it was when {run} was made; undo that to replay it"
         )
     return planned
-
-
-def _as_recorded(entry: ScenarioEntry) -> ScenarioFolder:
-    return replace(load_scenario(Path(entry.directory)), scenario=entry.scenario)
 
 
 def _model_name(run: Path, planned: PlannedRollout) -> str:

@@ -58,8 +58,6 @@ class Chart:
 
 
 class CaseResult(StrEnum):
-    """Result of a case."""
-
     PASSED = "passed"
     FAILED = "failed"
     """The agent, the model, a limit or a check caused it."""
@@ -82,8 +80,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Contents of a report."""
-
     source: str
     tables: Sequence[FigureTable]
     charts: Sequence[Chart]

@@ -38,7 +38,6 @@ class SessionLine:
     session_id: str | None
     """None for a rollout without a session."""
     number: int | None = None
-    """Number of the rollout in its run."""
     scenario: str | None = None
     group: int | None = None
     """Position of the prompt in the run."""
@@ -72,7 +71,6 @@ class SessionLine:
 
     @classmethod
     def of(cls, rollout: RolloutRecord, agent_log: Path | None, log_end: Sequence[str]) -> Self:
-        """Return the line of a rollout."""
         return cls(
             session_id=rollout.session_id,
             number=rollout.number,

@@ -34,7 +34,6 @@ class SessionFigures:
     prompts: Sequence[int]
     """Tokens."""
     outputs: Sequence[int]
-    """Sampled tokens."""
     seconds: Sequence[float]
     """From admission to end."""
     parts: Sequence[TurnParts]

@@ -19,8 +19,6 @@ _CONTEXT = 8  # ids before an output that its first ids are decoded behind
 
 
 class TokenView(NamedTuple):
-    """A sampled token."""
-
     position: int
     """Index in the turn's output."""
     token_id: int
@@ -28,7 +26,6 @@ class TokenView(NamedTuple):
     """Characters completed by this token; None without a tokenizer or if it lacks the id."""
     logprob: float | None
     version: str | None
-    """Version of the weights that sampled it."""
     fate: str
     """`trained`, `masked`, or the reason that it is in no sample."""
 
@@ -88,7 +85,6 @@ class TurnView:
 
     @classmethod
     def of(cls, turn: Json) -> Self:
-        """Return the turn of a record."""
         notes = TurnNotes.from_json(turn.get("notes") or {})
         output_length = int(turn.get("output_length", 0))
         masked_from = int(turn.get("masked_from", output_length))
@@ -184,7 +180,6 @@ class SessionView:
 
     @classmethod
     def of(cls, record: Json) -> Self:
-        """Return the session of a record."""
         return cls(
             session_id=record["session_id"],
             phase=record["phase"],

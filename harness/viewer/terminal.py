@@ -178,7 +178,6 @@ def _moment(seconds: float) -> str:
 
 
 def ledger_words(ledger: Ledger) -> str:
-    """Return a ledger as a sentence."""
     dropped = sum(ledger.dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
     unknown = ledger.unknown
@@ -328,7 +327,6 @@ def _spell(token: TokenView, tokenizer: Tokenizer | None) -> str:
 
 
 def missing_sentences(sentences: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield a line for each missing part."""
     for sentence in sentences:
         yield Text(f"missing: {printable(sentence)}", style="yellow")
 

@@ -1,7 +1,4 @@
-"""The repeat guard: ends a generation that repeats itself, inside its engine. Start with `detector.py`.
-
-Imports the standard library only.
-"""
+"""The repeat guard: ends a generation that repeats itself, in its engine. Start with `detector.py`."""
 
 from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, RepeatTerminateConfig
 from server_patch.repeat_terminate.detector import RepeatDetector, Rule

@@ -30,8 +30,6 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class RepeatTerminateConfig:
-    """Limits, in generated tokens."""
-
     enabled: bool = False
     min_new_tokens: int = 256
     """Tokens before which no rule triggers."""

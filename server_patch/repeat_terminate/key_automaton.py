@@ -1,7 +1,4 @@
-"""Count occurrences of a token subsequence in a stream (Knuth-Morris-Pratt).
-
-A state is the number of key tokens that the stream ends with, so overlapping occurrences all count.
-"""
+"""Count occurrences of a token subsequence in a stream (Knuth-Morris-Pratt), overlapping ones too."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,4 +1,1 @@
-"""One URL in front of an SGLang gateway and its workers.
-
-Start with `app.py`: requests pass (`passthrough.py`), control verbs reach every worker (`fan_out.py`).
-"""
+"""One URL for an SGLang gateway and its workers. Start with `app.py`: `passthrough.py`, or `fan_out.py` for verbs."""

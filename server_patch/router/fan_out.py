@@ -1,7 +1,4 @@
-"""Carry out a control verb at every worker at once, each with its own deadline, and report each result.
-
-Nothing is retried or undone; the client decides about partial success.
-"""
+"""Carry out a control verb at every worker at once, within a deadline each. Nothing is retried or undone."""
 
 import asyncio
 import json

@@ -69,7 +69,6 @@ class VerbOrder:
 class Call:
     method: str
     target: str
-    """Path and query."""
     body: bytes = b""
     or_else: str = ""
     """Path to try if the first is missing."""

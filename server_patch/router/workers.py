@@ -27,7 +27,6 @@ _ONLY_VLLM = "/version"
 @dataclass(frozen=True, slots=True)
 class Worker:
     url: str
-    """URL without a trailing slash."""
     engine: Engine | None = None
     """None until it has answered once."""
     is_healthy: bool = True

@@ -21,10 +21,7 @@ _ALL_TOKENS = 10**8
 
 
 def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
-    """Return columns of shape [tokens]; [] for reward and the repeat guard's signal.
-
-    AReaL's `version` replaces labels that are no numbers.
-    """
+    """Return columns of shape [tokens]; [] for reward and guard signal. AReaL's `version` replaces odd labels."""
     require_no_masks(sample, "AReaL")
     require_no_teachers(sample, "AReaL")
     prompt = len(sample.tokens) - sample.response_length
@@ -49,10 +46,7 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
 
 
 def sglang_params(gconfig: Any) -> Json:
-    """Convert `GenerationHyperparameters` to SGLang's names.
-
-    Raises `AdapterError` for an unsupported parameter, or one that filters tokens.
-    """
+    """Convert `GenerationHyperparameters` to SGLang's names. Raises `AdapterError` for unsupported parameters."""
     # `n_samples` is ignored: AReaL calls once for each.
     for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:
         if getattr(gconfig, name) != kept:

@@ -19,7 +19,6 @@ VERSION = "1.0.4"
 EPISODE_REJECTED = "areal_episode_rejected"
 
 _PARAMETERS = ["self", "engine", "data"]
-"""Parameters of `RolloutWorkflow.arun_episode`."""
 
 _log = get_logger(__name__)
 

@@ -1,7 +1,4 @@
-"""miles' generate function over a session server.
-
-A failed rollout becomes an ABORTED sample. Only unsupported settings raise.
-"""
+"""miles' generate function over a session server. A failed rollout is an ABORTED sample; wrong settings raise."""
 
 import asyncio
 from collections.abc import Sequence
@@ -80,10 +77,7 @@ async def open_rollouts(state: Any, load: LoadFunction) -> None:
 
 
 async def abort(args: Any) -> None:
-    """End every rollout of a run; agent modules export this for miles.
-
-    `Generate` notices miles' own abort 50 ms later.
-    """
+    """End every rollout of a run; agent modules export this for miles. `Generate` sees miles' own abort 50 ms later."""
     await asyncio.gather(*(rollouts.end() for rollouts in _rollouts_with(args)))
 
 

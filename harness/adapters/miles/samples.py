@@ -1,7 +1,4 @@
-"""Conversion of a rollout to miles samples. Pure.
-
-No column is ever None: miles infers a batch's columns from its first sample.
-"""
+"""Conversion of a rollout to miles samples. Pure. No column is None: miles infers columns from the first sample."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -52,10 +49,7 @@ def aborted_sample(origin: Any, reason: str) -> Any:
 
 
 def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: bool) -> list[Any]:
-    """Return the samples of `rollout`, at least one.
-
-    A trusted result sets metadata and reward; else it goes under `AGENT_RESULT`.
-    """
+    """Return the samples of `rollout`, at least one. An untrusted result goes under `AGENT_RESULT`."""
     if not rollout.samples:
         sample = aborted_sample(origin, rollout.outcome.detail)
         sample.metadata[STAMPS] = _stamps(rollout)

@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,6 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MilesSettings:
-    """Options of a run."""
-
     session_server: str
     admin_token: str | None
     agent_function_path: str | None
@@ -112,20 +110,24 @@ def read_variables(assignments: Sequence[str]) -> dict[str, str]:
 
 
 class Refusal(NamedTuple):
-    """An unsupported option of miles."""
-
     option: str
-    is_set: Callable[[Any], object]
-    """Predicate on miles' arguments."""
     reason: str
+    is_refused: Callable[[Any], object] = bool
+    """Predicate on the option's value."""
+    applies: Callable[[Any], object] = lambda _: True
+    """Predicate on miles' arguments."""
+
+    def is_set(self, args: Any) -> bool:
+        value = getattr(args, self.option.removeprefix("--").replace("-", "_"), None)
+        return bool(self.is_refused(value) and self.applies(args))
 
 
-def _set(name: str) -> Callable[[Any], object]:
-    return lambda args: getattr(args, name, None)
+def _begins(prefix: str) -> Callable[[Any], bool]:
+    return lambda value: str(value).startswith(prefix)
 
 
-def _begins(name: str, prefix: str) -> Callable[[Any], bool]:
-    return lambda args: str(getattr(args, name, "")).startswith(prefix)
+def _is_of_slime(args: Any) -> bool:
+    return _begins("harness.adapters.slime")(getattr(args, "custom_generate_function_path", None))
 
 
 def _needs_logprobs(args: Any) -> bool:
@@ -133,64 +135,47 @@ def _needs_logprobs(args: Any) -> bool:
     return bool(getattr(args, "use_tis", False) or getattr(args, "use_rollout_logprobs", False))
 
 
-_is_slime = _begins("custom_generate_function_path", "harness.adapters.slime")
-
-
-def _filters(args: Any, name: str) -> bool:
-    return is_filter(name, getattr(args, f"rollout_{name}", None))
-
-
 def _takes_masks(args: Any) -> bool:
     # slime's loss is over the kept tokens unless `--rollout-top-p` is 1; that of miles is over all.
-    return _is_slime(args) and _filters(args, "top_p")
+    return _is_of_slime(args) and is_filter("top_p", getattr(args, "rollout_top_p", None))
 
 
-def _loses_filter(name: str) -> Callable[[Any], bool]:
-    return lambda args: _needs_logprobs(args) and _filters(args, name) and not _takes_masks(args)
+def _loses_filter(args: Any) -> bool:
+    return _needs_logprobs(args) and not _takes_masks(args)
 
 
 _RECORDED: Mapping[Recorded, Callable[[Any], object]] = {
-    Recorded.ROUTED_EXPERTS: _set("use_rollout_routing_replay"),
+    Recorded.ROUTED_EXPERTS: lambda args: getattr(args, "use_rollout_routing_replay", None),
     Recorded.SAMPLING_MASK: _takes_masks,
 }
 
 REFUSALS = (
-    Refusal("--use-rollout-indexer-replay", _set("use_rollout_indexer_replay"), "sessions record no indexer choices"),
-    Refusal("--lora-rank", _set("lora_rank"), "sessions name no adapter to the engine"),
-    Refusal("--lora-adapter-path", _set("lora_adapter_path"), "sessions name no adapter to the engine"),
-    Refusal("--multi-lora-n-adapters", _set("multi_lora_n_adapters"), "sessions name no adapter to the engine"),
-    Refusal("--multimodal-keys", _set("multimodal_keys"), "sessions serve text only"),
-    Refusal("--partial-rollout", _set("partial_rollout"), "a rollout that was cut short begins anew"),
-    Refusal("--apply-chat-template", _set("apply_chat_template"), "the session server renders the messages itself"),
-    Refusal("--eval-num-gpus", _set("eval_num_gpus"), "the engines of an evaluation are not behind the session server"),
-    Refusal("--rollout-top-k", _loses_filter("top_k"), FILTERED),
-    Refusal("--rollout-top-p", _loses_filter("top_p"), FILTERED),
+    Refusal("--use-rollout-indexer-replay", "sessions record no indexer choices"),
+    Refusal("--lora-rank", "sessions name no adapter to the engine"),
+    Refusal("--lora-adapter-path", "sessions name no adapter to the engine"),
+    Refusal("--multi-lora-n-adapters", "sessions name no adapter to the engine"),
+    Refusal("--multimodal-keys", "sessions serve text only"),
+    Refusal("--partial-rollout", "a rollout that was cut short begins anew"),
+    Refusal("--apply-chat-template", "the session server renders the messages itself"),
+    Refusal("--eval-num-gpus", "the engines of an evaluation are not behind the session server"),
+    Refusal("--rollout-top-k", FILTERED, partial(is_filter, "top_k"), _loses_filter),
+    Refusal("--rollout-top-p", FILTERED, partial(is_filter, "top_p"), _loses_filter),
 )
 
 NO_LISTS = (
-    Refusal("--group-rm", _set("group_rm"), "groups of single samples are scored"),
-    Refusal("--recompute-logprobs-via-prefill", _set("recompute_logprobs_via_prefill"), "single samples are scored"),
+    Refusal("--group-rm", "groups of single samples are scored"),
+    Refusal("--recompute-logprobs-via-prefill", "single samples are scored"),
     Refusal(
-        "--use-dynamic-batch-size",
-        lambda args: not getattr(args, "use_dynamic_batch_size", True),
-        "without it a step has a fixed number of samples",
+        "--use-dynamic-batch-size", "without it a step has a fixed number of samples", lambda value: value is False
     ),
-    Refusal("--train-backend", _begins("train_backend", "fsdp"), "fsdp counts samples, not rollouts"),
+    Refusal("--train-backend", "fsdp counts samples, not rollouts", _begins("fsdp")),
     Refusal(
         "--dynamic-sampling-filter-path",
-        _begins("dynamic_sampling_filter_path", "slime.rollout.filter_hub."),
         "the filters of slime read single samples",
+        _begins("slime.rollout.filter_hub."),
     ),
-    Refusal(
-        "--rollout-function-path",
-        _begins("rollout_function_path", "slime.rollout.fully_async"),
-        "it finds no ABORTED sample in a list",
-    ),
-    Refusal(
-        "--log-passrate",
-        lambda args: getattr(args, "log_passrate", False) and _is_slime(args),
-        "slime counts samples, not rollouts",
-    ),
+    Refusal("--rollout-function-path", "it finds no ABORTED sample in a list", _begins("slime.rollout.fully_async")),
+    Refusal("--log-passrate", "slime counts samples, not rollouts", applies=_is_of_slime),
 )
 """Options that require one sample per rollout."""
 

@@ -1,7 +1,4 @@
-"""One node: a session server and its agents. Knows nothing of Ray.
-
-Turns cross the network to the engine only, and a lost node loses only its own sessions.
-"""
+"""One node: a session server and its agents. Knows nothing of Ray. A lost node loses only its own sessions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -46,8 +43,6 @@ class LostLife(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """Settings common to all nodes."""
-
     engine: str
     """As for `harness serve --engine`; a scripted one is per node."""
     tokenizer: str
@@ -101,10 +96,7 @@ class RolloutNode:
         return replace(rollout, samples=()), rollout.samples
 
     async def mark(self, abort: str, keep: Keep) -> None:
-        """Do this step of `SessionManager.abort_hooks`; so do the next three methods.
-
-        The abort ends after `ABORT_S` at the latest.
-        """
+        """Do this step of `SessionManager.abort_hooks`; so do the next three methods. Ends within `ABORT_S`."""
         self._aborts[abort] = hooks = self._require_serving().manager.abort_hooks()
         asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
         hooks.mark(keep)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
@@ -32,7 +31,6 @@ RAY_RESULT_LOST = "ray_result_lost"
 STOP_S = 60.0
 """Time for a node to end before it is killed."""
 ROLLOUTS_AT_ONCE = 10_000
-"""Maximum concurrent calls of an actor."""
 
 _log = get_logger(__name__)
 
@@ -83,7 +81,7 @@ class RayRollouts:
         nodes: list[_Node] = []
         try:
             for each in ray.nodes():
-                if _is_usable(each):
+                if each["Alive"] and each["Resources"].get("CPU", 0) > 0:
                     nodes.append(self._find(each))  # noqa: PERF401  # what an error leaves of them has to be known
             if not nodes:
                 raise AdapterError("expected nodes with CPUs to run on, found none in the cluster")
@@ -99,9 +97,7 @@ class RayRollouts:
         self._nodes = nodes
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         import ray
 
         stopping = [asyncio.wait_for(_call(node.actor.stop), STOP_S) for node in self._alive()]
@@ -113,7 +109,6 @@ class RayRollouts:
 
     @property
     def session_servers(self) -> Sequence[SessionServerAddress]:
-        """Servers of the live nodes."""
         return [node.address for node in self._alive() if node.address is not None]
 
     def abort_hooks(self) -> Sequence[AgentHooks]:
@@ -226,10 +221,6 @@ async def _await(reference: Any) -> Any:
 
 async def _call(method: Any, *given: object) -> Any:
     return await _await(method.remote(*given))
-
-
-def _is_usable(described: Any) -> bool:
-    return bool(described["Alive"] and described["Resources"].get("CPU", 0) > 0)
 
 
 def _lost(task: AgentTask, detail: str, started: float) -> Rollout:

@@ -19,9 +19,7 @@ CENTERED, SCALED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"), ("
 
 
 def convert(args: Any, samples: Sequence[Any]) -> Json:
-    """Return slime's training data plus proximal columns. Raises `AdapterError` for foreign samples or another
-    interface.
-    """
+    """Return slime's training data and proximal columns. Raises `AdapterError` for foreign samples."""
     from slime.ray.rollout import RolloutManager
     from slime.utils.misc import load_function
 
@@ -43,10 +41,7 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
 
 def normalize_by_rollout(args: Any, samples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the rewards, raw and relative to their groups, counting each rollout once.
-
-    Raises `AdapterError` if samples of a rollout differ.
-    """
+    """Return the rewards, raw and relative to their group. Raises `AdapterError` if a rollout's samples differ."""
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTERED or not args.rewards_normalization:
         return raw, raw

@@ -1,7 +1,4 @@
-"""Conversion of a rollout to verl's `AgentLoopOutput`, and figures of a batch of them.
-
-verl needs tokens for every rollout; those cut short are masked.
-"""
+"""Conversion of a rollout to verl's `AgentLoopOutput`, which needs tokens: those of rollouts cut short are masked."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -44,10 +41,7 @@ class Room(NamedTuple):
 
 
 def fit(rollout: Rollout, room: Room, *, is_trained: bool) -> Rollout:
-    """Return `rollout` with the samples that fit; the ledger counts the rest as `too_long`.
-
-    Without `is_trained` all tokens are masked.
-    """
+    """Return `rollout` with the samples that fit; the rest is `too_long`. Masks all tokens unless `is_trained`."""
     # A longer response is cut at its end, as by verl. A sample with a longer prompt is dropped, since its response
     # depends on it; the last one stays, masked.
     delivery = SampleDelivery(rollout.samples)

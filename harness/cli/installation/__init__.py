@@ -1,4 +1,1 @@
-"""Commands that check and complete an installation.
-
-Start with `doctor.py`.
-"""
+"""Commands that check and complete an installation. Start with `doctor.py`."""

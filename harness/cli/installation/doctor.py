@@ -1,5 +1,6 @@
 """`harness doctor`: checks this environment and machine, an engine server or an agent, and suggests fixes."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,6 +9,7 @@ import typer
 
 from harness.cli import options, output
 from harness.machine.findings import Finding, Level
+from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
@@ -62,8 +64,6 @@ def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
 
 
 def examine_agent(name: str, *, as_json: bool) -> int:
-    import asyncio
-
     from harness.rollouts.agents.doctor import examine_agent as examine
     from harness.rollouts.agents.programs import bundled_profile
     from harness.suite.run.interrupts import terminated_as_interrupted
@@ -89,8 +89,6 @@ def _checks(findings: Sequence[Finding]) -> "Json":
 
 
 def _report(findings: Sequence[Finding], document: "Json", title: str = "", *, as_json: bool) -> int:
-    from harness.server.telemetry.printable import printable
-
     counts = Counter(each.level for each in findings)
     if as_json:
         output.print_json(document)

@@ -154,9 +154,7 @@ def _examine_proxy(_: Scratch) -> list[Finding]:
 
 
 def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
-    """Check whether `proxies`, by scheme, would catch requests to this machine. Their URLs hold secrets and are not
-    shown.
-    """
+    """Check whether `proxies`, by scheme, would catch requests to this machine. Never shows their URLs: secrets."""
     caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
     if not caught:
         return Finding("proxy", Level.OK, "none for http")
@@ -175,7 +173,6 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
 
 def _examine_installers(_: Scratch) -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
-    from harness.errors import LaneError
     from harness.machine.uv import find_uv
     from harness.rollouts.agents.install import agents_directory
     from harness.rollouts.agents.node import NODE_VERSION
@@ -231,4 +228,3 @@ PROBES: Mapping[str, Probe] = {
     "installers": _examine_installers,
     "engines": _examine_engines,
 }
-"""Probes by name."""

@@ -54,7 +54,6 @@ class Scratch:
 
 
 Probe = Callable[[Scratch], list[Finding]]
-"""Function that checks something and returns its findings."""
 
 
 def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:

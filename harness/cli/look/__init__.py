@@ -1,4 +1,1 @@
-"""Commands that look at recorded runs and sessions. They use the viewer.
-
-Start with `show.py`.
-"""
+"""Commands that look at recorded runs and sessions. They use the viewer. Start with `show.py`."""

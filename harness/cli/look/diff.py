@@ -1,12 +1,15 @@
 """`harness diff`: two runs side by side, or two sessions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
 
 _What = Annotated[
     list[str],
@@ -29,7 +32,6 @@ def diff(
     """
     from msgspec import to_builtins
 
-    from harness.errors import RunError
     from harness.viewer import terminal
     from harness.viewer.diff import compare_runs, compare_sessions
     from harness.viewer.diff_overview import run_diff_overview, session_diff_overview
@@ -56,9 +58,6 @@ def diff(
 
 def _write_page(out: Path, first: Path, second: Path, names: Sequence[str], tokenizer: Path | None) -> int:
     """Write the page of both runs, or of the sessions `names` of them. Return its length in bytes."""
-    from dataclasses import replace
-    from functools import partial
-
     from harness.viewer.diff import pair_lines
     from harness.viewer.look import look_at, look_into, open_tokenizer
     from harness.viewer.page.run_page import Side, write_page

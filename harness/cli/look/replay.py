@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
+from harness.server.telemetry.printable import printable
+from harness.suite.exits import ExitCode
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
@@ -38,9 +41,6 @@ def replay(
     import uvloop
     from msgspec import to_builtins
 
-    from harness.errors import RunError
-    from harness.server.telemetry.printable import printable
-    from harness.suite.exits import ExitCode
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.replay import AGENT
     from harness.viewer.replay import replay as replay_session

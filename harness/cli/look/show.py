@@ -7,6 +7,7 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.look.source import Server, Where, open_source
+from harness.errors import RunError
 
 _Session = Annotated[
     str | None, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id; all without.")
@@ -34,7 +35,6 @@ def show(
     """
     from msgspec import to_builtins
 
-    from harness.errors import RunError
     from harness.viewer import terminal
     from harness.viewer.damaged_run import say_missing
     from harness.viewer.look import open_tokenizer
@@ -83,8 +83,6 @@ def show(
 
 def _behind_server(where: Path | None, session: str | None) -> str | None:
     """Return the session that the first argument names with `--server`. Raises `RunError` for two."""
-    from harness.errors import RunError
-
     if session is not None:
         raise RunError(f"expected one session behind --server, got {where} and {session}")
     return None if where is None else str(where)

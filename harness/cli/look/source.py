@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from harness.errors import RunError
+
 if TYPE_CHECKING:
     from harness.viewer.run_view import RunView
     from harness.viewer.session_view import SessionView
@@ -26,7 +28,6 @@ class Source(NamedTuple):
 
 def open_source(where: Path | None, server: str | None, admin_token: str | None, tokenizer: Path | None) -> Source:
     """Return the readers of `server`, else of `where`. Raises `ScenarioError` for a bad address, `RunError`."""
-    from harness.errors import RunError
     from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import look_at, look_into
     from harness.viewer.look_at_server import look_at_server, look_into_all

@@ -1,5 +1,6 @@
 """`harness view`: a run, a store or a running server as a page for a browser, a server also live."""
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,7 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.look.source import Server, Where, open_source
+from harness.errors import RunError
 
 if TYPE_CHECKING:
     from harness.rollouts.client.connections import SessionServerAddress
@@ -38,7 +40,6 @@ def view(
 
     Examples: `harness view runs/DIR --out run.html`, `harness view --server URL`
     """
-    from harness.errors import RunError
     from harness.rollouts.client.connections import SessionServerAddress, server_url
     from harness.viewer.look import open_tokenizer
     from harness.viewer.page.run_page import Side, write_page
@@ -73,8 +74,6 @@ def open_last(*, as_json: options.Json = False) -> None:
 
 
 def _show_live(address: "SessionServerAddress", port: int, tokenizer: Path | None, *, as_json: bool) -> None:
-    import asyncio
-
     from harness.viewer.live.live_page import serve_live_until_told
 
     def announce(url: str) -> None:

@@ -1,4 +1,1 @@
-"""Commands that operate a running server. They use the client.
-
-Start with `ctl.py`.
-"""
+"""Commands that operate a running server. They use the client. Start with `ctl.py`."""

@@ -5,6 +5,7 @@ Deletions are reported one by one. A name that fits no session, or several, dele
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,8 +42,6 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Show one session: branches, dialogue, ledger. The same as `harness show --server URL SESSION`."""
-    from pathlib import Path
-
     from harness.cli.look.show import show as show_session
 
     show_session(Path(session), server=server, admin_token=admin_token, as_json=as_json)

@@ -4,10 +4,14 @@
 files get their own folder; the working directory is the user's. `env` creates a session and prints its variables.
 """
 
+import asyncio
 import codecs
 import json
+import os
+import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +19,9 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.operate.server_option import ask_named
+from harness.errors import Cause, ScenarioError
+from harness.server.telemetry.printable import printable
+from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from harness.types import Json
 
 _Server = Annotated[
-    str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server that runs already.")
+    str, options.option("HARNESS_SERVER", "A session server that runs already.", "--server", metavar="URL")
 ]
 _Agent = Annotated[
     str | None,
@@ -76,11 +83,7 @@ def execute(
 
     Examples: `harness exec --agent codex --instruction "Count the files."`, `harness exec -- python my_agent.py`
     """
-    import asyncio
-
-    from harness.errors import Cause, ScenarioError
     from harness.samples.rollout import ENDED_WELL
-    from harness.suite.exits import ExitCode
     from harness.suite.run.interrupts import terminated_as_interrupted
 
     profile = None if agent is None else _profile(agent)
@@ -129,10 +132,6 @@ def env(
 
     Examples: `eval "$(harness env)"`, `harness env --agent langgraph --json`
     """
-    import os
-    import shlex
-
-    from harness.errors import ScenarioError
     from harness.rollouts.agents.agent_environment import claim_home, client_variables, with_expanded, write_home
     from harness.rollouts.agents.programs import variables_of
 
@@ -180,8 +179,6 @@ async def _play(
     deadline_s: float,
     interactive: bool,
 ) -> "tuple[Rollout, Path]":
-    from dataclasses import replace
-
     from harness.cli.runs.terminal import open_terminal
     from harness.rollouts.agents.profile import literal
     from harness.rollouts.agents.programs import prepare_profile, with_own_program
@@ -203,8 +200,6 @@ async def _play(
 
 
 def _settings(selection: str | None, matching: list[str] | None, more: list[str] | None) -> "Json":
-    from harness.errors import ScenarioError
-
     settings: Json = {} if selection is None else {"selection": selection}
     if matching is not None:
         settings["matching"] = matching
@@ -220,8 +215,6 @@ def _settings(selection: str | None, matching: list[str] | None, more: list[str]
 
 
 def _shower() -> "Callable[[bytes], None]":
-    from harness.server.telemetry.printable import printable
-
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(data: bytes) -> None:

@@ -1,6 +1,7 @@
 """`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
+from harness.server.telemetry.printable import printable
+from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.types import Sample
@@ -49,7 +53,6 @@ def resume(
     Example: `harness resume runs/DIR 3`
     """
     from harness.cli.runs.run import end_run, execute_run
-    from harness.errors import RunError
     from harness.suite.record.config import Overrides
     from harness.suite.run.open_run import resume_run
     from harness.viewer.look import look_at
@@ -121,8 +124,6 @@ def values(
 
 
 def _edit(text: str) -> tuple[int, str]:
-    from harness.errors import RunError
-
     number, equals, content = text.partition("=")
     if not equals or not number.isdecimal():
         raise RunError(f"--edit: expected MESSAGE=TEXT, such as 5=No., got {text!r:.80}")
@@ -139,12 +140,10 @@ def _fork(
     admin_token: str | None,
     variation: "Variation | None" = None,
 ) -> "Sequence[Forks]":
-    from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
     import uvloop
 
-    from harness.errors import RunError
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.fork import Variation
     from harness.viewer.fork import fork as fork_session
@@ -193,8 +192,5 @@ def _document(found: "Forks") -> dict[str, object]:
 
 
 def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:
-    from harness.server.telemetry.printable import printable
-    from harness.suite.exits import ExitCode
-
     output.print_result(document, printable("\n".join(lines)), as_json=as_json)
     return ExitCode.PASSED

@@ -32,9 +32,7 @@ class RunStatus:
     """Status of a run; times are seconds of one clock."""
 
     doing: str = "starting"
-    """Last message."""
     since: float = 0.0
-    """Time of the last message."""
     total: int = 0
     ended: int = 0
     running: int = 0
@@ -49,7 +47,6 @@ class RunStatus:
         self.total, self.ended, self._ended_before = total, done, done
 
     def begin_rollout(self, now: float) -> None:
-        """Count a started rollout."""
         self.running += 1
         if self._began_at is None:
             self._began_at = now
@@ -115,7 +112,6 @@ class RunProgress:
         self.standing = RunStatus(since=self._began_at)
 
     def say(self, text: str) -> None:
-        """Print a message."""
         self.standing.doing, self.standing.since = text, self._clock()
         self._print(f"[dim]{escape(text)}[/]")
 
@@ -126,7 +122,6 @@ class RunProgress:
             self.say(f"run was interrupted: {done} of {total} rollouts finished, {total - done} to run")
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
-        """Count a started rollout."""
         self.standing.begin_rollout(self._clock())
 
     def look(self, sessions: Mapping[str, SessionSummary]) -> None:

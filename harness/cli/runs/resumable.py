@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from harness.cli import output
+from harness.errors import HarnessError
+from harness.suite.exits import ExitCode, exit_code_of
 
 
 class _Report(Protocol):
@@ -19,9 +21,6 @@ _R = TypeVar("_R", bound=_Report)
 def run_resumably(execute: Coroutine[Any, Any, _R], command: str, directory: Path, *options: str) -> _R:
     """Run to the report. If it stops early, print the `harness` command that resumes it in `directory`."""
     import uvloop
-
-    from harness.errors import HarnessError
-    from harness.suite.exits import ExitCode, exit_code_of
 
     resume = f"resume with: harness {shlex.join([command, str(directory), *options])} --resume"
     try:

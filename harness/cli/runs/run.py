@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError, ScenarioError
 
 if TYPE_CHECKING:
     from harness.suite.record.config import Overrides
@@ -32,27 +33,25 @@ _Agent = Annotated[
         " for Harbor tasks also `oracle`, `nop`.",
     ),
 ]
-_Concurrency = Annotated[
-    int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.")
-]
+_Concurrency = Annotated[int | None, options.option("HARNESS_CONCURRENCY", "Sessions at a time.", "-n", min=1)]
 _Engine = Annotated[
     str | None,
-    typer.Option(
-        "--engine",
-        envvar="HARNESS_ENGINE",
-        callback=options.yields_to("server", "worker"),
-        help="`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
+    options.option(
+        "HARNESS_ENGINE",
+        "`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
+        "--engine",
+        callback=options.yields_to("server", "worker"),
     ),
 ]
 _Server = Annotated[
     str | None,
-    typer.Option(
+    options.option(
+        "HARNESS_SERVER",
+        "Running session server or router, instead of an engine.",
         "--server",
-        envvar="HARNESS_SERVER",
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
-        help="Running session server or router, instead of an engine.",
     ),
 ]
 _Workers = Annotated[
@@ -66,11 +65,8 @@ _Workers = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        envvar="HARNESS_MODEL",
-        callback=options.yields_to("server"),
-        help="Catalogue name, folder or hub id.",
+    options.option(
+        "HARNESS_MODEL", "Catalogue name, folder or hub id.", "--model", callback=options.yields_to("server")
     ),
 ]
 _Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED")]
@@ -93,9 +89,7 @@ _Filter = Annotated[
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.")]
 _Shuffle = Annotated[int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.")]
 _Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.")]
-_Out = Annotated[
-    Path | None, typer.Option("--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<suite>-<time>]")
-]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]", "--out")]
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
 ]
@@ -143,7 +137,6 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.errors import RunError, ScenarioError
     from harness.suite.record.config import select
     from harness.suite.run.open_run import begin_run, resume_run
 
@@ -214,7 +207,6 @@ def _read_overrides(
 ) -> "Overrides":
     """Check the options against each other, and return them. Raises `ScenarioError`."""
     from harness.engines.connect import EngineName
-    from harness.errors import ScenarioError
     from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.rollouts.client.connections import server_url
     from harness.suite.data.filters import Filter
@@ -245,7 +237,6 @@ def _read_overrides(
 
 def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
     """Return the rollouts that `--only` names, if given. Raises `RunError`."""
-    from harness.errors import RunError
     from harness.suite.run.failed import FailedOnly
 
     failed = None if only is None else FailedOnly.parse(only)
@@ -273,8 +264,6 @@ def _say_finished(opened: "OpenedRun", *, as_json: bool) -> int:
 
 def _refuse_collector(otlp: str | None, overrides: "Overrides") -> None:
     """Raise `ScenarioError` if a run without its own session server should send spans."""
-    from harness.errors import ScenarioError
-
     if overrides.server is not None and otlp is not None:
         raise ScenarioError(
             "expected --server or --otlp (HARNESS_OTLP_ENDPOINT), got both: a session server sends the spans,"

@@ -22,9 +22,7 @@ _MOST_REMARKS = 3  # of a scenario; `show` has those of each session
 _MOST_PROBLEMS = 5
 _MOST_PROMPTS = 5
 _MAX_TURNS = 4
-"""Turns shown of the dialogue."""
 _PLAIN_WIDTH = 100
-"""Columns without a terminal."""
 _STATUS_WORDS = {
     RunStatus.PASSED: "[bold green]PASSED[/]",
     RunStatus.CHECKS_FAILED: "[bold red]CHECKS FAILED[/]",
@@ -34,7 +32,6 @@ _STATUS_WORDS = {
 
 
 def print_report(report: RunReport) -> None:
-    """Print `report` on standard output."""
     show(*_sections(report), plain_width=_PLAIN_WIDTH)
 
 

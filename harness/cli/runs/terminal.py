@@ -17,10 +17,7 @@ _PIECE = 65_536
 
 @asynccontextmanager
 async def open_terminal() -> AsyncIterator[Path]:
-    """Yield the path of a pseudo-terminal that shows on the user's. On leaving, restore the user's.
-
-    Raises `ScenarioError` if standard input is no terminal.
-    """
+    """Yield the path of a pseudo-terminal that shows on the user's. Raises `ScenarioError` if there is none."""
     if not sys.stdin.isatty():
         raise ScenarioError("--interactive: expected a terminal on standard input; leave the option out")
     with ExitStack() as restored:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
+from harness.errors import RunError
 from harness.training.step_stores import StepStore
 
 if TYPE_CHECKING:
@@ -23,28 +24,28 @@ _Scenario = Annotated[
 _Steps = Annotated[
     int, typer.Option("--steps", min=1, help="Updates of the weights in all, those of a resumed run included.")
 ]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", help="The scenario's by default.")]
+_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", "--seed", min=0)]
 _Out = Annotated[
-    Path | None, typer.Option("--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<scenario>-<time>]")
+    Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]", "--out")
 ]
 _Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
 
 _MetricsPort = Annotated[
     int | None,
-    typer.Option(
+    options.option(
+        "HARNESS_METRICS_PORT",
+        "Serve the figures of the last step to Prometheus at this port of 127.0.0.1; 0 takes a free one.",
         min=0,
         max=65535,
-        envvar="HARNESS_METRICS_PORT",
-        help="Serve the figures of the last step to Prometheus at this port of 127.0.0.1; 0 takes a free one.",
     ),
 ]
 
 _Report = Annotated[
     list[StepStore] | None,
-    typer.Option(
+    options.option(
+        "HARNESS_REPORT",
+        "Report each step to this store, which takes the extra of its name; may be repeated.",
         "--report",
-        envvar="HARNESS_REPORT",
-        help="Report each step to this store, which takes the extra of its name; may be repeated.",
     ),
 ]
 
@@ -73,7 +74,6 @@ def train(
     Examples: `harness train train_tool_game --steps 150`, `harness train DIR --steps 10 --seed 1 --out runs/one`,
     `harness train runs/one --steps 20 --resume`
     """
-    from harness.errors import RunError
     from harness.suite.record.config import Overrides, select
     from harness.suite.run.open_run import begin_run, resume_run
 

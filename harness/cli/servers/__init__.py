@@ -1,4 +1,1 @@
-"""Commands that serve sessions until Ctrl+C: serve and router.
-
-Start with `serve.py`.
-"""
+"""Commands that serve sessions until Ctrl+C: serve and router. Start with `serve.py`."""

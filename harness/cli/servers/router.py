@@ -4,9 +4,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from harness.cli import options, output
+from harness.machine.extras import require_package
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
@@ -14,31 +13,24 @@ if TYPE_CHECKING:
 
 _WorkerUrls = Annotated[
     str,
-    typer.Option(
-        envvar="HARNESS_WORKER_URLS",
-        metavar="URL[,URL]",
-        help="Workers of a gateway to start; more can be added to it later.",
+    options.option(
+        "HARNESS_WORKER_URLS", "Workers of a gateway to start; more can be added to it later.", metavar="URL[,URL]"
     ),
 ]
-_RouterUrl = Annotated[str | None, typer.Option(envvar="HARNESS_ROUTER_URL", help="A gateway that runs already.")]
+_RouterUrl = Annotated[str | None, options.option("HARNESS_ROUTER_URL", "A gateway that runs already.")]
 _Gateway = Annotated[
-    str, typer.Option(envvar="HARNESS_GATEWAY", help="The gateway to start: `smg`, or the restricted `sglang-router`.")
+    str, options.option("HARNESS_GATEWAY", "The gateway to start: `smg`, or the restricted `sglang-router`.")
 ]
-_GatewayArguments = Annotated[str, typer.Option(envvar="HARNESS_GATEWAY_ARGS", help="More arguments for the gateway.")]
-_GatewayLog = Annotated[Path | None, typer.Option(envvar="HARNESS_GATEWAY_LOG", help="Keeps the gateway's output.")]
+_GatewayArguments = Annotated[str, options.option("HARNESS_GATEWAY_ARGS", "More arguments for the gateway.")]
+_GatewayLog = Annotated[Path | None, options.option("HARNESS_GATEWAY_LOG", "Keeps the gateway's output.")]
 _Model = Annotated[
-    str | None,
-    typer.Option(envvar="HARNESS_MODEL", help="The model that the workers serve: catalogue name, folder or hub id."),
+    str | None, options.option("HARNESS_MODEL", "The model that the workers serve: catalogue name, folder or hub id.")
 ]
-_Limit = Annotated[
-    int, typer.Option(envvar="HARNESS_WORKER_LIMIT", min=1, help="Session requests that one worker has at most.")
-]
+_Limit = Annotated[int, options.option("HARNESS_WORKER_LIMIT", "Session requests that one worker has at most.", min=1)]
 _QueueTimeout = Annotated[
-    float, typer.Option(envvar="HARNESS_QUEUE_TIMEOUT", min=0, help="Seconds a session request waits for a worker.")
+    float, options.option("HARNESS_QUEUE_TIMEOUT", "Seconds a session request waits for a worker.", min=0)
 ]
-_StartTimeout = Annotated[
-    float, typer.Option(envvar="HARNESS_START_TIMEOUT", min=0, help="Seconds to wait for a first worker.")
-]
+_StartTimeout = Annotated[float, options.option("HARNESS_START_TIMEOUT", "Seconds to wait for a first worker.", min=0)]
 
 
 @options.takes_server_options
@@ -61,8 +53,6 @@ def router(
     Example: `harness router --worker-urls http://127.0.0.1:30000,http://127.0.0.1:30001 --tokenizer MODEL_DIR`
     """
     import uvloop
-
-    from harness.machine.extras import require_package
 
     require_package("aiohttp", "run", "harness router")
     from harness.cli.download import fetch

@@ -1,43 +1,114 @@
-"""`harness serve`: a session server."""
+"""`harness serve`: a session server, or a front and its shards."""
 
 import gc
-from dataclasses import replace
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import options
+from harness.errors import ScenarioError
+from harness.machine.extras import require_package
 
 if TYPE_CHECKING:
+    from harness.dialects.request_limits import RequestLimits
+    from harness.gateway.shards.directory import ShardDirectory
+    from harness.gateway.shards.supervisor import StartShard
     from harness.server.serving import RunningServer
 
+_DIVIDED = ("sessions", "connections", "waiting_bytes", "row_bytes")
+"""Server-wide limits, divided among shards; the others concern one request or session."""
+
+
+def serve_shards(
+    server: options.ServerOptions,
+    shards: int,
+    engine: str,
+    own_options: Sequence[str],
+    *,
+    continue_engines: bool,
+    as_json: bool,
+) -> None:
+    """Serve sessions with `shards` processes until Ctrl+C; `own_options` are those of `harness serve` only.
+
+    Raises `ScenarioError` for an engine that processes cannot share, and for a store that is no directory.
+    """
+    import uvloop
+
+    from harness.engines.connect import EngineName
+
+    require_package("aiohttp", "run", "--shards")
+    from harness.gateway.shards.serving import serve_shards_forever
+    from harness.machine.descriptors import raise_descriptor_limit
+
+    named = EngineName.parse(engine)
+    if not (named.urls or named.plays_script):
+        raise ScenarioError(
+            f"--shards: processes cannot share the engine {engine!r}: start it as a server (`harness engine up"
+            f" {named.kind}`) and name that one (`--engine NAME=URL`, as it is printed)"
+        )
+    folder = Path(server.store)
+    if server.store == "memory" or folder.is_file():
+        raise ScenarioError(f"--shards: expected --store DIR, a directory for their stores; got {server.store!r}")
+    raise_descriptor_limit()
+    settings = server.settings()
+
+    def prepare(directory: "ShardDirectory") -> "StartShard":
+        from harness.gateway.shards.supervisor import ShardCommand, shard_environment
+        from harness.server.telemetry.logging import current_level
+
+        level = current_level()
+        environment = shard_environment(settings.admin_token, server.engine_key)
+        limits = _divide(settings.limits, shards)
+
+        def start(number: int, continues: bool) -> ShardCommand:
+            port, store = directory.record.ports[number], directory.shard_store(number)
+            shared = server.as_arguments(port=port, store=store, limit=limits)
+            place = ["--shards", str(shards), "--shard", str(number), "--json"]
+            place.append(f"--log-level={level}")
+            awake = ["--continue-engines"] if continues else []
+            command = [sys.executable, "-m", "harness", "serve", *own_options, *shared, *place, *awake]
+            return ShardCommand(command, environment)
+
+        return start
+
+    def announce(url: str) -> None:
+        said = f"serving sessions at {url} by {shards} shards; Ctrl+C stops"
+        server.announce(url, settings, said, as_json=as_json, shards=shards)
+
+    serving = serve_shards_forever(settings, folder, shards, prepare, announce, continue_engines=continue_engines)
+    uvloop.run(serving)
+
+
+def _divide(limits: "RequestLimits", shards: int) -> list[str]:
+    numbers = asdict(limits)
+    for name in _DIVIDED:
+        numbers[name] = max(1, numbers[name] // shards)
+    return [f"{name}={number}" for name, number in numbers.items()]
+
+
 _Engine = Annotated[
-    str,
-    typer.Option(
-        "--engine", envvar="HARNESS_ENGINE", help="`local`, `scripted`, or NAME=URL[,URL] of running servers."
-    ),
+    str, options.option("HARNESS_ENGINE", "`local`, `scripted`, or NAME=URL[,URL] of running servers.", "--engine")
 ]
 _Model = Annotated[
-    str | None,
-    typer.Option(envvar="HARNESS_MODEL", help="Weights of the local engine: catalogue name, folder or hub id."),
+    str | None, options.option("HARNESS_MODEL", "Weights of the local engine: catalogue name, folder or hub id.")
 ]
-_Script = Annotated[Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="The answers of the scripted engine.")]
+_Script = Annotated[Path | None, options.option("HARNESS_SCRIPT", "The answers of the scripted engine.")]
 _ContinueEngines = Annotated[
     bool,
-    typer.Option(
+    options.option(
+        "HARNESS_CONTINUE_ENGINES",
+        "Continue engine servers that were left paused, before they are tested.",
         "--continue-engines",
-        envvar="HARNESS_CONTINUE_ENGINES",
-        help="Continue engine servers that were left paused, before they are tested.",
     ),
 ]
 _Shards = Annotated[
     int | None,
-    typer.Option(
-        envvar="HARNESS_SHARDS",
-        min=1,
-        max=256,
-        help="Number of processes behind one address; --store is their directory.",
+    options.option(
+        "HARNESS_SHARDS", "Number of processes behind one address; --store is their directory.", min=1, max=256
     ),
 ]
 _Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]
@@ -60,8 +131,6 @@ def serve(
     Examples: `harness serve --engine scripted`, `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
     if shards is not None and shard is None:
-        from harness.cli.servers.shards import serve_shards
-
         if model is not None:
             from harness.cli.download import fetch
 

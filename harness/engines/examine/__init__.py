@@ -1,4 +1,1 @@
-"""Examinations of running engines: `doctor` checks one server, `comparison` compares two engines.
-
-Uses the providers in `engines.remote`; nothing in `engines` uses this package. Start with `doctor.py`.
-"""
+"""Examinations of engines: `doctor` of one server, `comparison` of two. Nothing in `engines` uses this package."""

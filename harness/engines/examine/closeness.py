@@ -38,8 +38,6 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class ClosenessReport:
-    """Comparison of two generations."""
-
     compared: int
     """Positions, including the first with different tokens."""
     differences: tuple[TokenDifference, ...]

@@ -33,7 +33,6 @@ class Comparison:
 
     @property
     def is_close(self) -> bool:
-        """True if every prompt's continuations are close."""
         return all(report.is_close for report in self.reports)
 
     @property
@@ -49,7 +48,6 @@ class Comparison:
 
     @property
     def same_tokens(self) -> int:
-        """Prompts with equal continuations."""
         return sum(report.diverged_at is None for report in self.reports)
 
     def to_json(self) -> Json:

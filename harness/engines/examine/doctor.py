@@ -40,14 +40,11 @@ _ABORTED_TOKENS = 512  # enough to be still running when the abort arrives
 _ANY_ID = 2**31 - 1
 _SPAN_ROUTE = "/inference/v1/generate"
 _NEEDED = frozenset({"token endpoint", "prompt logprobs", "raw logprobs", "abort", "vocabulary", "tokenizer"})
-"""Checks without which sessions cannot be served."""
 _ANSWERS = {Level.OK: "yes", Level.UNKNOWN: "unknown", Level.WARN: "no", Level.FAIL: "no"}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings about one server."""
-
     url: str
     engine: str
     """Engine that samples."""
@@ -76,10 +73,7 @@ class Diagnosis:
 
 
 async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
-    """Examine the server at `url`; `tokenizer` is the expected one.
-
-    Raises `EngineUnavailable` if no known engine server answers, `ScenarioError` if `url` is invalid.
-    """
+    """Examine the server at `url`. Raises `EngineUnavailable` for an unknown one, `ScenarioError` for a bad `url`."""
     EngineAddress.parse(url)
     client = EngineClient(url, "engine", api_key=api_key)
     client.open()

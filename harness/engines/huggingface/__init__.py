@@ -1,7 +1,4 @@
-"""The local engine: a HuggingFace model in this process, on the CPU.
-
-Importing it does not import torch; its `engine` module does. Start with `provider.py`.
-"""
+"""The local engine: a HuggingFace model on this CPU. Importing does not import torch. Start with `provider.py`."""
 
 from harness.engines.huggingface.provider import HuggingFaceTokenProvider
 

@@ -32,7 +32,6 @@ from harness.types import (
 )
 
 RequestOutcome = GenerationResult | PromptLogprobs | EngineError
-"""Last event of a request."""
 
 
 class Listener(Protocol):
@@ -59,7 +58,6 @@ class LocalEngine:
         self.version = version
         self.is_paused = False
         self.sampled_tokens = 0
-        """Tokens sampled since creation."""
         self._model = model
         self._scheduler = scheduler
         self._rules = rules

@@ -1,7 +1,4 @@
-"""Storage of keys and values: per sequence one contiguous, growing pair of tensors per layer.
-
-The scheduler decides what exists and how large it is.
-"""
+"""Storage of keys and values: per sequence and layer one contiguous, growing pair of tensors."""
 
 from collections import defaultdict
 
@@ -34,8 +31,6 @@ class LayerKv:
 
 
 class SequenceKv:
-    """KV of one sequence."""
-
     __slots__ = ("layers",)
 
     def __init__(self) -> None:

@@ -1,7 +1,4 @@
-"""One request from arrival to result: sampled tokens, their weight versions, and the end.
-
-Knows neither tensors nor threads. The engine adds prompt scores and sampled tokens in order.
-"""
+"""One request from arrival to result. Knows neither tensors nor threads: the engine adds scores and tokens."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -66,7 +63,6 @@ class PromptScores:
         return self._version is not None
 
     def add(self, logprobs: Logprobs, version: str, top: TopLogprobs | None) -> None:
-        """Add the next logprobs, computed under `version`."""
         self._tops.append({} if top is None else {"": top})
         self._values[self._filled : self._filled + logprobs.size] = logprobs
         self._filled += logprobs.size
@@ -136,7 +132,6 @@ class LocalGeneration:
         return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
 
     def add_scores(self, logprobs: Logprobs, version: str, top: TopLogprobs | None = None) -> None:
-        """Add logprobs of the next input tokens."""
         if self.scores is not None and not self.scores.is_complete:
             self.scores.add(logprobs, version, top)
             self.tokens.logits_from += logprobs.size

@@ -36,8 +36,6 @@ _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5
 
 
 class ModelFacts(NamedTuple):
-    """Properties of a loaded model."""
-
     vocab_size: int
     context_length: int
     kv_bytes_per_token: int
@@ -77,10 +75,7 @@ class RaggedModel:
         return cls(model.eval(), directory)
 
     def forward(self, pieces: Sequence[StepPiece], experts: RowValues | None = None) -> Tensor:
-        """Return float32 logits of all wanted positions in order, shape [positions, vocabulary].
-
-        `experts` receives those of each token, in order.
-        """
+        """Return float32 logits [positions, vocabulary] of all wanted positions. `experts` receives each token's."""
         ragged, first = [], 0
         for sequence, start, stop in pieces:
             assert sequence.kv is not None
@@ -113,10 +108,7 @@ class RaggedModel:
             self.kv.apply(ops)
 
     def load_weights(self, directory: Path) -> None:
-        """Replace the weights by the checkpoint in `directory`.
-
-        Raises `EngineRejected`, with the old weights untouched, if names or shapes differ.
-        """
+        """Load the checkpoint in `directory`. Raises `EngineRejected`, with the old weights, if shapes differ."""
         saved = self._model.state_dict().keys()
         own = dict(self._model.named_parameters())
         own |= {name: buffer for name, buffer in self._model.named_buffers() if name in saved}

@@ -22,8 +22,6 @@ _WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it aga
 
 
 class BatchLimits(NamedTuple):
-    """Limits of the engine."""
-
     sequences: int
     step_tokens: int
     kv_tokens: int
@@ -33,8 +31,6 @@ class BatchLimits(NamedTuple):
 
 
 class KvDrop(NamedTuple):
-    """Frees `kv`."""
-
     kv: int
 
 
@@ -71,7 +67,6 @@ class Sequence:
     """First position whose experts are wanted and not recorded; None for none."""
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token."""
         self.ids[self.length] = token_id
         self.logits_from = self.length
         self.length += 1
@@ -101,7 +96,6 @@ class StepPiece(NamedTuple):
 
     @property
     def wanted(self) -> range:
-        """Positions whose logits are wanted."""
         return range(max(self.start, min(self.sequence.logits_from, self.stop)), self.stop)
 
 
@@ -133,7 +127,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if any sequence runs or waits."""
         return bool(self.running or self.waiting)
 
     @property

@@ -1,5 +1,1 @@
-"""Several engines as one `TokenProvider`.
-
-Uses `engines.base` and no other code for engines, so it works with any provider. Start with `pool.py`; `placement.py`
-holds the decisions.
-"""
+"""Several engines as one `TokenProvider`; knows `engines.base` only. Start with `pool.py`; `placement.py` decides."""

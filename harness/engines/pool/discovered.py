@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from harness.engines.base import Capabilities, ContinuesAtEntry, TokenProvider
 from harness.engines.pool.pool import EnginePool
@@ -36,8 +35,6 @@ _LONGEST_REST_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """Listed worker."""
-
     name: str
     open: Callable[[], TokenProvider]
 
@@ -107,10 +104,8 @@ class DiscoveredPool(EnginePool):
         self._continues_at_entry = False  # a worker found paused later is paused on purpose
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exit_of: Any) -> None:
+        await self._stack.__aexit__(*exit_of)
 
     async def _await_workers(self) -> None:
         try:

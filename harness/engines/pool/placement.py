@@ -81,7 +81,6 @@ class Placement:
         return len(self._waiting)
 
     def join(self, name: str) -> WorkerLoad:
-        """Add an idle worker."""
         assert name not in self.workers
         load = self.workers[name] = WorkerLoad(name)
         return load
@@ -132,7 +131,6 @@ class Placement:
         return all(worker.name in tried for worker in self.workers.values() if not worker.fence)
 
     def place_of(self, session_id: str | None) -> Place | None:
-        """Return where the session was last served."""
         return None if session_id is None else self._places.get(session_id)
 
     def next_for(self, session_id: str | None, now: float) -> WorkerLoad | None:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
@@ -112,9 +111,7 @@ class EnginePool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.workers.leave_all()
 
     # Generating
@@ -335,10 +332,7 @@ class EnginePool:
             self.workers.judge_weights()
 
     async def read_version(self) -> str:
-        """See `TokenProvider.read_version`; asks every worker and fences by the answers.
-
-        Raises if a worker does not answer; the other answers still count.
-        """
+        """Ask every worker, and fence by the answers. Raises if one does not answer; the other answers still count."""
         try:
             await self._everywhere("say what they serve", lambda worker: worker.read_version())
         finally:

@@ -1,7 +1,4 @@
-"""Requests that wait, for a bounded time, for a worker; `placement` decides which is next.
-
-A waiting request can be aborted and ends with nothing sampled.
-"""
+"""Requests that wait, for a bounded time, for a worker that `placement` chooses. They can be aborted."""
 
 import asyncio
 import itertools
@@ -17,13 +14,7 @@ class AbortedWaiting(Exception):
 
 
 class Queue:
-    """Gives waiting requests their workers.
-
-    Args:
-        placement: Decides who is next.
-        timeout_s: Longest wait before `EngineUnavailable`.
-        standing: Describes the workers, for that error.
-    """
+    """Gives waiting requests the workers that `placement` decides, within `timeout_s`; `standing` is for its error."""
 
     def __init__(self, placement: Placement, timeout_s: float, standing: Callable[[], str]) -> None:
         self._placement = placement
@@ -36,10 +27,7 @@ class Queue:
     async def worker_for(
         self, session_id: str | None, tried: set[str], request_id: str | None, prompt: TokenIds | None = None
     ) -> WorkerLoad:
-        """Wait for a worker, take a place there and add it to `tried`.
-
-        Raises `EngineUnavailable` if none has room in time, `AbortedWaiting` if aborted.
-        """
+        """Wait for a worker, take a place there and add it to `tried`. Raises `EngineUnavailable`, `AbortedWaiting`."""
         ticket = next(self._tickets)
         granted: asyncio.Future[WorkerLoad] = asyncio.get_running_loop().create_future()
         self._granted[ticket], self._names[ticket] = granted, request_id

@@ -8,7 +8,7 @@ an incomplete weight update even if it is alone. `discovered` finds workers.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.engines.base import (
     Capabilities,
@@ -87,7 +87,6 @@ class Workers:
 
     @property
     def providers(self) -> dict[str, TokenProvider]:
-        """Every worker by name."""
         return {name: member.provider for name, member in self._members.items()}
 
     @property
@@ -107,7 +106,6 @@ class Workers:
 
     @property
     def serving(self) -> dict[str, TokenProvider]:
-        """Workers that accept requests."""
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
 
     def next_for(self, session_id: str) -> str | None:
@@ -137,10 +135,7 @@ class Workers:
         self._paused = mode
 
     async def join(self, name: str, worker: TokenProvider) -> None:
-        """Enter `worker` and let it serve as `name`, paused first if the pool is.
-
-        Raises `ScenarioError` if it serves another model, and any error of entering it.
-        """
+        """Enter `worker` as `name`, paused if the pool is. Raises `ScenarioError` for another model."""
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
         if self.proves_scripts and isinstance(worker, ProvesScripts):
@@ -231,10 +226,7 @@ class Workers:
 
 
 def fence_left_behind(workers: EngineWorkers, version: int) -> None:
-    """Fence workers without `version`; unfence those with it that an update had fenced.
-
-    Other fences stay.
-    """
+    """Fence workers without `version`; unfence those with it that an update had fenced. Other fences stay."""
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
         if has_it and worker.fence in (MISSED_UPDATE, UNSETTLED):
@@ -248,19 +240,13 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
     first, routers = all_capabilities[0], {each.routed_experts for each in all_capabilities} - {None}
-    return Capabilities(
-        engine=first.engine,
-        model=first.model,
-        vocab_size=first.vocab_size,
+    return replace(
+        first,
         context_length=min(each.context_length for each in all_capabilities),
-        logprob_scale=first.logprob_scale,
         pause_modes=frozenset.intersection(*(each.pause_modes for each in all_capabilities)),
         max_top_logprobs=min(each.max_top_logprobs for each in all_capabilities),
         follows_json_schema=all(each.follows_json_schema for each in all_capabilities),
         can_update_weights=all(each.can_update_weights for each in all_capabilities),
-        weights_digest=first.weights_digest,
-        repeat_guard=first.repeat_guard,
-        may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
         # The pool sends scripts only to workers that follow them, and wishes for rows to those that return some.
         # Each worker keeps to its own bound of masks.

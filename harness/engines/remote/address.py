@@ -46,10 +46,7 @@ class EngineAddress(NamedTuple):
         return cls(url.rstrip("/"), named[1] if named else "")
 
     def api_key(self, environ: Mapping[str, str], given: str = "") -> str:
-        """Return the key, or an empty string; `given` is for servers without their own.
-
-        Raises `ScenarioError` if the server's variable is not set.
-        """
+        """Return the key or ""; `given` is for servers without one. Raises `ScenarioError` for an unset variable."""
         if not self.key_variable:
             return given or environ.get(ENGINE_KEY, "")
         if not environ.get(self.key_variable):

@@ -42,15 +42,11 @@ _LARGE_BYTES = 200_000  # decoding takes some milliseconds
 
 
 class HttpAnswer(NamedTuple):
-    """Complete HTTP answer."""
-
     status: int
     content: bytes
 
 
 class HttpCall(msgspec.Struct, frozen=True):
-    """Request and its total time limit."""
-
     method: str
     path: str
     deadline_s: float
@@ -83,7 +79,6 @@ class EngineClient:
         self.since = uuid4().hex
         """Identifies the lifetime of this client."""
         self.generations_sent = 0
-        """Sampling requests that were sent."""
         self._connections: EngineConnections | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -103,7 +98,6 @@ class EngineClient:
             await connections.close()
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
-        """GET `path` and decode the answer."""
         return await self.call(HttpCall("GET", path, deadline_s), kind)
 
     async def post(self, path: str, body: Json, *, deadline_s: float) -> HttpAnswer:
@@ -147,10 +141,7 @@ class EngineClient:
                         connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
-        """Yield payloads of a stream's events as they come; leaving early closes the connection.
-
-        The deadline includes the reader's time.
-        """
+        """Yield payloads of events as they come; leaving early closes the connection. Reading counts as waiting."""
         connections, buffer = self._require_open(), EventBuffer(call.row_bytes)
         deadline = asyncio.get_running_loop().time() + call.deadline_s
         with self._name_failures(call):
@@ -205,7 +196,6 @@ class EngineClient:
             raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
 
     def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
-        """Decode `content`. Raises `EngineReplyInvalid`."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.isascii() or content.decode("utf-8")

@@ -38,8 +38,6 @@ class AnswerInvalid(OSError):
 
 
 class EngineConnection(asyncio.Protocol):
-    """EngineConnection and its current exchange."""
-
     def __init__(self) -> None:
         # A trainer imports this module and may connect to nothing.
         from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -58,7 +56,6 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         """Status; 0 before it is known."""
         self.retry_after = b""
-        """Value of that header."""
         self.is_whole = False
         self._stays_open = False
         self._says_its_end = False
@@ -95,7 +92,6 @@ class EngineConnection(asyncio.Protocol):
         return await self.gather(math.inf)
 
     async def read_all(self) -> bytes:
-        """Read the whole body."""
         content = await self.read_much()
         if self.is_whole and not self._pieces:
             return content
@@ -108,10 +104,7 @@ class EngineConnection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def gather(self, seconds: float) -> bytes:
-        """Read until `seconds` after the next piece, a megabyte, or the end; empty at the end.
-
-        If the connection breaks, `take` still returns what arrived.
-        """
+        """Read until `seconds` after the next piece, a megabyte, or the end. Never raises: `take` does."""
         self._gather_s, self._is_gathered = seconds, not seconds
         try:
             while not self._is_readable():
@@ -225,11 +218,7 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EngineConnections:
-    """EngineConnections to one server, one per concurrent request.
-
-    Args:
-        url: `http://` or `https://host:port`; a path is ignored.
-    """
+    """Connections to the server at `url`, whose path is ignored: one per concurrent request."""
 
     def __init__(self, url: str) -> None:
         self._address = NamedAddress(url)
@@ -239,10 +228,7 @@ class EngineConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, parts: Sequence[bytes | memoryview], *, on_new: bool = False) -> EngineConnection:
-        """Send a request, over an unused connection if `on_new`. Raises `CannotConnect`.
-
-        Read the answer from the returned connection, then call `end`.
-        """
+        """Send a request, on an unused connection if `on_new`. Raises `CannotConnect`. After the answer, call `end`."""
         connection = None if on_new else self._choose_kept()
         if connection is None:
             connection = await self._connect()

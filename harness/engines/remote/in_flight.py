@@ -33,12 +33,7 @@ class LiveRequest:
 
 
 class InFlight:
-    """Tracks live requests.
-
-    Args:
-        take_back: Aborts a request in the engine.
-        longest_hold_s: Longest wait here for a paused engine.
-    """
+    """Tracks live requests. `take_back` aborts one in the engine; a paused engine holds one for `longest_hold_s`."""
 
     def __init__(self, take_back: Callable[[str], Awaitable[None]], *, longest_hold_s: float) -> None:
         self._take_back = take_back
@@ -57,15 +52,12 @@ class InFlight:
 
     @property
     def is_held(self) -> bool:
-        """True if new requests wait."""
         return not self._open.is_set()
 
     def hold(self) -> None:
-        """Hold new requests until `release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Send the held requests."""
         self._open.set()
 
     @asynccontextmanager
@@ -87,10 +79,7 @@ class InFlight:
             del self._live[request_id]
 
     async def admit(self, live: LiveRequest) -> bool:
-        """Wait until the request may be sent; return False if it was aborted first.
-
-        Raises `EngineUnavailable` if the engine is paused for too long.
-        """
+        """Wait until the request may be sent; False if aborted first. Raises `EngineUnavailable` after a long pause."""
         if not self._open.is_set():  # rare; skips the cost of a deadline
             try:
                 async with asyncio.timeout(self._longest_hold_s):

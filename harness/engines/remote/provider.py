@@ -9,7 +9,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
 
@@ -53,7 +52,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
     """
 
     kind: ClassVar[str]
-    """Engine name in messages."""
     first_label: ClassVar[str]
     """Weight label until the server reports one."""
     scale_advice: ClassVar[str]
@@ -72,7 +70,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self_test_s: float = SELF_TEST_S,
     ) -> None:
         self.continues_at_entry = False
-        """See `ContinuesAtEntry`."""
         self._self_test_s = self_test_s
         self._client = EngineClient(url, self.kind, api_key=api_key)
         self._vocab_size = vocab_size
@@ -85,7 +82,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._wanted_guard = choose_guard(repeat_guard, os.environ)
         self._guard: str | None = None
         self.proves_scripts = False
-        """See `ProvesScripts`."""
         self._follows_scripts = False
         self._router: RoutedExperts | None = None
         self._max_mask_ids = 0
@@ -132,9 +128,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._capabilities = None
         await self._client.close()
 

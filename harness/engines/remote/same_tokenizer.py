@@ -23,7 +23,6 @@ TEXTS = (
     "Grüße, 日本語, Привет 🙂",
     "<|im_start|>user\nhi<|im_end|>\n",
 )
-"""Texts on which tokenizers differ."""
 
 _ANSWER_S = 30.0
 _IDS_SHOWN = 8
@@ -52,10 +51,7 @@ def texts_to_compare(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEncoding | None:
-    """Return the first text that the server encodes differently, or None.
-
-    Raises `EngineError` if the server does not tokenize.
-    """
+    """Return the first text that the server encodes differently. Raises `EngineError` if it does not tokenize."""
     for text in texts_to_compare(tokenizer):
         theirs, ours = (await client.call(_asking(text), _Tokens)).tokens, tokenizer.encode(text)
         if theirs != ours:

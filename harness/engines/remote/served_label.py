@@ -15,7 +15,6 @@ class ServedLabel:
         self.label = label
         self._heard = {label}
         self._moment = 0
-        """Logical clock."""
         self._known_since = 0
         self._changed_at = 0
         self._confirmed_at = 0
@@ -56,10 +55,7 @@ class ServedLabel:
 
 
 class Unlabeled:
-    """Tokens of a stream that reports versions only at its end.
-
-    A token has the `label` from before the request if a later read confirmed it.
-    """
+    """Tokens of a stream without versions. They get the `label` from before if a later read confirms it."""
 
     def __init__(self, served: ServedLabel, label: str, begun: int) -> None:
         self._served = served
@@ -71,7 +67,6 @@ class Unlabeled:
         self._confirmed = 0
 
     def note(self, tokens: int) -> None:
-        """Count `tokens` further tokens."""
         self._count += tokens
         self._arrivals.append((self._served.asking(), self._count))
 

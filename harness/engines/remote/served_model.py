@@ -15,7 +15,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Entry of `/v1/models`."""
 
     id: str
-    """Name in requests."""
     max_model_len: int = 0
     """Prompt plus output, in tokens; 0 if unknown."""
     root: str = ""

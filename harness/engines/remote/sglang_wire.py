@@ -226,7 +226,6 @@ class StreamedReply:
         self._said = self._told = 0
 
     def add(self, chunk: SGLangReply) -> None:
-        """Append the new tokens of `chunk`."""
         meta = _meta(self._asked, chunk)
         self._last = chunk
         self._prompt = meta.input_token_logprobs or self._prompt

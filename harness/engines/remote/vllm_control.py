@@ -60,7 +60,6 @@ class VLLMControl:
         return (await self._client.get("/version", VersionAnswer, deadline_s=_QUICK_S)).version
 
     async def label(self) -> str:
-        """Return the reported weight label."""
         if not self.has_dev_mode:
             return FIRST_LABEL
         return (await self._client.get("/weight_info", _WeightInfo, deadline_s=_QUICK_S)).weight_version
@@ -81,7 +80,6 @@ class VLLMControl:
         await self._post("/resume", {})
 
     async def abort_all(self) -> None:
-        """Abort every request of the server."""
         await self._post("/abort_requests", {})
 
     async def abort(self, engine_ids: Sequence[str], *, has_scale_out: bool) -> None:
@@ -112,7 +110,6 @@ class VLLMControl:
         await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
 
     async def flush(self) -> None:
-        """Drop the prefix cache."""
         await self._post("/reset_prefix_cache", {})
 
     def require_dev_mode(self, what: str) -> None:

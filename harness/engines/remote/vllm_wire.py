@@ -55,7 +55,6 @@ class VLLMPiece:
     masks: list[list[int]] | None = None
 
     def add(self, other: "VLLMPiece") -> None:
-        """Append a later chunk."""
         self.ids += other.ids
         self.named += other.named
         self.logprobs += other.logprobs

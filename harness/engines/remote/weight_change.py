@@ -49,13 +49,7 @@ class ChangingServer(Protocol):
 
 
 class WeightChange:
-    """Updates of one server, one at a time.
-
-    Args:
-        name: For messages.
-        server: Carries out the steps.
-        served: Label of the server.
-    """
+    """Updates of one server, one at a time. `server` carries out the steps, `served` is its label."""
 
     def __init__(self, name: str, server: ChangingServer, served: ServedLabel) -> None:
         self._name = name

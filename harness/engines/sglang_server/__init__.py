@@ -1,7 +1,4 @@
-"""Server that offers any `TokenProvider` under SGLang's native protocol.
-
-Uses `engines.base` and starlette; never the session server. Start with `app.py`.
-"""
+"""Any `TokenProvider` under SGLang's native protocol, without session server. Start with `app.py`."""
 
 from harness.engines.sglang_server.app import NativeServer
 from harness.engines.sglang_server.serve import serve_in_process

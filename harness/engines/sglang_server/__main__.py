@@ -1,7 +1,4 @@
-"""Program behind `harness engine up local`: serves the HuggingFace engine until SIGTERM or SIGINT.
-
-Runs in the harness's own environment, which needs the `local` extra.
-"""
+"""Program behind `harness engine up local`: serves the HuggingFace engine until SIGTERM or SIGINT."""
 
 import argparse
 import asyncio
@@ -19,7 +16,6 @@ _FAILED = 1
 
 
 def main() -> int:
-    """Serve; return the exit code."""
     try:
         asyncio.run(_serve(_parse_arguments()))
     except HarnessError as error:

@@ -42,13 +42,7 @@ _NOBODY_READS = 499
 
 
 class NativeServer:
-    """The application; the owner of `provider` has entered it.
-
-    Args:
-        provider: Samples and scores.
-        tokenizer: The model's own.
-        model_path: Source of its weights.
-    """
+    """The application for `provider`, which its owner has entered; `tokenizer` and `model_path` are its model's."""
 
     def __init__(self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path) -> None:
         self._provider = provider
@@ -64,10 +58,8 @@ class NativeServer:
                 "/update_weights_from_disk": self._update_weights,
             }
         )
-        """Control verbs by path; each raises `EngineError`."""
 
     def app(self) -> Starlette:
-        """Return the ASGI application."""
         return Starlette(
             routes=[
                 Route("/generate", self._generate, methods=["POST", "PUT"]),

@@ -130,7 +130,6 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def generation(self) -> GenerationRequest:
-        """Request to the engine."""
         return GenerationRequest(
             as_ids(self.input_ids),
             self.params,

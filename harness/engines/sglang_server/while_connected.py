@@ -13,10 +13,7 @@ _T = TypeVar("_T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` and return its result. If the client leaves, cancel it and raise `ClientDisconnect`.
-
-    `receive` must belong to a request whose body has been read.
-    """
+    """Run `work`. If the client leaves, cancel it and raise `ClientDisconnect`. The body must have been read."""
 
     async def await_departure() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -45,7 +42,6 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         with suppress(ClientDisconnect):
             await while_connected(receive, self._send(send))
 

@@ -1,7 +1,4 @@
-"""Gateway programs, each in its own environment, built on first use and cached.
-
-A folder's name holds its requirements' digest; it is built under a lock and renamed when complete.
-"""
+"""Gateway programs, each in a cached environment. A folder is named by its requirements' digest."""
 
 import hashlib
 import sys
@@ -19,7 +16,6 @@ from server_patch.router.gateway import GatewayKind
 _INSTALL_S = 600.0
 
 Say = Callable[[str], None]
-"""Callback for progress messages."""
 
 
 class GatewayProgram(NamedTuple):
@@ -28,10 +24,7 @@ class GatewayProgram(NamedTuple):
 
 
 def gateway_program(name: str, say: Say) -> GatewayProgram:
-    """Return the gateway `name`, installing it if missing. Blocks.
-
-    Raises `ScenarioError` for an unknown name, `LaneError` or `ModelError`.
-    """
+    """Return the gateway `name`, installed if missing. Blocks. Raises `ScenarioError`, `LaneError` or `ModelError`."""
     try:
         kind = GatewayKind(name)
     except ValueError:

@@ -46,10 +46,7 @@ class TrainerVerbs:
         self._one_at_a_time = asyncio.Lock()  # a verb that ends must not open the gate under the next one
 
     async def carry_out(self, order: VerbOrder, tell: Tell) -> Sequence[VerbResult]:
-        """Carry out `order` at each worker.
-
-        Before any worker is called, raises `EnginesHeld` or, if the hold cannot be stored, `StoreError`.
-        """
+        """Carry out `order` at each worker. Before any call, raises `EnginesHeld`, or `StoreError` for the hold."""
         intent = intent_of(order)
         if intent is None:
             return await tell()

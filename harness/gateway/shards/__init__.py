@@ -1,4 +1,1 @@
-"""Several session servers behind one address: a front and its shards.
-
-Uses `server`, `store`, `sessions` and `telemetry`. Start with `front`, then `standing`.
-"""
+"""Several session servers behind one address: a front and its shards. Start with `front`, then `standing`."""

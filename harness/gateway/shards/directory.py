@@ -25,8 +25,6 @@ _LAST_PORT = 65_535
 
 
 class ShardRecord(msgspec.Struct):
-    """Content of `shards.json`."""
-
     ports: list[int]
     """Port of each shard. Base URLs of sessions contain it."""
     drains: int = 0
@@ -52,15 +50,12 @@ class ShardDirectory:
 
     @property
     def front_store(self) -> Path:
-        """Path of the front's store."""
         return self.folder / "front.db"
 
     def shard_store(self, number: int) -> Path:
-        """Return the path of a shard's store."""
         return self.folder / f"shard-{number}.db"
 
     def prepare(self) -> None:
-        """Create the folder if missing."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -101,7 +96,6 @@ class ShardDirectory:
         self._write()
 
     def note_served(self) -> None:
-        """Record that every shard has answered."""
         self.record.has_served = True
         self._write()
 
@@ -112,7 +106,6 @@ class ShardDirectory:
                 end_group(process.pid, grace_s=_GRACE_S)
 
     def note_process(self, number: int, process: ProcessName | None) -> None:
-        """Record the process of a shard."""
         self.record.processes[number] = process
         self._write()
 
@@ -122,7 +115,6 @@ class ShardDirectory:
         self._write()
 
     def note_drained(self, number: int, drain: int) -> None:
-        """Record that the shard completed `drain`."""
         self.record.drained[number] = max(drain, self.record.drained[number])
         self._write()
 

@@ -65,7 +65,6 @@ class Front(ServerApi):
         self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
-        """Build the ASGI application."""
         sessions = FrontSessions(self._links, self.gatekeeper, self.callers, self.settings)
         return self.build_app(sessions, before=[], after=sessions.redirects())
 

@@ -55,7 +55,6 @@ class Wish(NamedTuple):
         return places.pop() if places else None
 
     def with_id(self, session_id: str) -> bytes:
-        """Return the body with this session id."""
         return msgspec.json.encode({**self.fields, "session_id": session_id})
 
 

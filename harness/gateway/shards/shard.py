@@ -62,7 +62,6 @@ class Shard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         is_own = scope["type"] == "http" and scope["path"] in self._paths
         await (self._own if is_own else self._sessions)(scope, receive, send)
 

@@ -117,12 +117,10 @@ class ShardClient:
         self._gatekeeper.look_again()
 
     def went_down(self, problem: str) -> None:
-        """Record that no process answers."""
         self.url, self._told = "", None
         self._fall_silent(problem)
 
     def place(self) -> None:
-        """Count a session placed on the shard."""
         self._placed += 1
 
     async def tell(self) -> ShardCounts:

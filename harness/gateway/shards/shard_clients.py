@@ -15,7 +15,6 @@ _T = TypeVar("_T")
 
 class ShardAnswers(NamedTuple, Generic[_T]):
     answers: dict[int, _T]
-    """Results by shard number."""
     problems: tuple[str, ...]
     """A line for each shard that failed."""
 
@@ -28,8 +27,6 @@ class ShardAnswers(NamedTuple, Generic[_T]):
 
 
 class ShardClients:
-    """Links by shard number."""
-
     def __init__(self, links: Sequence[ShardClient]) -> None:
         self._links = links
 

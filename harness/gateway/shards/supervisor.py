@@ -46,9 +46,7 @@ class ShardCommand(NamedTuple):
 
 
 StartShard = Callable[[int, bool], ShardCommand]
-"""Returns the command of shard `number`, which announces itself in JSON on standard output. The flag requests that it
-resume engines before testing them.
-"""
+"""Returns the command of a shard, which announces itself in JSON. The flag: resume engines before testing."""
 
 
 class _Error(msgspec.Struct):
@@ -62,10 +60,7 @@ class _Announcement(msgspec.Struct):
 
 
 class Supervisor:
-    """Keeps the processes of `links` running.
-
-    `stop_s`: Longest shutdown of a shard. `continue_engines`: At the first start, resume engines that were left paused.
-    """
+    """Keeps the processes of `links` running. `stop_s`: longest shutdown. `continue_engines`: at the first start."""
 
     def __init__(
         self,
@@ -86,10 +81,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
-        """Run every shard within the block; yield once all answer.
-
-        Raises `ShardUnavailable` if one fails its first start.
-        """
+        """Run every shard within the block; yield once all answer. Raises `ShardUnavailable` if a first start fails."""
         async with AsyncExitStack() as stack:
             watchdog = Watchdog()
             stack.push_async_callback(watchdog.close)

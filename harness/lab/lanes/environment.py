@@ -62,10 +62,7 @@ def lanes_directory() -> Path:
 
 
 async def provide_python(requirements: Requirements, say: Say) -> Path:
-    """Return the interpreter of the environment, which is made if it is missing.
-
-    Any number of processes may call it at once: one works, the others wait. Raises `LaneError` or `ModelError`.
-    """
+    """Return the interpreter of the environment, made if missing by one of many callers. Raises `LaneError`."""
     target = requirements.directory
     python = target / "bin" / "python"
     try:

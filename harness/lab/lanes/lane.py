@@ -32,10 +32,7 @@ _GRACE_S = 10.0
 
 @asynccontextmanager
 async def open_lane(spec: LaneSpec, *, say: Say = lambda _: None, deadline_s: float = START_S) -> AsyncIterator[Lane]:
-    """Start a server for `spec`, yield it when it generates, and end it with the block.
-
-    The first lane of an engine installs it (minutes). Raises `LaneError` if it cannot be installed or started.
-    """
+    """Start a server for `spec`, yield it once it generates, and end it with the block. Raises `LaneError`."""
     python = await _install(spec, say)
     watchdog = Watchdog()
     try:
@@ -204,7 +201,6 @@ async def _ask(http: "httpx.AsyncClient", lane: Lane) -> str:
 
 
 def log_tail(log: Path) -> str:
-    """Return the last lines of `log`."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
 
 

@@ -6,7 +6,6 @@ from enum import StrEnum
 from pathlib import Path
 
 CONTEXT_TOKENS = 8192
-"""Longest context of a lane."""
 
 
 class LaneEngine(StrEnum):
@@ -24,7 +23,6 @@ class LaneEngine(StrEnum):
 
 
 INSTALLED = (LaneEngine.SGLANG, LaneEngine.VLLM)
-"""Engines with an environment of their own."""
 
 
 class Dtype(StrEnum):
@@ -38,7 +36,6 @@ class Dtype(StrEnum):
 class LaneSpec:
     engine: LaneEngine
     model_dir: Path
-    """HuggingFace folder."""
     port: int | None = None
     """Loopback port. None takes a free one."""
     dtype: Dtype = Dtype.FLOAT32

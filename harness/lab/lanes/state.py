@@ -21,8 +21,6 @@ _KEPT_FOLDERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Server that was started here."""
-
     name: str
     engine: str
     url: str

@@ -1,7 +1,4 @@
-"""Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept.
-
-Uses `harness.machine` and `harness.errors` only. Start with `resolve.py`.
-"""
+"""Model weights: a catalogue of small models, fetched and converted. Start with `resolve.py`."""
 
 from harness.lab.models.catalogue import CATALOGUE, CatalogueModel
 from harness.lab.models.resolve import get_model, resolve_model

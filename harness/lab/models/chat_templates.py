@@ -12,10 +12,7 @@ TEMPLATES = ("chatml_hermes", "deepseek_v3", "gpt_oss", "mistral_nemo", "phi4")
 
 
 def find_template(name: str, directory: Path = Path()) -> Path:
-    """Return the file of the template `name`, or else the file at that path.
-
-    Raises `TokenizerError` if there is neither.
-    """
+    """Return the file of the template `name`, or the file at that path. Raises `TokenizerError` without either."""
     if name in TEMPLATES:
         return Path(str(files("harness.lab.models") / f"{name}.jinja"))
     path = directory / Path(name).expanduser()

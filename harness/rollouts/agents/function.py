@@ -1,7 +1,4 @@
-"""Agents that are async functions of this process.
-
-A function can only be cancelled. One that blocks the event loop or catches `GeneratorExit` cannot be ended.
-"""
+"""Agents that are async functions of this process. One that blocks the event loop cannot be ended."""
 
 import asyncio
 import traceback
@@ -23,16 +20,12 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FunctionEnd:
-    """End of a function agent's call."""
-
     end: AgentEnd
     value: object = None
     trace: str = ""
 
 
 class FunctionAgents:
-    """Runner of function agents."""
-
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._cancelled: set[asyncio.Task[FunctionEnd]] = set()

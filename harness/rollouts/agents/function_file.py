@@ -19,7 +19,6 @@ from harness.errors import ScenarioError
 from harness.rollouts.agents.task import FunctionAgent
 
 GIVEN = ("base_url", "prompt", "request_kwargs", "metadata", "session_id", "api_key")
-"""Keyword arguments of every call."""
 
 _loaded = itertools.count()
 
@@ -30,7 +29,6 @@ class FunctionFile:
 
     path: Path
     name: str
-    """Name of a top-level `async def`."""
 
     def check(self) -> None:
         """Raise `ScenarioError` unless the file has the function and it accepts `GIVEN`."""

@@ -1,7 +1,4 @@
-"""Installed environments of agents with a profile, pinned and kept in the cache.
-
-An existing environment is whole. Its name has the digest of everything that determines it.
-"""
+"""Environments of agents with a profile, pinned and cached. A name has the digest of all that determines it."""
 
 import asyncio
 import hashlib

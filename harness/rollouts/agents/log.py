@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from harness.machine.disk import open_left_behind
@@ -42,7 +41,7 @@ class AgentLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, data: bytes) -> None:

@@ -1,7 +1,4 @@
-"""The harness's own Node in the cache, pinned by version and checksum.
-
-Agents from npm need Node 22 or newer, which few machines have.
-"""
+"""The harness's own Node in the cache, pinned, for agents from npm: they need Node 22, which few machines have."""
 
 import base64
 import hashlib
@@ -18,7 +15,6 @@ from harness.machine.locks import hold_lock_async
 from harness.machine.program import Ended, run
 
 Say = Callable[[str], None]
-"""Callback that reports slow steps to the user."""
 
 
 class _Build(NamedTuple):

@@ -95,10 +95,7 @@ class AgentProcess:
         return await self._process.wait()
 
     async def stop(self, *, grace_s: float) -> list[int]:
-        """End all: SIGTERM, `grace_s` to obey, SIGKILL. Then the agent is reaped and its log complete.
-
-        Return the ids of processes that the kernel did not end within seconds.
-        """
+        """End all: SIGTERM, `grace_s` to obey, SIGKILL. Return the ids of processes that the kernel did not end."""
         has_ended = False
         try:
             self.signal(signal.SIGTERM)

@@ -82,8 +82,6 @@ class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `profile.toml`."""
-
     schema_version: Literal[1]
     description: str
     dialect: str
@@ -113,8 +111,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """A profile and its file."""
-
     path: Path
     spec: Profile
     version: str
@@ -205,10 +201,7 @@ def files_beside(folder: Path, names: Sequence[str], key: str) -> dict[str, Path
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:
-    """Replace every `${NAME}` in `text`, and `$${` by `${`. `escaped` values fit into JSON and TOML strings.
-
-    Raises `ValueError` naming a missing variable.
-    """
+    """Replace each `${NAME}`, and `$${` by `${`. `escaped` fits into JSON and TOML. Raises `ValueError`."""
 
     def value(reference: re.Match[str]) -> str:
         is_literal, name = reference.groups()

@@ -16,8 +16,6 @@ MAX_RESULT_BYTES = 1 << 20
 
 
 class ResultState(StrEnum):
-    """Kind of result."""
-
     ABSENT = "absent"
     OBJECT = "object"
     GARBAGE = "garbage"

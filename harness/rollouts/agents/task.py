@@ -32,8 +32,6 @@ AfterAgent = Callable[[Sandbox, StartOnHost], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ProgramAgent:
-    """An agent that is a program."""
-
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,13 +71,9 @@ Agent = ProgramAgent | FunctionAgent
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One rollout to run."""
-
     agent: Agent
     prompt: str | Sequence[Message]
-    """Instruction, or first messages. Programs get an instruction by file and variable, messages as a JSON file
-    (`HARNESS_MESSAGES_FILE`).
-    """
+    """Instruction, or first messages. Programs get messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""
     workdir: Path
     """The rollout's own directory for inputs, `agent.log` and `result.json`."""
     model: str

@@ -1,4 +1,1 @@
-"""Client of a session server. May use `sessions` and below, never the server itself.
-
-Start with `session_server.py`.
-"""
+"""Client of a session server, without the server's code. Start with `session_server.py`."""

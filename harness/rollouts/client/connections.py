@@ -22,7 +22,6 @@ _T = TypeVar("_T")
 
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions raised when a response cannot be decoded."""
 
 
 class ConnectionRoom(NamedTuple):
@@ -38,7 +37,6 @@ HELD = ConnectionRoom("held", 0, waits=True)
 BRIEF = ConnectionRoom("brief", 64)
 LARGE = ConnectionRoom("large", 64)
 GATE = ConnectionRoom("gate", 0)
-"""Verbs of the gate."""
 
 
 class SessionServerAddress(msgspec.Struct, frozen=True):
@@ -62,10 +60,7 @@ def server_url(text: str) -> str:
 
 
 class Connections:
-    """Connections to the server at `address`; safe for concurrent use.
-
-    `silence_s` limits a server that need not wait.
-    """
+    """Connections to the server at `address` for concurrent use. `silence_s` limits a server that need not wait."""
 
     def __init__(self, address: SessionServerAddress, *, silence_s: float) -> None:
         parts = urlsplit(address.url)
@@ -86,10 +81,7 @@ class Connections:
     async def ask(
         self, room: ConnectionRoom, method: str, path: str, body: Json | None = None, *, timeout_s: float | None
     ) -> bytes:
-        """Send one request and return its content. Raises `SessionServerError`.
-
-        `timeout_s` includes connecting; None if the caller bounds it.
-        """
+        """Send one request and return its content. Raises `SessionServerError`, also after `timeout_s`."""
         head, content = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}", b""
         if body is not None:
             content = msgspec.json.encode(body)

@@ -1,7 +1,4 @@
-"""A session's record, read after its agent has ended.
-
-Model calls still in flight belong to the record (I4), so the session is ended first.
-"""
+"""A session's record, read after its agent and the session ended: calls in flight belong to it (I4)."""
 
 from typing import NamedTuple
 

@@ -33,10 +33,7 @@ _FIRST_PAUSE_S = 0.1
 
 
 class GateClient:
-    """The gate of the server at `url`. Every verb raises `SessionServerError`.
-
-    An empty `holder` is the anonymous hold.
-    """
+    """The gate of the server at `url`. Verbs raise `SessionServerError`. An empty `holder` is the anonymous hold."""
 
     def __init__(self, url: str, connections: Connections, holder: str, ttl_s: float) -> None:
         self.url = url
@@ -69,7 +66,6 @@ class GateClient:
         return await self._place("pause", deadline_s, engines=engines)
 
     async def renew(self, *, deadline_s: float) -> GateReport:
-        """Extend the hold by `ttl_s`."""
         lasts_until = time.monotonic() + self.ttl_s
         try:
             report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
@@ -84,10 +80,7 @@ class GateClient:
         return report
 
     async def resume(self, *, deadline_s: float, engines_continued: bool = False) -> GateReport:
-        """Release the hold. Raises if it had expired.
-
-        The server continues claimed engines unless `engines_continued`.
-        """
+        """Release the hold; raises if expired. The server continues claimed engines unless `engines_continued`."""
         self.is_held = self.may_be_held = False
         body = self._holder | {"engines_continued": engines_continued} if self._holder else None
         try:
@@ -125,16 +118,12 @@ def _may_repeat(error: BaseException) -> bool:
 
 
 def new_holder(work: str) -> str:
-    """Return a unique holder name."""
     return f"{work}-{secrets.token_hex(8)}"
 
 
 @asynccontextmanager
 async def renew_holds(gates: Sequence[GateClient]) -> AsyncIterator[None]:
-    """Renew the holds on `gates` while the block runs.
-
-    A block that stalls the event loop loses them; `resume` then raises.
-    """
+    """Renew the holds on `gates` within the block. One that stalls the event loop loses them; `resume` then raises."""
     async with AsyncExitStack() as stack:
         for gate in gates:
             await stack.enter_async_context(running(_renew(gate)))

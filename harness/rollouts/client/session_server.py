@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -93,7 +92,6 @@ class SessionSummary(msgspec.Struct, frozen=True):
 
 class SessionTotals(msgspec.Struct, frozen=True):
     states: dict[str, int] = {}
-    """Sessions by state."""
     turns: int = 0
     """Recorded since the start."""
     tokens: int = 0
@@ -108,7 +106,6 @@ class SampledBy(msgspec.Struct, frozen=True):
     """Reason why it serves no session."""
     in_flight: int
     sessions: int
-    """Sessions last served there."""
     shard: int | None = None
     """Shard of the worker, at a front."""
 
@@ -156,14 +153,11 @@ class RoutedWorker(NamedTuple):
 class Collected(NamedTuple):
     facts: SessionFacts
     session: Json
-    """Record, without token columns."""
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits, retries included."""
-
     create_s: float = 120.0
     """Long enough for a paused gate."""
     attempt_s: float = 30.0
@@ -186,9 +180,7 @@ class SessionServerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -237,10 +229,7 @@ class SessionServerClient:
         return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
 
     async def collect(self, session_id: str, *, turn_rewards: TurnRewards | None = None) -> Collected:
-        """Read facts, record and samples of one moment, empty if missing.
-
-        Raises `ScenarioError` for a bad turn in `turn_rewards`.
-        """
+        """Read facts, record and samples of one moment, empty if missing. Raises `ScenarioError` for `turn_rewards`."""
         path = f"/sessions/{session_id}/samples?format=safetensors"
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:

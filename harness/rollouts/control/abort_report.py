@@ -1,7 +1,4 @@
-"""Steps, budget and report of an abort. Pure.
-
-The time to reopen the gates is reserved (I8): the last step always runs.
-"""
+"""Steps, budget and report of an abort. Pure. Time to reopen the gates is reserved (I8): that step always runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -40,7 +37,6 @@ class Keep(StrEnum):
     NOTHING = "nothing"
     """No samples."""
     SAMPLES = "partial_samples"
-    """Samples."""
     SESSIONS = "sessions"
     """Samples, and sessions until a later rollout or `SessionManager.delete` takes them."""
 
@@ -95,7 +91,6 @@ class AgentHooks:
 class ServerAnswer:
     url: str
     error: str | None = None
-    """Reason of a failure."""
     gate: GateReport | None = None
     """Gate afterwards, if reported."""
 
@@ -116,7 +111,6 @@ class Fate(StrEnum):
     """Reason for a task without result."""
 
     RAISED = "raised"
-    """It raised."""
     CANCELLED = "cancelled"
     """Another caller cancelled it."""
     LATE = "late"

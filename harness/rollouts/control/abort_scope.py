@@ -1,8 +1,4 @@
-"""Scope of an abort.
-
-`WholeServers` owns its servers: it shuts gates and ends every request. `NamedSessions` ends stragglers and surplus
-groups; other sessions notice nothing.
-"""
+"""Scope of an abort: `WholeServers` shuts gates and ends every request, `NamedSessions` disturbs no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -18,7 +18,6 @@ from harness.engines.remote.http_errors import error_for_status, server_message
 from harness.errors import EngineRejected, ScenarioError
 
 _MISSING = frozenset({403, 404, 405})
-"""Status codes of a missing route."""
 
 
 @runtime_checkable

@@ -1,7 +1,4 @@
-"""Recomputed logprobs of samples that wait for a trainer, which keeps consuming them.
-
-A sample does not record its temperature, so only engines with raw logprobs can score it.
-"""
+"""Recomputed logprobs of samples in a trainer's queue. Samples lack their temperature, so raw logprobs only."""
 
 import time
 from collections.abc import MutableSequence, Sequence

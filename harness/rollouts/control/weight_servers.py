@@ -1,7 +1,4 @@
-"""Session servers of a weight update, held under one name.
-
-A failure goes into the report and delays no other server.
-"""
+"""Session servers of a weight update, held under one name. A failure goes into the report, and delays no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

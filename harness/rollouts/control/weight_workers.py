@@ -1,7 +1,4 @@
-"""Workers of a weight update: providers of this process, and servers by address, which generate nothing here.
-
-An unreachable one is reported, and session servers fence it.
-"""
+"""Workers of a weight update: providers of this process, and servers by address, which generate nothing here."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSequence, Sequence
@@ -40,16 +37,12 @@ class Engines(NamedTuple):
     reached: dict[str, TokenProvider]
     """Engines by address, or by index in the input."""
     errors: list[str]
-    """Errors of the others."""
 
 
 async def reach(
     engines: Sequence[TokenProvider | EngineServer | SilentEngine | str], stack: AsyncExitStack, seconds: float
 ) -> Engines:
-    """Connect `engines`, such as `sglang=http://10.0.0.1:30000`, until `stack` exits.
-
-    Raises `ScenarioError` for an unknown kind, `EngineUnavailable` if all are silent.
-    """
+    """Connect `engines` until `stack` exits. Raises `ScenarioError`, `EngineUnavailable` if all are silent."""
     silent = [engine for engine in engines if isinstance(engine, SilentEngine)]
     if silent and len(silent) == len(engines):
         raise EngineUnavailable("; ".join(f"{engine.name}: {engine.error}" for engine in silent))
@@ -187,7 +180,6 @@ class EnginesInUpdate:
         self._report.workers = tuple(found.values())
 
     async def resume(self) -> None:
-        """Continue every engine."""
 
         async def ask(engine: TokenProvider) -> str | None:
             # Retrying cannot help an engine whose weights are unknown.

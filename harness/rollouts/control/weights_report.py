@@ -28,8 +28,6 @@ class UpdateStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateBudget:
-    """Maximum seconds of each step."""
-
     connect_s: float = 30.0
     """Time to connect to engines by address."""
     sweep_s: float = 60.0

@@ -41,8 +41,6 @@ class ByteStream(Protocol):
 
 
 class SocketStream:
-    """Stream of a connected socket."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes = b"") -> None:
         self._reader = reader
         self._writer = writer

@@ -16,7 +16,6 @@ GREETING = b"\0relay1 "
 BEGIN, RESUME = b"b", b"r"
 ID_BYTES = 16
 KNOWN, UNKNOWN = b"k", b"u"
-"""Answers to the greeting."""
 PING_S = 20.0
 SILENCES = 3
 """Pings without an answer, before a connection is given up."""

@@ -46,10 +46,7 @@ class Box(NamedTuple):
 async def open_box(
     spec: SandboxSpec, workdir: Path, programs: Sequence[Path], session: SessionHandle, interpreter: Path
 ) -> AsyncIterator[Box]:
-    """Start a sandbox for the block. Raises `SandboxFailed`, `CannotListen` or `OSError`.
-
-    `interpreter`: Python for the relay's client, if the image has none.
-    """
+    """Start a sandbox for the block. Raises `SandboxFailed`, `CannotListen` or `OSError`."""
     async with AsyncExitStack() as stack:
         folder = folder_of(new_name())
         stack.push_async_callback(_remove_folder, folder)

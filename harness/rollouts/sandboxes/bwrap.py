@@ -1,7 +1,4 @@
-"""bubblewrap: namespaces over this machine's system, read-only.
-
-Each command gets a fresh box; only the workdir lasts. A box dies with bwrap, and bwrap with its process group.
-"""
+"""bubblewrap: namespaces over this machine's system, read-only. Each command gets a fresh box with the workdir."""
 
 import asyncio
 import os
@@ -46,9 +43,8 @@ class BwrapSandbox:
 
     async def start(self) -> None:
         # A trial, because bwrap exits with 1 if the box cannot be made, as an agent may.
-        trial = await call(
-            *("bwrap", *self._options(), "--", *_OBEY, "/bin/true"), deadline_s=_START_S, env=_own_environment()
-        )
+        command = ("bwrap", *self._options(), "--", *_OBEY, "/bin/true")
+        trial = await call(*command, deadline_s=_START_S, env={"PATH": os.environ.get("PATH", os.defpath)})
         if trial.code:
             raise SandboxFailed(f"bwrap cannot make the sandbox: {trial.messages.strip()[-500:]}")
         await to_the_end(asyncio.to_thread(self._group.create))  # else an abort's `stop` would come before its folders
@@ -135,10 +131,6 @@ def _show_system() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", str(path))
     for folder in ("/tmp", "/var/tmp", "/run"):  # noqa: S108  # of the box
         yield from ("--size", str(_TMP_BYTES), "--tmpfs", folder)
-
-
-def _own_environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
 def _real(path: Path) -> Path:

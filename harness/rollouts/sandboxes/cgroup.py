@@ -64,7 +64,6 @@ class Cgroup:
 
 
 def groups_named(prefix: str) -> list[Cgroup]:
-    """Return groups whose names begin with `prefix`."""
     folders: dict[str, list[Path]] = {}
     for folder in (*ROOT.glob(f"{prefix}*/"), *ROOT.glob(f"*/{prefix}*/")):
         folders.setdefault(folder.name, []).append(folder)

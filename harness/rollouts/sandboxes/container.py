@@ -92,12 +92,10 @@ class ContainerSandbox:
             raise SandboxFailed(f"{self._place.name} could not be removed: {ended.messages.strip()[-300:]}")
 
     async def kill(self) -> None:
-        """End every process of the container."""
         self._is_running = False
         await self.ask("kill", self._place.name)
 
     async def signal(self, number: int) -> None:
-        """Signal every process of the container."""
         await self.ask("exec", self._place.name, "sh", "-c", f"kill -{number} -1")
 
     async def ask(self, *arguments: str, deadline_s: float = _CALL_S) -> Ended:

@@ -21,8 +21,6 @@ class Mount:
 
 
 class SandboxSpec(BaseModel):
-    """Sandbox of an agent."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     kind: str = NONE

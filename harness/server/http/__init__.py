@@ -1,4 +1,1 @@
-"""HTTP of the session server: clients, permissions, bodies and responses.
-
-Uses `dialects` and `sessions`. Start with `connection`.
-"""
+"""HTTP of the session server: clients, permissions, bodies, responses. Start with `connection`."""

@@ -19,7 +19,6 @@ from harness.credentials import is_same
 from harness.errors import Unauthorized
 
 Handler = Callable[[Request], Awaitable[Response]]
-"""Handler of a route."""
 
 ADMIN_TOKEN_BYTES = 24
 

@@ -45,10 +45,7 @@ log = get_logger(__name__)
 
 
 class ClientConnection:
-    """Client of one request.
-
-    `connection` is None if a disconnect cannot be detected. Names of `headers` are lower case.
-    """
+    """Client of one request, with lower-case `headers`. `connection` is None if a disconnect cannot be seen."""
 
     def __init__(self, connection: Connection | None, headers: Mapping[str, str]) -> None:
         self._connection = connection
@@ -69,10 +66,7 @@ class ClientConnection:
         """True if the client declares a retry."""
 
     def notes(self) -> Json:
-        """Return the client's program, ids, span and process, for the turn's record.
-
-        Secrets are shortened, because other people read the record.
-        """
+        """Return the client's program, ids, span and process, for the turn's record. Shortens secrets."""
         own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
@@ -81,10 +75,7 @@ class ClientConnection:
         return {"user_agent": agent} | ids | traced | self._process_note()
 
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
-        """Start the lookup of the client's process, once per connection.
-
-        It tries the process of the last call first, because some clients reconnect for every call.
-        """
+        """Look up the client's process, once per connection; that of the last call first, as clients may reconnect."""
         peer = self._peer
         if peer is not None and peer.process is None:
             turns = session.turns
@@ -225,8 +216,6 @@ class CallPlaces:
 
 
 class Callers:
-    """Clients of all current requests."""
-
     def __init__(self) -> None:
         self._present: set[ClientConnection] = set()
         self._nobody = asyncio.Event()

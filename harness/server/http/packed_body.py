@@ -1,7 +1,4 @@
-"""Compressed request bodies (gzip and zstd), unpacked in another thread.
-
-A few bytes unpack to many, so the output size is limited, as is the memory of a zstd frame.
-"""
+"""Compressed request bodies (gzip, zstd), unpacked in another thread within bounds: a few bytes may hide many."""
 
 import asyncio
 import sys

@@ -1,7 +1,4 @@
-"""Query parameters of session requests.
-
-Parsers raise `MalformedRequest` naming the parameter, and ignore unknown ones.
-"""
+"""Query parameters of session requests. Unknown ones are ignored; wrong ones raise `MalformedRequest`."""
 
 import math
 from typing import NamedTuple
@@ -17,8 +14,6 @@ _OUTCOME_LENGTH = 40
 
 
 class ListRequest(NamedTuple):
-    """Filter of a session list."""
-
     limit: int | None
     """Number of sessions, busiest first; None for all."""
     ids: list[str] | None

@@ -1,7 +1,4 @@
-"""Request bodies: size limits for all, and fields for session and gate requests.
-
-Parsers raise `MalformedRequest`. Dialects parse the bodies of model calls.
-"""
+"""Bodies of session and gate requests, with size limits for all. Parsers raise `MalformedRequest`."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -199,27 +196,14 @@ def parse_session_config(
         )
     if wire.inherits is not None and wire.resumes is not None:
         raise MalformedRequest("inherits: expected none beside resumes", param="inherits")
-    return SessionConfig(
-        metadata=metadata,
-        limits=Limits(**msgspec.structs.asdict(wire.limits)),
-        sampling=sampling,
-        after_incomplete=wire.after_incomplete,
-        streaming=wire.streaming,
-        template_variables=wire.template_variables,
-        request_template_variables=wire.request_template_variables,
-        strict=wire.strict,
-        record=wire.record,
-        missing_rows=wire.missing_rows,
-        teachers=wire.teachers,
-        selection=wire.selection,
-        trained_roles=wire.trained_roles,
-        strays=wire.strays,
-        matching=wire.matching,
-        script=None if script is None or read_script is None else read_script(script),
-        resumes=wire.resumes,
-        inherits=msgspec.convert(wire.inherits, Inheritance | None, from_attributes=True),
-        session_id=wire.session_id,
-    )
+    read = {
+        "metadata": metadata,
+        "limits": Limits(**msgspec.structs.asdict(wire.limits)),
+        "sampling": sampling,
+        "script": None if script is None or read_script is None else read_script(script),
+        "inherits": msgspec.convert(wire.inherits, Inheritance | None, from_attributes=True),
+    }
+    return SessionConfig(**msgspec.structs.asdict(wire) | read)
 
 
 async def read_fields(request: Request, limits: RequestLimits, kind: type[_Fields]) -> _Fields:

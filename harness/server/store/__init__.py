@@ -1,4 +1,1 @@
-"""Durable storage of sessions: `SessionStore`, in SQLite and in memory.
-
-Uses `sessions` and the layers below. Start with `base`.
-"""
+"""Durable storage of sessions: `SessionStore`, in SQLite and in memory. Start with `base`."""

@@ -77,10 +77,7 @@ class SessionStore(Protocol):
         """Store a session with the turns that it inherits, in one transaction."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Move turns of `previous` to a new session, and close `previous`, in one transaction.
-
-        Raises `StoreError` if the store lacks any of those turns.
-        """
+        """Move turns of `previous` to a new session, and close it, in one transaction. Raises `StoreError`."""
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Store the outcome of a turn and its rows, replacing an earlier one."""
@@ -107,10 +104,7 @@ class SessionStore(Protocol):
         """Note the end of a rollout before its session closes."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """Load unclosed sessions, mapped by `take`, and name the damaged ones.
-
-        `take` runs in another thread, one session at a time.
-        """
+        """Load unclosed sessions, each mapped by `take` in another thread, and name the damaged ones."""
 
     async def outline(self, session_id: str) -> SessionOutline | None:
         """Return a summary of a session, or None if it is not stored."""

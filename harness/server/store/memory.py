@@ -1,7 +1,6 @@
 """A store without persistence: sessions end with their server. For tests and throw-away servers."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from harness.errors import StoreError
@@ -24,9 +23,7 @@ class MemoryStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     @property
@@ -58,7 +55,6 @@ class MemoryStore:
         """Do nothing."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
-        """Return 0."""
         return 0
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
@@ -68,19 +64,15 @@ class MemoryStore:
         """Do nothing."""
 
     async def load(self, take: Take = as_read) -> LoadedSessions:
-        """Return no sessions."""
         return LoadedSessions()
 
     async def outline(self, session_id: str) -> SessionOutline | None:
-        """Return None."""
         return None
 
     async def read(self, session_id: str) -> Session:
-        """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 
     async def read_record(self, session_id: str) -> StoredRecord:
-        """Raise `StoreError`."""
         raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 
     async def find_heir(self, session_id: str) -> str | None:
@@ -101,11 +93,9 @@ class MemoryStore:
         """Do nothing: the server has the label."""
 
     async def load_labels(self) -> dict[str, int]:
-        """Return no labels."""
         return {}
 
     async def load_holds(self) -> list[Hold]:
-        """Return no holds."""
         return []
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:

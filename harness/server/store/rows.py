@@ -133,16 +133,12 @@ SELECT_OUTLINES = (
 
 
 class TokenizerName(NamedTuple):
-    """Tokenizer of a session's tokens."""
-
     name: str | None = None
     """Its folder."""
     digest: str | None = None
 
 
 class StoredLine(NamedTuple):
-    """Summary of a stored session."""
-
     session_id: str
     state: str
     """Close reason, or the phase if not closed."""
@@ -159,7 +155,6 @@ class _OnlyInherits(msgspec.Struct):
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
-"""SQL and its parameters."""
 
 
 def hold_row(hold: Hold) -> Row:

@@ -14,8 +14,6 @@ from harness.sessions.lifecycle import CloseReason, Phase
 
 
 class StoredSession(NamedTuple):
-    """Counts of a stored session."""
-
     session_id: str
     closed_at: float | None
     """Seconds since the epoch; None if not closed."""
@@ -73,10 +71,7 @@ def find_taken_over(connection: sqlite3.Connection, before: float) -> list[str]:
 
 
 def forget_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> list[str]:
-    """Delete the closed sessions among `session_ids`. Return the ids that have no row afterwards.
-
-    The caller commits. Raises `sqlite3.Error`.
-    """
+    """Delete closed sessions among these. Return ids without a row. The caller commits. Raises `sqlite3.Error`."""
     if not connection.execute(_IS_STORE).fetchone():
         return list(session_ids)
     gone = []

@@ -24,7 +24,6 @@ _LARGEST_GROUP = 512
 _NOTES_S = 0.1  # longest wait of a note for other writes
 
 Statement = tuple[str, Sequence[Any]]
-"""SQL and its parameters."""
 
 
 class _Stop(NamedTuple):
@@ -64,10 +63,7 @@ class GroupWriter:
         return self._ended
 
     async def write(self, *statements: Statement, changes: int | None = None) -> None:
-        """Return when `statements` are on disk. Raises `StoreError` and keeps none on failure.
-
-        Changing a number of rows other than `changes` is a failure.
-        """
+        """Return when `statements` are on disk. Raises `StoreError`, keeping none, unless `changes` rows changed."""
         self._hand_over_notes()
         await self._write(statements, changes)
 

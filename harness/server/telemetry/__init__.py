@@ -1,4 +1,1 @@
-"""Log, metrics and spans. May use `sessions` and below.
-
-Start with `metrics.py`.
-"""
+"""Log, metrics and spans. May use `sessions` and below. Start with `metrics.py`."""

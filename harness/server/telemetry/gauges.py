@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
@@ -27,7 +26,7 @@ class FigureGauges:
             raise CannotListen(f"{_LOOPBACK}:{self._wanted_port}: {error}; name another port for the gauges") from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

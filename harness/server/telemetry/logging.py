@@ -1,7 +1,4 @@
-"""The log of our commands on standard error: text on a terminal, JSON lines elsewhere.
-
-Embedding programs configure their own log; see `harness.machine.log`.
-"""
+"""The log of our commands on standard error, text or JSON lines. Embedders configure `harness.machine.log`."""
 
 import json
 import logging

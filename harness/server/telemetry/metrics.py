@@ -32,8 +32,6 @@ class TurnSeconds(NamedTuple):
 
 
 class ServerMetrics:
-    """Metrics of one session server."""
-
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry)

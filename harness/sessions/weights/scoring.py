@@ -1,7 +1,4 @@
-"""Scoring requests for tokens that wait for the live policy version (I7).
-
-A scoring covers one branch; the next one asks for what is missing, so a shared prefix is scored once.
-"""
+"""Scoring requests for tokens that wait for the live version (I7), by branch; a shared prefix is scored once."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -24,8 +21,6 @@ class ScoringTask(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Tokens that wait for a version."""
-
     tokens: int
     incomparable: int
     """Additional tokens that the engine cannot score."""
@@ -49,7 +44,6 @@ def next_scoring(
 
 
 def count_waiting(session: Session, version: int, is_comparable: IsComparable) -> Waiting:
-    """Count the tokens that wait for `version`."""
     comparable: list[Turn] = []
     others: list[Turn] = []
     for turn in waiting_turns(session, version):
@@ -58,7 +52,6 @@ def count_waiting(session: Session, version: int, is_comparable: IsComparable) -
 
 
 def waiting_turns(session: Session, version: int) -> list[Turn]:
-    """Return turns that may wait for `version`."""
     candidates = session.waiting_for(version)
     if not candidates:
         return []

@@ -1,7 +1,4 @@
-"""Index of turns by the policy version that sampled their tokens (I7).
-
-A turn costs nothing while weights do not change (I11).
-"""
+"""Index of turns by the version that sampled them (I7). A turn costs nothing while weights do not change (I11)."""
 
 from collections import defaultdict
 from collections.abc import Set
@@ -32,7 +29,6 @@ class WaitingTurns:
             self._by_version[version - 1].discard(turn.index)
 
     def waiting_for(self, version: int) -> Set[int]:
-        """Return turns that may wait for `version`."""
         return self._by_version.get(version - 1, frozenset())
 
     @property

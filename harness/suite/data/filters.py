@@ -25,8 +25,6 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition on a column."""
-
     column: str
     operator: str
     value: str

@@ -15,7 +15,6 @@ from harness.suite.data.tables import ArrowFile, CsvFile, ParquetFile
 from harness.types import Json
 
 _SHOWN = 60
-"""Characters shown of a wrong row."""
 
 
 class JsonLinesFile:

@@ -7,7 +7,7 @@ stopped agent continues even if the server is gone. Actions and undos without ta
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -46,7 +46,6 @@ class Effect:
     """Runs after `rest`, however that ends."""
 
     async def finish(self) -> None:
-        """Run the rest and the undo."""
         try:
             if self.rest is not None:
                 await self.rest()
@@ -88,7 +87,6 @@ class Roster:
         return mine
 
     def position_of(self, number: int) -> int:
-        """Convert a rollout's number to its position."""
         return number - self._first
 
     def position(self, session_id: str) -> int | None:
@@ -109,14 +107,13 @@ class Rollouts:
 
 
 class Actions:
-    """Actions on one scenario."""
-
     def __init__(self, seams: Seams, manager: SessionManager, roster: Roster, rollouts: Rollouts) -> None:
         self._seams = seams
         self._manager = manager
         self._roster = roster
         self._rollouts = rollouts
-        self._armed: dict[int, list[NetworkFault]] = {}
+        self.armed: dict[int, list[NetworkFault]] = {}
+        """Faults of each session's next request."""
         self._table: Mapping[Action, Callable[[Moment], Awaitable[Effect]]] = {
             "abort_engine": self._abort_engine,
             "drain": self._drain,
@@ -133,10 +130,6 @@ class Actions:
     async def apply(self, moment: Moment) -> Effect:
         """Apply an action's immediate part. Raises `HarnessError`."""
         return await self._table[moment.fault.action](moment)
-
-    def take_armed(self, session: int) -> Sequence[NetworkFault]:
-        """Return, once, the faults armed for the session's next request."""
-        return self._armed.pop(session, ())
 
     # On everything
 
@@ -238,7 +231,7 @@ class Actions:
             return Effect("1 request")
         sessions = self._targets(moment).values()
         for session in sessions:
-            self._armed.setdefault(session, []).append(fault)
+            self.armed.setdefault(session, []).append(fault)
         return Effect(f"the next request of {_count(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:

@@ -19,8 +19,6 @@ from harness.machine.http_protocol import CONNECTION, connection_of
 
 
 class ErrorAnswer(NamedTuple):
-    """An error answer to a model call."""
-
     at: float
     """Monotonic time."""
     session_id: str
@@ -99,8 +97,6 @@ class _Arrival:
 
 
 class AgentSeam:
-    """Wrapper of the session server."""
-
     def __init__(self) -> None:
         self.error_answers: list[ErrorAnswer] = []
         self._repetitions: defaultdict[str, list[asyncio.Event]] = defaultdict(list)

@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from harness.engines.base import Capabilities, EngineHealth, OneWorker, PauseMode, TokenProvider
@@ -115,10 +114,7 @@ class Watcher(Protocol):
 
 
 class FaultyProvider:
-    """Wrapper of `inner`, which the caller enters and which outlives session servers.
-
-    Without a `network`, it raises a provider's errors itself.
-    """
+    """Wrapper of `inner`, which the caller enters. Without a `network`, it raises a provider's errors itself."""
 
     def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
         self._inner = inner
@@ -145,13 +141,10 @@ class FaultyProvider:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     def turns_begun(self, session_id: str) -> int:
-        """Return the session's number of model calls."""
         return self._turns[session_id].begun if session_id in self._turns else 0
 
     async def abort_early(self, call: EngineCall) -> None:
@@ -165,7 +158,6 @@ class FaultyProvider:
             call.fail(EngineConnectionLost(_KILLED))
 
     def revive(self) -> None:
-        """Serve again."""
         self._is_dead = False
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:

@@ -41,8 +41,6 @@ class Bystander(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Firing(msgspec.Struct, frozen=True, kw_only=True):
-    """One firing of a fault."""
-
     scenario: str
     fault: int
     """Position in the scenario."""
@@ -58,7 +56,6 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     """Tokens sampled in that turn."""
     did: str = ""
-    """Immediate effect, in words."""
     problem: str = ""
     """Reason that it failed."""
     sessions: tuple[Bystander, ...] = ()
@@ -74,8 +71,6 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """A fault and its firings."""
-
     fault: Fault
     firings: Sequence[Firing]
 

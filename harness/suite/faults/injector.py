@@ -106,7 +106,7 @@ class FaultInjector:
     async def on_request(self, call: EngineCall) -> None:
         session = self._roster.position(call.session_id)
         if session is not None:
-            call.faults += self._actions.take_armed(session)
+            call.faults += self._actions.armed.pop(session, ())
             if call.is_first:
                 await self._fire(TurnBegan(session, call.turn), call)
 

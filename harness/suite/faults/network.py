@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -33,8 +32,6 @@ class _Broken(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Passage:
-    """A request on its way."""
-
     request: web.Request
     faults: list[NetworkFault] = field(default_factory=list)
     _is_malformed: bool = False
@@ -49,7 +46,6 @@ class _Passage:
         return self._is_cut
 
     def reset(self) -> None:
-        """Reset the connection to the provider."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
@@ -102,9 +98,7 @@ class FaultProxy:
         await self.revive()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property

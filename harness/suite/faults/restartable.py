@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -35,8 +34,6 @@ _HANG_UP_S = 0.005  # the loop needs some iterations to drop a connection; until
 
 
 class Restartable(ABC):
-    """Context manager of a restartable server."""
-
     def __init__(self) -> None:
         self._holds = AsyncExitStack()
         """Resources of the running server."""
@@ -45,9 +42,7 @@ class Restartable(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._holds.aclose()
 
     @abstractmethod

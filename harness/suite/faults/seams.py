@@ -1,7 +1,4 @@
-"""Places to inject faults: engine, its network, session server, agents' side.
-
-An engine in this process dies at its seam. Behind a network it becomes unreachable, and dies if the run started it.
-"""
+"""Places to inject faults: engine, its network, session server, agents' side."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +25,6 @@ class EngineServers:
     network: "FaultyNetwork"
     """Proxies of the lanes, in order, then of other servers."""
     lanes: Sequence[KillableLane] = ()
-    """Servers that the run started."""
 
     async def kill(self) -> None:
         """Kill the lanes or, without lanes, cut off all servers."""
@@ -45,8 +41,6 @@ class EngineServers:
 
 @dataclass(slots=True)
 class Seams:
-    """Places to inject a scenario's faults."""
-
     engine: FaultyProvider
     server: KillableServer
     agents: AgentSeam
@@ -62,7 +56,6 @@ class Seams:
             await self.engine_servers.kill()
 
     async def start_engine(self) -> None:
-        """Bring the engine back."""
         if self.engine_servers is None:
             self.engine.revive()
         else:

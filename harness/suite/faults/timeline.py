@@ -20,8 +20,6 @@ class TurnBegan(NamedTuple):
 
 
 class TokensSampled(NamedTuple):
-    """A turn has sampled `tokens` tokens."""
-
     session: int
     turn: int
     tokens: int
@@ -37,8 +35,6 @@ Event = TurnBegan | TokensSampled | TimePassed
 
 
 class Due(NamedTuple):
-    """A fault that is due now."""
-
     position: int
     """The fault's position in the scenario."""
     session: int | None = None

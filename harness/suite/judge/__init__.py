@@ -1,4 +1,1 @@
-"""Judge a run: rewards, verdicts, token accounts. May use record and scenarios.
-
-Start with `verdicts.py` and `accounting.py`.
-"""
+"""Judge a run: rewards, verdicts, token accounts. Start with `verdicts.py` and `accounting.py`."""

@@ -34,10 +34,7 @@ def account_run(database: Path, final: Sequence[RolloutRecord], samples: Iterabl
 
 
 def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
-    """Return the run's ledger, regardless of samples. Raises `LedgerImbalance`.
-
-    Read `final` first: sessions of rollouts that end later then count as `interrupted`.
-    """
+    """Return the run's ledger. Raises `LedgerImbalance`. Read `final` first: later sessions count as `interrupted`."""
     generated = count_tokens(database)
     undelivered = []
     for record in final:

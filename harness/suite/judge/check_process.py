@@ -18,7 +18,6 @@ from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")
 _MAX_ANSWER = 1 << 20
-"""Bytes of an answer."""
 _MAX_ERROR = 500
 _MAX_SHOWN = 60
 _END_TIMEOUT_S = 2.0  # a child that left the process group may hold a pipe open forever
@@ -48,10 +47,7 @@ class CheckProcess:
         return self._transport.get_returncode() is None and not self._pipes.has_ended and not self._pipes.output
 
     async def ask(self, session: Json, result: Json | None, metadata: Json) -> Any:
-        """Return the answer for a session. Raises `ScenarioError`.
-
-        After an error or cancellation the caller must `close`: the process may still answer.
-        """
+        """Return the answer for a session. Raises `ScenarioError`; then the caller must `close` the process."""
         question = {"id": secrets.token_hex(8), "session": session, "result": result, "metadata": metadata}
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))  # uvloop's type is wrong
         pipe.write(json.dumps(question).encode() + b"\n")

@@ -25,8 +25,6 @@ class Interval(NamedTuple):
 
 
 class Rewarded(NamedTuple):
-    """A rollout with a reward."""
-
     scenario: str
     group: int
     number: int
@@ -66,7 +64,6 @@ class PromptRewards:
 
     @property
     def passed(self) -> int:
-        """Number of samples that pass."""
         return sum(reward >= PASSING for reward in self.rewards.values())
 
     def to_json(self) -> Json:

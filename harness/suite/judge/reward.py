@@ -12,7 +12,6 @@ import asyncio
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from harness.errors import ScenarioError
@@ -21,13 +20,10 @@ from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
 
 MAX_REASON = 2_000
-"""Characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Result of a check."""
-
     reward: float | None = None
     """None without a check or after a failure."""
     details: Json = field(default_factory=dict)
@@ -52,9 +48,7 @@ class StandingCheck:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end_process()
 
     async def score(self, session: Json, result: Json | None, metadata: Json) -> Score:

@@ -15,8 +15,6 @@ _ENDED_BY_ITSELF = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 
 class Verdict(NamedTuple):
-    """Result of a check."""
-
     check: str
     expected: str
     seen: str

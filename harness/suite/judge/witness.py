@@ -23,12 +23,10 @@ class Look(NamedTuple):
     """Engine counters and ledger at one moment."""
 
     engines: Mapping[str, EngineCount]
-    """Counters by worker name."""
     generated: int
     unknown: int
     """Upper bound of sampled but unreported tokens."""
     server_kills: int = 0
-    """Kills of the session server by faults."""
     problem: str = ""
     """Reason for missing counters, else empty."""
 
@@ -116,7 +114,6 @@ class Witness:
     """Comparison of ledger and engine counters."""
 
     heard: Sequence[TokenReading]
-    """Comparable readings."""
     unwitnessed: Sequence[Unwitnessed]
 
     @classmethod

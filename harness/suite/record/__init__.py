@@ -1,4 +1,1 @@
-"""Run directory: files, configuration, lock, database. May use scenarios, samples and the store.
-
-Start with `rundir.py`.
-"""
+"""Run directory: files, configuration, lock, database. Start with `rundir.py`."""

@@ -6,7 +6,6 @@ the ledger.
 
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -43,7 +42,7 @@ class AttachedSessions:
             self._connection.execute(_SCHEMA)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def note(self, session_id: str) -> None:

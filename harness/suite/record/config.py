@@ -1,7 +1,4 @@
-"""Configuration of a run, in `config.toml`. A run resumes only with an equal configuration.
-
-Concurrency is not part of it, because it does not change results (I10).
-"""
+"""Configuration of a run, in `config.toml`. A run resumes only with an equal one; concurrency is not in it."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,10 +55,7 @@ class Overrides(_StrictFile):
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """Override `scenario`. An engine replaces its services, workers its engine.
-
-        Raises `ScenarioError` for invalid `settings`.
-        """
+        """Override `scenario`. An engine replaces services, workers the engine. Raises `ScenarioError`."""
         if self.settings is not None:
             scenario = _set_keys(scenario, self.settings)
         if self.agent is not None:
@@ -94,8 +88,6 @@ class ScenarioEntry(_StrictFile):
 
 
 class RunConfig(_StrictFile):
-    """A `config.toml`."""
-
     schema_version: Literal[1] = 1
     suite: str
     overrides: Overrides
@@ -114,7 +106,6 @@ class RunConfig(_StrictFile):
         return validate(cls, data, source=path)
 
     def to_toml(self) -> str:
-        """Return the file's text."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def reload(self, overrides: Overrides) -> "SuiteSelection":
@@ -132,18 +123,12 @@ class RunConfig(_StrictFile):
 
 @dataclass(frozen=True, slots=True)
 class SuiteSelection:
-    """Scenarios to run, and their configuration."""
-
     folders: list[ScenarioFolder]
     config: RunConfig
 
     @classmethod
     def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides, *, trains: bool = False) -> Self:
-        """Override `folders`.
-
-        Raises `ScenarioError` for scenarios that a shared server cannot run, and unless a run that `trains` has one
-        scenario, with `[train]`.
-        """
+        """Override `folders`. Raises `ScenarioError` if a shared server, or a run that `trains`, cannot take them."""
         if overrides.server is not None:
             _require_no_engine(overrides.settings or (), folders)
         if trains and (len(folders) != 1 or folders[0].scenario.train is None):

@@ -1,7 +1,4 @@
-"""`lock.json`: versions of a run's programs, and digests of model, tokenizer and template.
-
-Only the digests must match on resume: samples must not mix two models.
-"""
+"""`lock.json`: versions of programs, and digests of model, tokenizer and template. A resume needs equal digests."""
 
 import json
 import platform

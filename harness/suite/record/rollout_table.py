@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, overload
 
 import msgspec
@@ -240,7 +239,7 @@ class RolloutLog:
             self._connection.execute("PRAGMA synchronous = NORMAL")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def begin(self, number: int, session_id: str) -> None:

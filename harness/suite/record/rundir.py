@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures, make_way
+from harness.machine.disk import disk_failures
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -48,10 +48,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Self:
-        """Create a new run's directory. Raises `RunError` when it is not empty.
-
-        Reuses what an unfinished `create` left.
-        """
+        """Create a new run's directory, or finish an unfinished `create`. Raises `RunError` when it is not empty."""
         directory = cls(path)
         taken = RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
         with disk_failures(path):
@@ -138,12 +135,7 @@ class RunDirectory:
             raise RunError(f"{self.result}: expected the report of a run, got something else: {error!r}") from error
 
     def workdir(self, number: int) -> Path:
-        """Return the working directory of rollout `number`."""
         return self.sessions / str(number)
-
-    def clear_workdir(self, number: int) -> None:
-        """Remove what an earlier process left of rollout `number`."""
-        make_way(self.workdir(number))
 
     def trial(self, number: int) -> Path:
         """Return the folder of what a task's sandbox shows, beside the agent's directory."""

@@ -1,4 +1,1 @@
-"""Run a suite: services, rollouts, weight updates, interrupts, report.
-
-May use scenarios, record, judge and faults. Start with `runner.py`.
-"""
+"""Run a suite: services, rollouts, weight updates, interrupts, report. Start with `runner.py`."""

@@ -165,11 +165,7 @@ async def attach(
     say: Callable[[str], None],
     deadlines: Deadlines | None = None,
 ) -> AsyncIterator[AttachedServices]:
-    """Yield the server as services; counts go to `database`.
-
-    Raises `SessionServerError` when it cannot be reached, `ScenarioError` when it is not a session server, rejects the
-    token, or lacks the repeat guard.
-    """
+    """Yield the server as services; counts go to `database`. Raises `SessionServerError` or `ScenarioError`."""
     address = SessionServerAddress(choice.url, admin_token)
     deadlines = deadlines or Deadlines()
     with AttachedSessions(database) as sessions:

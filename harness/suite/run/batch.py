@@ -1,7 +1,4 @@
-"""Run, score and record one scenario's rollouts, a bounded number at a time.
-
-Order and concurrency never change a rollout's result (I10).
-"""
+"""Run, score and record one scenario's rollouts, some at a time. Order never changes a result (I10)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ from uuid import uuid4
 import msgspec
 
 from harness.errors import Cause, EngineUnavailable, HarnessError, SandboxFailed, ScenarioError, StoreFull
-from harness.machine.disk import disk_full
+from harness.machine.disk import disk_full, make_way
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.client.session_server import SessionSummary
 from harness.rollouts.manager import SessionManager, rollout_without_session
@@ -64,7 +61,6 @@ class RolloutBatch:
     progress: Progress
     interrupts: Interrupts
     faults: FaultInjector | None = None
-    """Injector of faults; None without faults."""
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
     audit: RunAudit | None = None
@@ -74,10 +70,7 @@ class RolloutBatch:
     """True if final rollouts, too, begin with their records."""
 
     async def run(self, rollouts: ScenarioPlan, *, width: int) -> None:
-        """Run `rollouts` in order, `width` at a time, until done or interrupted.
-
-        Raises `StoreError` when a record cannot be stored, and cancels the other rollouts.
-        """
+        """Run `rollouts` in order, `width` at a time, until interrupted. Raises `StoreError`, cancelling the others."""
         # One iterator for all workers keeps the order.
         waiting = iter(rollouts)
 
@@ -94,7 +87,7 @@ class RolloutBatch:
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
         prompt = await asyncio.to_thread(planned.read_prompt)
-        await asyncio.to_thread(self.directory.clear_workdir, planned.number)
+        await asyncio.to_thread(make_way, self.directory.workdir(planned.number))
         trial = self._trial(planned, prompt)
         task = planned.task(self.agent, prompt, self.directory.workdir(planned.number), self.services.model)
         start = await self.services.start_of_server()

@@ -33,10 +33,7 @@ class FailedOnly:
         return cls(causes)
 
     def find(self, directory: RunDirectory) -> frozenset[int]:
-        """Return the numbers of these rollouts in a run.
-
-        Raises `RunError` for an unknown cause, and while the run is executing.
-        """
+        """Return the numbers of these rollouts in a run. Raises `RunError` for an unknown cause, or a run at work."""
         with directory.occupy():
             records = read_rollouts(directory.database) if directory.database.is_file() else {}
         return self.choose(records)

@@ -79,10 +79,7 @@ class Interrupts:
                 raise
 
     async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
-        """Run `work`; the first request calls `drain`, the second cancels `work`.
-
-        Returns normally even if `work` was cancelled; check `is_requested`.
-        """
+        """Run `work`. The first request calls `drain`, the second cancels `work`, and this still returns normally."""
 
         async def watch() -> None:
             await self.first.wait()

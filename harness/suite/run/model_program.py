@@ -30,10 +30,7 @@ _LAST_WORDS = 500  # characters of what a program said that are worth a reader's
 
 
 async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S) -> Path:
-    """Return the model's folder, cached by seed and the content of the scenario's files.
-
-    Raises `ModelError` when the program fails, is late, or leaves no model.
-    """
+    """Return the model's folder, cached by seed and the scenario's files. Raises `ModelError` without a model."""
     recipe = await asyncio.to_thread(_recipe, program, seed)
     name = f"{program.parent.name}-{recipe['digest'][:16]}-{seed}"
     target = cache_directory() / "made" / name

@@ -12,17 +12,12 @@ from harness.suite.scenarios.folder import find_scenarios
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run ready to execute."""
-
     selection: SuiteSelection
     directory: RunDirectory
 
 
 def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
-    """Begin a run of `suite` in `out`.
-
-    Raises `RunError` when `out` is taken, `ScenarioError` for a wrong suite.
-    """
+    """Begin a run of `suite` in `out`. Raises `RunError` when `out` is taken, `ScenarioError` for a wrong suite."""
     try:
         selection = select(suite, overrides, trains=trains)
     except NothingSelected:

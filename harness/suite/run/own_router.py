@@ -22,10 +22,7 @@ _LOOK_EVERY_S = 0.1
 async def open_router(
     urls: Sequence[str], chat_tokenizer: ChatTokenizer, settings: ServerSettings, say: Callable[[str], None]
 ) -> AsyncIterator[Routed]:
-    """Yield a router, with its own gateway, in front of `urls`. The caller serves sessions from its pool.
-
-    Raises `LaneError` or `ModelError` when the gateway cannot start.
-    """
+    """Yield a router, with its own gateway, for `urls`. Raises `LaneError` or `ModelError` when it cannot start."""
     loop = asyncio.get_running_loop()
 
     def say_from_thread(text: str) -> None:

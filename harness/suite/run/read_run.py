@@ -20,8 +20,6 @@ from harness.suite.run.token_readings import read_token_readings
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Contents of a run directory."""
-
     path: Path
     status: RunStatus | None
     """None for a run that is executing, stopped or killed."""
@@ -39,7 +37,6 @@ class RecordedRun:
 
     @property
     def outcomes(self) -> Mapping[OutcomeKind, int]:
-        """Rollouts per outcome."""
         return Counter(rollout.outcome for rollout in self.rollouts)
 
     def _repr_html_(self) -> str:

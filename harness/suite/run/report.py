@@ -19,8 +19,6 @@ from harness.types import Json
 
 
 class RunStatus(StrEnum):
-    """Final status of a run."""
-
     PASSED = "passed"
     CHECKS_FAILED = "checks_failed"
     INTERRUPTED = "interrupted"
@@ -39,8 +37,6 @@ EXIT_OF_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ScenarioReport:
-    """Results of one scenario."""
-
     name: str
     planned: int
     records: Sequence[RolloutRecord]
@@ -87,7 +83,6 @@ class ScenarioReport:
 
     @property
     def repeat_terminated_turns(self) -> int:
-        """Turns that the engine's repeat guard ended."""
         return sum(record.session.repeat_terminated_turns for record in self.records)
 
     @property
@@ -170,8 +165,6 @@ class ScenarioReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Results of a run."""
-
     directory: Path
     status: RunStatus
     scenarios: Sequence[ScenarioReport]
@@ -179,7 +172,6 @@ class RunReport:
     """Sum over all sessions, including abandoned attempts."""
     witness: Witness
     samples: int
-    """Number of exported samples."""
     has_parquet: bool
     seconds: float
     audit: Json | None = None
@@ -241,7 +233,6 @@ def audit_figures(audit: Json | None) -> Json:
 
 
 def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:
-    """Return the run's status."""
     if not all(scenario.is_final for scenario in scenarios):
         return RunStatus.INTERRUPTED if was_interrupted else RunStatus.INFRASTRUCTURE
     holds = all(verdict.holds for scenario in scenarios for verdict in scenario.verdicts)

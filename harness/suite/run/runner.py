@@ -54,9 +54,7 @@ class SuiteRun:
     concurrency: int | None = None
     """Rollouts at a time; None uses each scenario's number."""
     admin_token: str | None = None
-    """Token of the attached server."""
     deadlines: Deadlines | None = None
-    """Deadlines for the attached server."""
     only: Collection[int] | None = None
     """Rollouts to play, even if final; None plays those that are not."""
     goes_on: bool = False
@@ -65,10 +63,7 @@ class SuiteRun:
     """Collector for spans, if any."""
 
     async def execute(self) -> RunReport:
-        """Run the rollouts in `only`, or all that are not final, and report. Raises `HarnessError`.
-
-        A stop by the user is not an error.
-        """
+        """Run the rollouts in `only`, or all not final, and report. Raises `HarnessError`, not for a user's stop."""
         began = time.monotonic()
         with self.directory.occupy(), RolloutLog(self.directory.database) as log:
             plans = plan_rollouts(self.selection.folders)
@@ -196,10 +191,7 @@ _ANSWER_S = 5.0
 async def watch_sessions(
     manager: SessionManager, address: SessionServerAddress, look: Callable[[Mapping[str, SessionSummary]], None]
 ) -> AsyncIterator[None]:
-    """Call `look` once a second with the manager's sessions, by scenario and rollout number.
-
-    An error costs only one look.
-    """
+    """Call `look` once a second with the sessions, by scenario and number. An error costs only one look."""
 
     async def keep_looking() -> None:
         async with SessionServerClient(address) as server:

@@ -47,7 +47,6 @@ class EngineChoice(NamedTuple):
     faults_of: str | None = None
     """Scenario with faults; no other runs on it."""
     lanes: tuple[LaneEngine, ...] = ()
-    """Engine servers to start."""
     workers: tuple[str, ...] = ()
     """Running engine servers, for the router."""
     has_router: bool = False
@@ -106,9 +105,7 @@ class Services(ABC):
     """A session server for rollouts."""
 
     address: SessionServerAddress
-    """URL and admin token."""
     model: str
-    """Model name for agents."""
     identity: Json
     """Identity of engine and tokenizer, for `lock.json`."""
     engines: list[str]
@@ -178,10 +175,7 @@ class OwnServices(Services):
 async def serve_engine(
     choice: EngineChoice, database: Path, say: Callable[[str], None], *, otlp_endpoint: str | None = None
 ) -> AsyncIterator[OwnServices]:
-    """Serve `choice`, with sessions in `database`.
-
-    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not start.
-    """
+    """Serve `choice`. Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` if it does not start."""
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await find_model(choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir, template_file=choice.template)

@@ -27,10 +27,7 @@ SHARED = "others use the server that it ran on"
 
 @asynccontextmanager
 async def read_engine_counts(choice: str, services: Services, directory: RunDirectory) -> AsyncIterator[None]:
-    """Record what the engines sample during the block; nothing if it raises. Raises `StoreError`.
-
-    `choice` is their name in `lock.json`.
-    """
+    """Record what the engines (`choice` in `lock.json`) sample during the block. Raises `StoreError`."""
     before = await _look(services, directory)
     yield
     patience = asyncio.get_running_loop().time() + _SETTLE_S

@@ -1,4 +1,1 @@
-"""Scenarios: file format, folders, and plan of rollouts. May use engines, models and rollouts.
-
-Start with `scenario.py`.
-"""
+"""Scenarios: file format, folders, and plan of rollouts. Start with `scenario.py`."""

@@ -1,7 +1,4 @@
-"""`[[faults]]` of a `scenario.toml`. `suite/faults` carries them out.
-
-A fault on one session happens once per session, one on everything once per run.
-"""
+"""`[[faults]]` of a `scenario.toml`. One on a session happens once per session, one on everything once."""
 
 from typing import Annotated, Literal, Self
 
@@ -47,8 +44,6 @@ _TRIGGERS = ("at_turn", "at_second", "probability")
 
 
 class Fault(BaseModel):
-    """A fault to inject."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     action: Action

@@ -1,6 +1,5 @@
 """Scenarios as folders. Loading checks all files, before any session needs them."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
+from harness.machine.cache import sha256_of
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
@@ -33,8 +33,6 @@ CHECK_FILE = "check.py"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFolder:
-    """A scenario and its files."""
-
     directory: Path
     scenario: Scenario
     instruction: str
@@ -90,7 +88,6 @@ class ScenarioFolder:
         return files_beside(self.directory, self.scenario.agent.files, f"{self.directory / SCENARIO_FILE}: agent.files")
 
     def file(self, name: str) -> Path:
-        """Return a file's absolute path."""
         return (self.directory / name).resolve()
 
     def find_template(self) -> Path | None:
@@ -102,7 +99,6 @@ class ScenarioFolder:
             raise ScenarioError(f"{self.directory / SCENARIO_FILE}: engine.template: {error.message}") from None
 
     def text_of(self, prompt: Prompt) -> str:
-        """Return a prompt's instruction."""
         return self.instruction if prompt.text is None else prompt.text
 
     def session_script(self) -> Json:
@@ -141,7 +137,7 @@ class ScenarioFolder:
             # It may import its neighbors.
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
-        return {name: _digest(path) for name, path in sorted(present.items())}
+        return {name: sha256_of(path) for name, path in sorted(present.items())}
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
@@ -165,10 +161,7 @@ def load_scenario(directory: Path) -> ScenarioFolder:
 
 
 def find_scenarios(where: str) -> list[ScenarioFolder]:
-    """Return the scenarios of a folder, a suite folder or a bundled name, sorted by folder.
-
-    Raises `NothingSelected`, or `ScenarioError` when one is wrong.
-    """
+    """Return the scenarios of a folder, suite or bundled name, sorted. Raises `NothingSelected`, `ScenarioError`."""
     directory = Path(where).expanduser()
     if directory.name == SCENARIO_FILE and directory.is_file():
         directory = directory.parent
@@ -244,11 +237,6 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
         raise ScenarioError(
             f"{source}: faults: expected sessions from 0 to {last} and not {', '.join(map(str, beyond))}"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files_below(places: Mapping[str, Path]) -> dict[str, Path]:

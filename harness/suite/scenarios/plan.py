@@ -1,7 +1,4 @@
-"""Plan the rollouts of scenarios, from scenarios and seeds alone (I10).
-
-Rollout `number` is the same in every run and resume.
-"""
+"""Plan the rollouts of scenarios from them and seeds alone (I10): a `number` is the same in every resume."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +15,6 @@ from harness.types import Json
 
 @dataclass(frozen=True, slots=True)
 class PlannedRollout:
-    """A session to run."""
-
     number: int
     """Position in the run, from 0; `index` of its samples."""
     group: int

@@ -154,8 +154,6 @@ class EngineSpec(_Strict):
 
 
 class LaneGroup(_Strict):
-    """Engine servers of one kind."""
-
     engine: Literal["sglang", "vllm", "local"]
     """`local` is the harness's engine as a server."""
     count: int = Field(default=1, ge=1, le=16)
@@ -259,8 +257,6 @@ class DataSpec(_Strict):
 
 
 class LimitsSpec(_Strict):
-    """Limits of a session."""
-
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
     tokens_per_session: int | None = Field(default=None, ge=1)
@@ -329,8 +325,6 @@ class Checks(_Strict):
 
 
 class Scenario(_Strict):
-    """A `scenario.toml`."""
-
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     description: str

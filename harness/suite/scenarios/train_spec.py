@@ -63,8 +63,6 @@ class CheckpointSpec(_StrictTable):
 
 
 class TrainSpec(_StrictTable):
-    """Training settings."""
-
     rollouts_per_step: int = Field(default=0, ge=0)
     """Multiple of `samples_per_prompt`; 0 uses the product of `batch`."""
     batch: BatchSpec | None = None

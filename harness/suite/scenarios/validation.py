@@ -17,7 +17,6 @@ WHOLE_SENTENCE = "whole_sentence"
 """Type of an error with a complete message."""
 
 _MAX_SHOWN = 60
-"""Characters shown of a wrong value."""
 
 
 def validate(model: type[_Model], data: Any, *, source: Path | str) -> _Model:

@@ -1,4 +1,1 @@
-"""Tasks in Harbor's format: read, listed as rows, built and verified. May use data and sandboxes.
-
-Start with `harbor_task.py`.
-"""
+"""Tasks in Harbor's format: read, listed as rows, built and verified. Start with `harbor_task.py`."""

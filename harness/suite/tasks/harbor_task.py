@@ -79,8 +79,6 @@ class _TaskFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task."""
-
     directory: Path
     instruction: str
     keys: _TaskFile
@@ -191,7 +189,6 @@ class TaskRows:
 
     @property
     def files(self) -> list[Path]:
-        """All files of the tasks."""
         return [path for folder in self._folders for path in sorted(folder.rglob("*")) if path.is_file()]
 
     def find(self, name: str) -> HarborTask:
@@ -199,7 +196,6 @@ class TaskRows:
         return HarborTask.load(next(folder for folder in self._folders if folder.name == name))
 
     def load(self, number: int) -> HarborTask:
-        """Load a task. Raises `ScenarioError`."""
         return HarborTask.load(self._folders[number])
 
     def __len__(self) -> int:

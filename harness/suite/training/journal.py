@@ -29,10 +29,7 @@ from harness.training.learner.learner import Learner
 
 
 class TrainingJournal:
-    """A `StepJournal` in `directory`. All methods raise `StoreError`.
-
-    `is_guarded`: every engine has proved its repeat guard.
-    """
+    """A `StepJournal` in `directory`. Methods raise `StoreError`. `is_guarded`: every engine has proved its guard."""
 
     def __init__(
         self,
@@ -55,10 +52,7 @@ class TrainingJournal:
         self._record: StepRecord | None = None
 
     def restore(self, learner: Learner) -> None:
-        """Undo what was not committed, and load the last state. Blocks.
-
-        Raises `RunError` or `LearnerError` when it is missing or damaged.
-        """
+        """Undo what was not committed, and load the last state. Blocks. Raises `RunError` or `LearnerError`."""
         steps = self._table.position.step
         self._steps.cut(steps)
         self._telemetry.cut(steps)

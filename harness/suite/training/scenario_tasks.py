@@ -27,8 +27,6 @@ GROUP_SEED = "group_seed"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioTasks:
-    """Tasks of a scenario and their rewards."""
-
     folder: ScenarioFolder
     agent: Agent
     check: StandingCheck

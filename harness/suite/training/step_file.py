@@ -23,7 +23,6 @@ class StepFile:
             self._keep_lines(file, steps)
 
     def append(self, line: bytes) -> None:
-        """Append a line durably."""
         with disk_failures(self._path), self._path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

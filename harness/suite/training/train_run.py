@@ -13,11 +13,17 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from harness.engines.connect import EngineName
 from harness.lab.lanes import LaneEngine
+from harness.machine.deadlines import to_the_end
 from harness.machine.disk import disk_failures
+from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.weights import WeightUpdater
 from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
+from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.open_run import OpenedRun
@@ -26,13 +32,45 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.checkpoints import Checkpoints
 from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.publication import WEIGHTS_SECONDS, Publication
 from harness.suite.training.report import TrainReport, read_telemetry
+from harness.suite.training.step_file import StepFile
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.learner.learner import Learner
 from harness.training.learner.scripted import ScriptedLearner
 from harness.training.step_stores import ReportStep, StepStore, report_steps
+
+WEIGHTS_SECONDS = "weights/seconds"
+"""Duration from the first byte written to the last gate opened."""
+
+
+class Publication:
+    """Publishes version n, after n steps, as safetensors. Appends to `weights.jsonl`."""
+
+    def __init__(self, services: OwnServices, checkpoints: Checkpoints, directory: RunDirectory) -> None:
+        self._services = services
+        self._updater = WeightUpdater([services.engine], [services.address])
+        self._checkpoints = checkpoints
+        self._updates = StepFile(directory.path / "weights.jsonl")
+
+    async def publish(self, learner: Learner) -> dict[str, float]:
+        """Publish the weights. Returns the figures. Raises `EngineError`, `LearnerError` or `StoreError`."""
+        began = asyncio.get_running_loop().time()
+        saving = asyncio.to_thread(self._checkpoints.save_model, learner)
+        folder = await to_the_end(saving)  # cannot stop the thread: keep the run's locks until it ends
+        async with SessionServerClient(self._services.address) as server:
+            live = len(await server.sessions())
+        async with self._updater.update(learner.step) as update:
+            await update.apply(folder)
+        await asyncio.to_thread(self._checkpoints.remove_models, but=learner.step)
+        figures = {
+            **update.report.telemetry(),
+            "weights/live_sessions": live,
+            "weights/problems": len(update.report.problems),
+            WEIGHTS_SECONDS: asyncio.get_running_loop().time() - began,
+        }
+        await asyncio.to_thread(self._updates.append, msgspec.json.encode(figures))
+        return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +88,6 @@ class TrainRun:
     stores: Sequence[StepStore] = ()
     """Stores of metrics that get the figures of each step."""
     around_learner: Callable[[Learner], Learner] | None = None
-    """Wrapper of the learner to train."""
 
     async def execute(self) -> TrainReport:
         """Train until all steps are committed or the user stops it. Raises `HarnessError`."""
@@ -175,10 +212,7 @@ async def choose_engine(folder: ScenarioFolder) -> EngineChoice:
 
 
 async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
-    """Open a learner with the weights of `choice`; a scripted one for a scripted engine.
-
-    Raises `LearnerError` when the weights cannot be loaded.
-    """
+    """Open a learner with the weights of `choice`, scripted for a scripted engine. Raises `LearnerError`."""
     if not choice.lanes and not choice.workers and EngineName.parse(choice.name).plays_script:
         return ScriptedLearner()
     model_dir = await find_model(choice)

@@ -1,11 +1,16 @@
 """Build rollout source, rules, segment maker and pipeline from `[train]`."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
-from harness.errors import ScenarioError
+from harness.errors import ScenarioError, StoreFull
+from harness.machine.disk import disk_full
 from harness.rollouts.agents.function_file import load_named
+from harness.rollouts.control.abort_report import Keep
 from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
 from harness.samples.encoders import SegmentEncoder, WholeSampleEncoder
 from harness.samples.segments import TooLong
@@ -16,17 +21,68 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
 from harness.suite.training.workdirs import Workdirs
-from harness.training.collector.groups import CreditRule, drop_zero_variance, standardize, take_rewards
+from harness.training.collector.groups import (
+    CreditRule,
+    RolloutIndex,
+    ScoredRollout,
+    drop_zero_variance,
+    standardize,
+    take_rewards,
+)
 from harness.training.collector.pipeline import Normalizer, StepPipeline
 from harness.training.collector.record.step_table import StepTable
+from harness.training.collector.rollout_source import RolloutSource
 from harness.training.collector.sampling_scale import OffScale
 from harness.training.collector.segment_maker import SegmentMaker, Stale
 from harness.training.collector.session_source import SessionSource
 from harness.training.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.training.learner.learner import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRollouts:
+    """Source that stores what `source` scored before its step has it, so that a killed run does not replay it."""
+
+    source: RolloutSource
+    table: StepTable
+    database: Path
+    workdirs: Workdirs
+    _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
+
+    async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
+        """See `RolloutSource`. Raises `StoreFull` for a turn, `StoreError` for a rollout that could not be stored."""
+        if resumes is None and (kept := await self._find(index)) is not None:
+            return kept
+        scored = await self.source.run(index, resumes)
+        if scored.rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
+            raise disk_full(self.database)
+        if scored.reward is not None:
+            await asyncio.to_thread(self.table.keep, scored)
+        return scored
+
+    async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
+        for index in running.keys() & self._sought:
+            running[index].cancel()  # it has no session
+        await self.source.end(running, keep)
+
+    async def give_back(self, session_id: str) -> None:
+        await self.source.give_back(session_id)
+
+    async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
+
+        def find() -> ScoredRollout | None:
+            kept = self.table.recall(index)
+            if kept is None:
+                self.workdirs.clear(index)
+            return kept
+
+        self._sought.add(index)
+        try:
+            return await asyncio.to_thread(find)
+        finally:
+            self._sought.remove(index)
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
@@ -79,10 +135,7 @@ async def open_pipeline(
     journal: TrainingJournal,
     last_step: int,
 ) -> AsyncIterator[tuple[StepPipeline, ScenarioTasks]]:
-    """Yield the pipeline and its tasks. It begins nothing after `last_step`.
-
-    Raises `AgentError` or `ScenarioError` when the agent cannot be prepared.
-    """
+    """Yield the pipeline and its tasks, up to `last_step`. Raises `AgentError` or `ScenarioError` for the agent."""
     scenario, check = folder.scenario, folder.check
     assert check is not None, "a scenario with [train] has a check"
     async with AsyncExitStack() as stack:

@@ -16,7 +16,6 @@ class Workdirs:
     path: Path
 
     def of(self, index: RolloutIndex) -> Path:
-        """Return a rollout's directory."""
         group = index.group
         return self.path / str(group.step) / f"{group.number}-{index.member}-{index.attempt}"
 

@@ -14,7 +14,6 @@ from harness.types import Message
 class LiveText:
     def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
         self.tell = tell
-        """Callback for new text."""
         self._stream: OutputStream | None = None
         self._came: list[int] = []
         self._read = 0

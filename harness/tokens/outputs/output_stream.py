@@ -12,12 +12,7 @@ from harness.tokens.parsing import CallReader, Delta, ParsedOutput, Piece
 
 
 class OutputStream:
-    """Reader of one output.
-
-    Args:
-        silent_ids: Ids that are no content at the end of an output.
-        stop_ids: Further ids that wait because they may end the output.
-    """
+    """Reader of one output. `silent_ids` are no content at its end; `stop_ids` wait because they may end it."""
 
     def __init__(
         self,

@@ -53,7 +53,6 @@ class ReasoningSplit:
                 return Split(rest=[piece])
 
     def end(self) -> Split:
-        """Return the rest."""
         if self._place is _MarkerPlace.INSIDE:  # only line breaks wait, which are dropped
             return Split()
         if self._place is _MarkerPlace.DRAFT and not self._waiting[0].is_marker:

@@ -1,7 +1,4 @@
-"""Tool calls in an unknown syntax, which are recognized and not read.
-
-An answer with one is malformed content. It is never read in the syntax of another family.
-"""
+"""Tool calls in an unknown syntax, recognized and not read: an answer with one is malformed content."""
 
 from collections.abc import Sequence
 

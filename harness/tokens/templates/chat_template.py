@@ -81,10 +81,7 @@ class ChatTemplateTokenizer:
 
     @classmethod
     def load(cls, directory: Path, *, template_file: Path | None = None) -> Self:
-        """Load a HuggingFace folder. `template_file` replaces its template.
-
-        Raises `TokenizerError` if a part is missing or unusable.
-        """
+        """Load a HuggingFace folder. `template_file` replaces its template. Raises `TokenizerError`."""
         return cls(Tokenizer.load(directory), JinjaTemplate.load(directory, template_file))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:

@@ -48,10 +48,7 @@ class JinjaTemplate:
 
     @classmethod
     def load(cls, directory: Path, template_file: Path | None = None) -> Self:
-        """Load the template of a HuggingFace folder as `AutoTokenizer` does. `template_file` replaces it.
-
-        Raises `TokenizerError` if there is none or it does not compile.
-        """
+        """Load the template of a HuggingFace folder, or `template_file`. Raises `TokenizerError`."""
         config = read_json(directory / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # where older folders name special tokens
             config |= read_json(directory / "special_tokens_map.json")

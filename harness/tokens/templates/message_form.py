@@ -30,8 +30,6 @@ _ARGUMENTS = ((True, _TEXT_ARGUMENTS), (False, '"zebra": "<1>"'), (False, "<1>")
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """Form in which a template gets messages."""
-
     arguments_as_text: bool = True
     """True for the sampled JSON text, False for the object."""
     no_content_beside_calls: bool = False
@@ -46,7 +44,6 @@ class MessageForm:
 
     @classmethod
     def of(cls, template: JinjaTemplate) -> Self:
-        """Return the form that `template` understands."""
         developer = not _shows(template, [{"role": "developer", "content": _NEEDLE}, _USER], (), _NEEDLE)
         tools = _shows(template, [_USER], [_TOOL], _NEEDLE)
         late = frozenset(role for role in _INSTRUCTING if _shows_late(template, "system" if developer else role))

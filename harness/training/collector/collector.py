@@ -14,7 +14,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from harness.errors import StepError
@@ -38,16 +37,11 @@ class Collector:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await to_the_end(self._leave())  # leftovers would burden all clients of the server
 
     def begin(self, step: int, *, is_last: bool = False) -> "StepCollection":
-        """Begin `step`. If it `is_last`, keep nothing for a next step.
-
-        Raises `StepError` while the step before is not over.
-        """
+        """Begin `step`. If it `is_last`, keep nothing for a next one. Raises `StepError` during the step before."""
         if self._current is not None and not self._current.is_over:
             raise StepError(
                 f"step {step} cannot begin: step {self._current.step} is not over; await its end, or close it"
@@ -74,10 +68,7 @@ class Collector:
 
 
 class StepCollection:
-    """Collection of `step` in its own task, from construction on.
-
-    Begins with `inherited` groups; `keeps` leaves over-sampled groups to the next step.
-    """
+    """Task that collects `step`. Begins with `inherited` groups; `keeps` leaves surplus groups to the next step."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Groups: rollouts by their position in training, and the rules for a whole group. Pure.
-
-A rule filters a group, or computes its advantages.
-"""
+"""Groups: rollouts by position in training, and rules that filter a group or compute its advantages. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,8 +50,6 @@ class RolloutIndex:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """An ended rollout with its reward."""
-
     index: RolloutIndex
     rollout: Rollout
     reward: float | None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from harness.errors import StepError
@@ -120,11 +119,9 @@ class StepPipeline:
         await self._collector.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
-            await self._collector.__aexit__(kind, error, trace)
+            await self._collector.__aexit__()
         finally:
             self._thread.shutdown(wait=False)  # idle by now
 
@@ -170,7 +167,11 @@ class StepPipeline:
             forward_s=sum(end - start for start, end in flow.learned),
             finish_s=ended - finishing,
             pack_waits_s=flow.pack_waits_s,
-            overlap_s=sum(_overlap(learned, each) for learned in flow.learned for each in generating),
+            overlap_s=sum(
+                max(0.0, min(end, until) - max(start, since))
+                for start, end in flow.learned
+                for since, until in generating
+            ),
         )
         return TrainedStep(packed, report, times)
 
@@ -278,7 +279,3 @@ class _StepFlow:
         self.learned.append((began_at, time.monotonic()))
         names = tuple(self._names[number] for number in pack.numbers)
         self.packs.append(PackFacts(digest, len(pack), int(pack.loss_mask.sum()), names))
-
-
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

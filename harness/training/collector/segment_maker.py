@@ -1,7 +1,4 @@
-"""Segment maker: from a rollout to segments, accounting for every token. Pure.
-
-Accounts of a rollout sum to the trained and masked tokens of its session's ledger.
-"""
+"""Segment maker: from a rollout to segments. Pure. Accounts sum to the trained and masked tokens of its ledger."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -50,8 +50,6 @@ class SettledRollout:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGroup:
-    """A whole group of a step."""
-
     index: GroupIndex
     rollouts: tuple[ScoredRollout, ...]
     """To train, by member."""
@@ -77,8 +75,6 @@ class CarriedGroup:
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
-    """Complete step on one rank."""
-
     step: int
     groups: tuple[GroupIndex, ...]
     """In hand-over order."""

@@ -22,8 +22,6 @@ from harness.training.collector.step_rules import Order, StepRules, dispose
 
 @dataclass(frozen=True, slots=True)
 class DueRollout:
-    """A rollout to begin."""
-
     index: RolloutIndex
     resumes: str | None
     """Session to continue."""
@@ -31,8 +29,6 @@ class DueRollout:
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """A rollout that no longer runs."""
-
     index: RolloutIndex
     scored: ScoredRollout | None
     """None if cancelled or left behind."""

@@ -18,10 +18,7 @@ from harness.training.collector.step_outcome import Disposition
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Exact number of rollouts per step, over all ranks, in whole groups.
-
-    Raises `StepError` for values below 1 or a partial group.
-    """
+    """Exact number of rollouts per step, over all ranks, in whole groups. Raises `StepError` for impossible ones."""
 
     rollouts_per_step: int
     group_size: int = 1

@@ -1,4 +1,1 @@
-"""Learners: packs in, one weight update per step out.
-
-May use `samples`, `types` and `errors`. Start with `learner.py`.
-"""
+"""Learners: packs in, one weight update per step out. Start with `learner.py`."""

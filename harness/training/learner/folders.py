@@ -11,10 +11,7 @@ from harness.errors import LearnerError
 
 @contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder. If the block succeeds, sync it and rename it to `folder`.
-
-    Raises `LearnerError` if `folder` exists or cannot be written.
-    """
+    """Yield an empty folder. If the block succeeds, sync it and rename it to `folder`. Raises `LearnerError`."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if folder.exists():
         raise LearnerError(f"{folder} exists already; name a new folder, or remove it")

@@ -1,7 +1,4 @@
-"""Gradients of a step, summed over packs and ranks in flat buckets.
-
-Ranks sync once per step, with one all-reduce per bucket.
-"""
+"""Gradients of a step, in flat buckets, summed over packs. Ranks sync once per step, bucket by bucket."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +14,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Gradients:
-    """Gradients of `parameters`, equal on all ranks, and `numbers` numbers.
-
-    Raises `LearnerError` for mixed dtypes or half precision.
-    """
+    """Gradients of `parameters` and `numbers`, equal on all ranks. Raises `LearnerError` for unsupported dtypes."""
 
     def __init__(self, parameters: Sequence[Tensor], numbers: int, bucket_bytes: int = BUCKET_BYTES) -> None:
         # Gradients are sums over many tokens: half precision would lose the small ones.
@@ -63,7 +57,6 @@ class Gradients:
         return float(torch.stack([torch.linalg.vector_norm(bucket) for bucket in self._buckets]).norm())
 
     def clear(self) -> None:
-        """Set all to zero."""
         for bucket in self._buckets:
             bucket.zero_()
 

@@ -64,8 +64,6 @@ class StepReport:
 # The normalizer (trained tokens, sequences or rollouts of all ranks) is known only when the last rollout ends. So a
 # learner sums gradients, and scales them once, before clipping and the update.
 class Learner(Protocol):
-    """Trains a model on packs."""
-
     @property
     def step(self) -> int:
         """Finished steps, restored by `load_state`."""
@@ -89,10 +87,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write a model folder for engines (safetensors), on one rank.
-
-        `folder` must be new, and appears only when complete. Raises `LearnerError`.
-        """
+        """Write a model folder for engines (safetensors), on one rank; new, and complete. Raises `LearnerError`."""
         ...
 
     def save_state(self, folder: Path) -> None:
@@ -100,8 +95,5 @@ class Learner(Protocol):
         ...
 
     def load_state(self, folder: Path) -> None:
-        """Continue from `save_state` with identical numbers, on every rank.
-
-        Raises `LearnerError`, with no change, for an incompatible state.
-        """
+        """Continue from `save_state` with identical numbers, on every rank. Raises `LearnerError`, with no change."""
         ...

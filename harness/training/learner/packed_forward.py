@@ -30,10 +30,7 @@ _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, tor
 
 
 def prepare(model: Any) -> None:
-    """Set this attention on a causal transformers `model`, and turn dropout off.
-
-    Raises `LearnerError` if logprobs of a pack differ from those of its segments alone.
-    """
+    """Set this attention on a causal `model`, without dropout. Raises `LearnerError` if packs change logprobs."""
     size = int(model.config.get_text_config().vocab_size)
     # Everything but attention works on single tokens in a decoder. A model with state between tokens would let segments
     # see each other.

@@ -1,7 +1,4 @@
-"""Scripted learner: no model, no torch.
-
-Its weights are a digest of all packs and steps so far, in order.
-"""
+"""Scripted learner: no model, no torch. Its weights are a digest of all packs and steps so far, in order."""
 
 import json
 import time
@@ -37,7 +34,6 @@ class ScriptedLearner:
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        """Note the digest."""
         self._sleep(self._seconds_per_pack)
         self.packs.append(pack.digest())
         sums = LossSums(trained_tokens=float(pack.loss_mask.sum()))

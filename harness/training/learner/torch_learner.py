@@ -1,7 +1,4 @@
-"""Reference learner: a causal transformers model with AdamW, written to be read.
-
-Each rank has the whole model. Sharding, activation checkpointing and optimizer offloading are out of scope.
-"""
+"""Reference learner: a causal transformers model with AdamW, written to be read. Each rank has all of it."""
 
 import math
 import os
@@ -98,10 +95,7 @@ class TorchLearner:
         autocast: torch.dtype | None = None,
         threads: int | None = None,
     ) -> Self:
-        """Load the model in `folder` as float32. Raises `LearnerError`.
-
-        `threads`: of torch, in this process.
-        """
+        """Load the model in `folder` as float32. Raises `LearnerError`. `threads`: of torch, in this process."""
         # Leave one core to the event loop and the engine: threads that wait for each other lose to any other process.
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
         logging.disable_progress_bar()
@@ -144,7 +138,6 @@ class TorchLearner:
         return StepReport(self._step, int(packs), LossSums(*sums), normalizer, norm, learning_rate)
 
     def discard_step(self) -> None:
-        """Zero the gradient."""
         self._gradients.clear()
         self._packs, self._sums = 0, LossSums()
 

@@ -1,4 +1,1 @@
-"""Exports of a run for other programs: metric stores and OpenTelemetry.
-
-Uses the viewer's report and views. Start with `export.py`.
-"""
+"""Exports of a run for metric stores and OpenTelemetry. Start with `export.py`."""

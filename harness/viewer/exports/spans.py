@@ -1,7 +1,4 @@
-"""OpenTelemetry spans from a run's record, equal to those that its session server sends while serving.
-
-The record also has the rollout's outcome and reward, which the server lacks.
-"""
+"""OpenTelemetry spans from a run's record: those of its session server, with the rollout's outcome and reward."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,10 +16,7 @@ SPANS_FILE = "traces.jsonl"
 
 
 def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
-    """Write one OTLP request per session and line to `SPANS_FILE`. Return the number of spans.
-
-    Missing parts become sentences in `missing`. Raises as `look_at`.
-    """
+    """Write an OTLP request per session to `SPANS_FILE`. Return the number of spans. Raises as `look_at`."""
     view = look_at(run)
     missing += view.missing
     count = 0

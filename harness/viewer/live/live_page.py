@@ -71,7 +71,6 @@ class LivePage:
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
 
@@ -92,8 +91,6 @@ class LivePage:
 
 
 class RunningPage(NamedTuple):
-    """A running live page."""
-
     url: str
     """Address of the page, with its secret."""
     hang_up: Callable[[], None]
@@ -129,10 +126,7 @@ async def serve_live(
 async def serve_live_until_told(
     address: SessionServerAddress, tokenizer: Path | None, *, port: int, started: Callable[[str], None]
 ) -> None:
-    """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address.
-
-    A second signal ends answers in progress.
-    """
+    """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address. A second signal is abrupt."""
     stop = asyncio.Event()
     async with serve_live(address, tokenizer, port=port) as page:
 

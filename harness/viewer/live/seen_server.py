@@ -30,8 +30,6 @@ class _Timed(NamedTuple):
 
 
 class SeenSession:
-    """A session of the list."""
-
     def __init__(self, summary: SessionSummary, place: int) -> None:
         self.summary = summary
         self.rate: float | None = None
@@ -93,8 +91,6 @@ class SeenSession:
 
 
 class SeenServer:
-    """Observations of one server."""
-
     def __init__(self) -> None:
         self.version = 0
         self.now = 0.0
@@ -108,7 +104,6 @@ class SeenServer:
         self._places = 0
 
     def session(self, session_id: str) -> SeenSession | None:
-        """Return the session with that id, or None."""
         return self._sessions.get(session_id)
 
     def take_list(self, listed: SessionList, rates: Mapping[str, float] = {}) -> None:

@@ -1,4 +1,1 @@
-"""The page of a run or server: markup, style, script, and the data that the script reads.
-
-Uses the viewer's views. Start with `run_page.py`.
-"""
+"""The page of a run or server: markup, style, script, and its data, from views. Start with `run_page.py`."""

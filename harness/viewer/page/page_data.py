@@ -103,7 +103,6 @@ def session_data(session: SessionView, tokenizer: Tokenizer | None, table: Token
 
 
 def session_facts(session: SessionView) -> Json:
-    """Return the state of a session."""
     return {
         "id": session.session_id,
         "phase": session.phase,
@@ -122,7 +121,6 @@ def _left(session: SessionView) -> str:
 
 
 def ledger_text(ledger: Json) -> str:
-    """Return a ledger in words."""
     return ledger_words(msgspec.convert(ledger, Ledger))
 
 

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,7 @@ from shlex import join
 from typing import NamedTuple
 
 from harness.errors import RunError
-from harness.machine.disk import replacing
+from harness.machine.disk import begins_with, replacing
 from harness.suite.run.audited import verdicts_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
@@ -63,7 +62,7 @@ def write_page(path: Path, *sides: Side, pairs: Sequence[tuple[SessionLine, Sess
     `path` cannot be written, holds something other than a page, or would be longer than a browser can open. `path`
     never holds a partial page.
     """
-    if path.is_dir() or (path.exists() and not _is_page(path)):
+    if path.is_dir() or (path.exists() and not begins_with(path, _BEGINNING)):
         raise RunError(f"expected a place for the page, found something else at {path}: name another file with --out")
     size = 0
     try:
@@ -183,13 +182,6 @@ def _head(script: str, admitted: str) -> str:
 
 def _foot(script: str) -> str:
     return f"<script>{script}</script>\n</body></html>\n"
-
-
-def _is_page(path: Path) -> bool:
-    # A store or source that was named by mistake is not overwritten.
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(len(_BEGINNING)) == _BEGINNING.encode()
-    return False
 
 
 def _data(name: str, value: object) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.cli import options
 from harness.cli.options import ServerOptions, takes_server_options
-from harness.cli.servers.shards import serve_shards
+from harness.cli.servers.serve import serve_shards
 from harness.errors import ScenarioError
 from tests.harness_command import harness
 

@@ -12,7 +12,7 @@ from harness.errors import StoreFull
 from harness.rollouts.control.abort_report import Keep
 from harness.server.store.memory import MemoryStore
 from harness.sessions.session import Session
-from harness.suite.training.kept_rollouts import KeptRollouts
+from harness.suite.training.training_pipeline import KeptRollouts
 from harness.suite.training.workdirs import Workdirs
 from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_table import StepTable

@@ -1,4 +1,1 @@
-"""OpenTelemetry spans of sessions.
-
-Start with `tracer.py`, which offers them to `sender.py`.
-"""
+"""OpenTelemetry spans of sessions. Start with `tracer.py`, which offers them to `sender.py`."""

@@ -35,10 +35,7 @@ def check_collector(endpoint: str) -> None:
 
 
 def traces_url(endpoint: str) -> str:
-    """Return the traces URL, appending `/v1/traces` if missing.
-
-    Raises `ScenarioError` for a bad address or one with a secret.
-    """
+    """Return the traces URL, appending `/v1/traces` if missing. Raises `ScenarioError` for bad or secret addresses."""
     try:
         parts = urlsplit(endpoint)
         has_host = bool(parts.hostname) and parts.port != 0

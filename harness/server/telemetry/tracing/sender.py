@@ -122,10 +122,7 @@ class SpanSender:
 
 
 class _CountingExporter(SpanExporter):
-    """The SDK's exporter, with counters and a log of our own.
-
-    The lock has each span counted once, though a request may outlast the end.
-    """
+    """The SDK's exporter with counters and a log of our own. The lock counts each span once, even a late one."""
 
     sdk_log = logging.getLogger(OTLPSpanExporter.__module__)
 

@@ -27,7 +27,6 @@ class SessionTracer:
         self._closed: WeakSet[Session] = WeakSet()
 
     def tell_turn(self, session: Session, turn: Turn) -> None:
-        """Report a recorded turn."""
         self.sender.offer(TracedTurn.of(session.session_id, turn))
         if session in self._closed:  # the engine returned it late
             self.tell_session(session)
@@ -35,7 +34,6 @@ class SessionTracer:
             self._going_on.add(session.session_id)
 
     def tell_session(self, held: Session | SessionStub) -> None:
-        """Report a closed session."""
         if isinstance(held, Session):
             self._closed.add(held)
         self._offer(held)

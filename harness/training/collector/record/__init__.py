@@ -1,4 +1,1 @@
-"""Record of steps: database tables, ledgers and telemetry.
-
-May use `sessions`, `store` and the values of `collector`. Start with `step_table.py`.
-"""
+"""Record of steps: tables, ledgers and telemetry. Start with `step_table.py`."""

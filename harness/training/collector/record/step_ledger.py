@@ -54,10 +54,7 @@ def book_step(packed: PackedStep) -> Ledger:
 
 
 def book_rollout(ledger: Ledger, samples: Iterable[SegmentedSample], of: str) -> Ledger:
-    """Return the ledger of a trained rollout, from its session's.
-
-    Raises `LedgerImbalance` unless the samples hold what the session delivered.
-    """
+    """Return the ledger of a trained rollout. Raises `LedgerImbalance` unless samples hold what was delivered."""
     trained = masked = 0
     dropped: Counter[str] = Counter()
     for sample in samples:
@@ -83,10 +80,7 @@ def book_dropped(ledger: Ledger, reason: str) -> Ledger:
 
 
 def account_step(rollouts: Iterable[Ledger], packed: int, of: str) -> Ledger:
-    """Return the ledger of a step from all its rollouts.
-
-    `packed` counts trained tokens in packs, without appended ones. Raises `LedgerImbalance`.
-    """
+    """Return a step's ledger; `packed` counts trained tokens, without appended ones. Raises `LedgerImbalance`."""
     # Two independent counts: session ledgers minus losses, and tokens in packs. A segment lost or packed twice shows as
     # a difference. Appended tokens were not sampled and are in neither.
     ledger = total(rollouts)
@@ -99,10 +93,7 @@ def account_step(rollouts: Iterable[Ledger], packed: int, of: str) -> Ledger:
 def step_telemetry(
     trained: TrainedStep, record: StepRecord, *, packing_length: int, is_guarded: bool = False
 ) -> dict[str, float]:
-    """Return the figures of a step.
-
-    `is_guarded`: every engine has proved that it runs the repeat guard.
-    """
+    """Return the figures of a step. `is_guarded`: every engine has proved that it runs the repeat guard."""
     packed, times, report = trained.packed, trained.times, trained.report
     collected, ledger = packed.collected, record.ledger
     ended = [each for each in collected.rollouts if each.use is not Disposition.CARRIED]

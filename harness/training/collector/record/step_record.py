@@ -57,8 +57,6 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class RecordedSegment(NamedTuple):
-    """A segment of a pack."""
-
     rollout: int
     """Position in `StepRecord.rollouts`."""
     sample: int
@@ -66,8 +64,6 @@ class RecordedSegment(NamedTuple):
 
 
 class RecordedPack(msgspec.Struct, frozen=True, kw_only=True):
-    """A pack that the learner received."""
-
     digest: str
     tokens: int
     segments: tuple[RecordedSegment, ...]
@@ -141,10 +137,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_again(record: StepRecord, rollouts: Iterable[ScoredRollout], maker: SegmentMaker) -> list[Pack]:
-    """Rebuild the packs of a step from its rollouts, with a `maker` like the run's.
-
-    Raises `StepError` if a rollout is missing or a digest differs.
-    """
+    """Rebuild the packs of a step with a `maker` like the run's. Raises `StepError` if a rollout or digest differs."""
     by_index = {scored.index: scored for scored in rollouts}
     made: dict[int, dict[int, Segment]] = {}
     packs = []

@@ -85,7 +85,6 @@ def has_steps(connection: sqlite3.Connection) -> bool:
 
 
 def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
-    """Return the columns of `index`."""
     return (*index.group, index.member, index.attempt)
 
 
@@ -112,10 +111,7 @@ def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: s
 
 
 def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_at: float) -> Ledger:
-    """Claim and count what the store has beyond the steps and `record`.
-
-    Raises `LedgerImbalance` if the store has less than a step counted.
-    """
+    """Claim and count what the store has beyond steps and `record`. Raises `LedgerImbalance` if it has less."""
     step = record.step
     carried = {each.session_id for each in record.rollouts if each.use is Disposition.CARRIED}
     since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -64,16 +63,11 @@ _ROLLOUTS = "SELECT rollout FROM step_rollouts WHERE step = ? AND rollout IS NOT
 
 
 class Position(NamedTuple):
-    """Progress of training."""
-
     step: int
-    """Next step."""
     ledger: Ledger
 
 
 class KeptStep(NamedTuple):
-    """Collected or committed step."""
-
     record: StepRecord
     rollouts: list[ScoredRollout]
 
@@ -112,21 +106,17 @@ class StepTable:
             self._resources = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:  # a thread may still work for a cancelled caller
             self._resources.close()
 
     @property
     def position(self) -> Position:
-        """Progress of the run."""
         with self._reading() as connection:
             return read_position(connection)
 
     def plan(self, step: int) -> None:
-        """Record that `step` is about to begin. Open the session store first.
-
-        A collected step cannot be planned again.
-        """
+        """Record that `step` is about to begin. Open the session store first. A step is collected only once."""
         with self._writing() as connection:
             for statement in TABLES:
                 connection.execute(statement)
@@ -152,10 +142,7 @@ class StepTable:
         return None if row is None else from_bytes(row[0])
 
     def collect(self, record: StepRecord) -> StepRecord:
-        """Record a complete step. Return the record with the store's missing tokens added.
-
-        Raises `LedgerImbalance` if the store has less than the ledger.
-        """
+        """Record a complete step and return it with the store's missing tokens. Raises `LedgerImbalance`."""
         with self._writing(durably=True) as connection:
             state, planned_at, _ = self._find(connection, record.step)
             if state != "planned":
@@ -168,10 +155,7 @@ class StepTable:
         return record
 
     def commit(self, step: int) -> Ledger:
-        """Commit `step`, whose update is durable. Return the run's ledger.
-
-        Raises `StoreError` unless it is next, collected, and its groups untrained.
-        """
+        """Commit `step`, its update durable. Return the run's ledger. Raises `StoreError` unless next and collected."""
         with self._writing(durably=True) as connection:
             position = read_position(connection)
             if step != position.step:
@@ -255,10 +239,7 @@ def read_position(connection: sqlite3.Connection) -> Position:
 
 
 def read_step(database: Path | str, step: int) -> KeptStep:
-    """Read a step without writes or locks, even while the run continues.
-
-    Raises `StoreError` if it is not collected yet or forgotten, `StepError` if damaged.
-    """
+    """Read a step without writes or locks. Raises `StoreError` if it is not there, `StepError` if damaged."""
     path = Path(database)
     with disk_failures(path), only_reading(path) as connection:
         connection.execute("BEGIN")  # one snapshot for both reads

@@ -22,10 +22,7 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917  SGLang calls it with six
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Write the cache slots of new tokens into the request table.
-
-    `out_cache_loc` holds all slots; request i gets those of positions `start_offset[i]:end_offset[i]`.
-    """
+    """Write the slots `start_offset[i]:end_offset[i]` of `out_cache_loc` into the request table, by request."""
     del pool_len
     lengths = (end_offset - start_offset).tolist()
     slots = out_cache_loc.to(req_to_token.dtype).split(lengths)

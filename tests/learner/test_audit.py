@@ -142,8 +142,8 @@ def named_in(faults: frozenset[GapCause], report: AuditReport) -> bool:
     """True if the report names all faults and no other cause; changed weights are one beside a cache that did not."""
     shares = report.attribution.shares
     assert sum(share.nats for share in shares) == pytest.approx(report.attribution.gap, rel=0.1)
-    assert len(report.verdicts) == max(1, len(report.named))
-    named = {share.cause for share in report.named}
+    assert len(report.verdicts) == max(1, len(report.attribution.named))
+    named = {share.cause for share in report.attribution.named}
     # Passes that the engine made and no record has, such as other experts at other weights, stay unexplained.
     named -= {GapCause.ENGINE} if len(faults) > 1 else set()
     return named == faults | ({GapCause.VERSION} if GapCause.CACHE in faults else set())

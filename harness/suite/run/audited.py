@@ -112,8 +112,8 @@ class RunAudit:
             weights = find_weights(self.directory)
             auditing = asyncio.to_thread(audit_sessions, self.directory.database, session_ids, weights)
             return await to_the_end(auditing)  # cannot stop the thread: two at once would share the processor
-        except HarnessError as error:  # an audit never ends a run
-            self.say(f"audit: {error.message}")
+        except (HarnessError, RuntimeError, ValueError, LookupError, MemoryError) as error:  # it never ends a run
+            self.say(f"audit: {error}")
             return None
 
 

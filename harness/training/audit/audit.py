@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
-from harness.training.audit.branches import AuditedBranch, is_replayable
+from harness.training.audit.branches import AuditedBranch
 from harness.training.audit.causes import FLOOR, Attribution, GapCause, Share
 from harness.training.audit.reference import TEMPERATURES, Reference
 from harness.types import Json
@@ -50,13 +50,9 @@ class AuditReport:
         if gap < FLOOR:
             return [f"no cause: the mean gap is {gap:.2g} nats, as rounding leaves it"]
         return [
-            f"{self._where(each)}{each.nats:.3g} of {gap:.3g} nats: {NEXT_STEPS[each.cause]}" for each in self.named
+            f"{self._where(each)}{each.nats:.3g} of {gap:.3g} nats: {NEXT_STEPS[each.cause]}"
+            for each in self.attribution.named
         ]
-
-    @property
-    def named(self) -> list[Share]:
-        """See `Attribution.named`."""
-        return self.attribution.named
 
     def _where(self, share: Share) -> str:
         """Return the cause, with the workers that have it if others do not, and the temperature."""
@@ -74,7 +70,7 @@ class AuditReport:
             "tokens": self.tokens,
             "branches": self.branches,
             **self.attribution.to_json(),
-            "named": [share.cause for share in self.named],
+            "named": [share.cause for share in self.attribution.named],
             "verdicts": self.verdicts,
             "left_out": dict(self.left_out),
             "groups": {name: list(rows) for name, rows in self.groups.items()},
@@ -171,8 +167,8 @@ def _candidates(branches: Sequence[AuditedBranch], reference: Reference) -> froz
     is_possible = {
         GapCause.VERSION: any((branch.versions != reference.trainer).any() for branch in branches),
         GapCause.CACHE: any(len({step.version for step in branch.recorded.passes}) > 1 for branch in branches),
-        GapCause.TEMPLATE: any(branch.differs for branch in branches),
-        GapCause.EXPERTS: any(is_replayable(branch.recorded.rows) for branch in branches) and reference.has_routers,
+        GapCause.TEMPLATE: any(not np.array_equal(each.recorded.ids, each.rendered.ids) for each in branches),
+        GapCause.EXPERTS: reference.has_routers and any(each.recorded.rows is not None for each in branches),
         GapCause.MASK: any(
             branch.masks is not None or any(p.filters_tokens for p in branch.params) for branch in branches
         ),

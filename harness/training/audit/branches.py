@@ -74,19 +74,13 @@ class AuditedBranch:
     masks: SampleMasks | None
     """Recorded candidates."""
 
-    @property
-    def differs(self) -> bool:
-        """True if the trainer's template renders other ids."""
-        return not np.array_equal(self.recorded.ids, self.rendered.ids)
-
     def first(self, tokens: int) -> Self:
         """Return the branch with its first `tokens` audited tokens."""
+        names = ("logprobs", "turns", "workers", "versions", "params")
+        columns: dict[str, Any] = {name: getattr(self, name)[:tokens] for name in names}
         recorded, rendered = (
-            replace(side, positions=side.positions[:tokens]) for side in (self.recorded, self.rendered)
+            replace(each, positions=each.positions[:tokens]) for each in (self.recorded, self.rendered)
         )
-        columns = {
-            name: getattr(self, name)[:tokens] for name in ("logprobs", "turns", "workers", "versions", "params")
-        }
         masks = None if self.masks is None else self.masks.part(0, tokens)
         return replace(self, recorded=recorded, rendered=rendered, masks=masks, **columns)
 
@@ -94,9 +88,8 @@ class AuditedBranch:
     def of_session(cls, session: Session, chat_tokenizer: ChatTokenizer | None) -> Iterator[Self]:
         """Return the branches of `session`, whose turns have their rows. Raises `UnknownWeightVersion`."""
         seen: set[int] = set()
-        tools = {
-            turn.notes.toolset: turn.notes.tool_definitions for turn in session.turns if turn.notes.tool_definitions
-        }
+        notes = [turn.notes for turn in session.turns if turn.notes.tool_definitions]
+        tools = {each.toolset: each.tool_definitions for each in notes}
         for branch in session.plan().delivered:
             new = {turn.index for turn in branch.kept if turn.index not in seen and _is_audited(turn)}
             if new:
@@ -154,6 +147,10 @@ def _render(
     return rendered
 
 
+def _parts(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> list[TokenIds]:
+    return [part for turn, context in zip(turns, contexts, strict=True) for part in (context, turn.output_ids)]
+
+
 def _positions(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> tuple[list[npt.NDArray[np.int64]], int]:
     """Return the positions of each turn's output, and the number of tokens."""
     found, end = [], 0
@@ -165,9 +162,7 @@ def _positions(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> tuple[lis
 
 def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[tuple[Turn, slice]]) -> BranchTokens:
     positions, _ = _positions(turns, contexts)
-    parts: list[Any] = [
-        part for turn, context in zip(turns, contexts, strict=True) for part in (context, turn.output_ids)
-    ]
+    parts = _parts(turns, contexts)
     passes: list[Pass] = []
     for turn, places in zip(turns, positions, strict=True):
         before = int(places[0]) - 1
@@ -190,23 +185,13 @@ def _rows(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> SampleRows | N
     kept = [turn.rows for turn in turns if turn.rows is not None]
     if not kept:
         return None
-    recorded, parts, lengths, start = (
-        SampleRows.of_turns(kept, turns[-1].prompt_length + turns[-1].output_ids.size),
-        [],
-        [],
-        0,
-    )
+    recorded, parts = SampleRows.of_turns(kept, turns[-1].prompt_length + turns[-1].output_ids.size), []
     for turn, context in zip(turns, contexts, strict=True):
-        output = start + turn.context_ids.size
+        output, end = turn.prompt_length, turn.prompt_length + turn.output_ids.size
         # Another text was read by other experts.
-        same = np.array_equal(context, turn.context_ids)
-        parts += [
-            recorded.between(start, output) if same else None,
-            recorded.between(output, output + turn.output_ids.size),
-        ]
-        lengths += [context.size, turn.output_ids.size]
-        start = output + turn.output_ids.size
-    return SampleRows.join(parts, lengths)
+        is_same = np.array_equal(context, turn.context_ids)
+        parts += [recorded.between(output - context.size, output) if is_same else None, recorded.between(output, end)]
+    return SampleRows.join(parts, [part.size for part in _parts(turns, contexts)])
 
 
 def _workers(turn: Turn) -> npt.NDArray[np.str_]:
@@ -214,8 +199,3 @@ def _workers(turn: Turn) -> npt.NDArray[np.str_]:
     for segment in turn.segments:
         names[segment.start : segment.end] = segment.worker
     return names.astype(np.str_)
-
-
-def is_replayable(rows: SampleRows | None) -> bool:
-    """Return True if some token has its experts."""
-    return rows is not None and bool((rows.states == RowState.PRESENT).any())

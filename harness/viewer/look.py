@@ -136,7 +136,8 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     ledger = None
     bands: list[Band] = []
     bands += read("its faults", lambda: _fault_bands(directory), [])
-    audit = read("its audit", lambda: read_audit(directory), None)
+    audit: Json = {}
+    audit |= read("its audit", lambda: read_audit(directory) or {}, audit)
     if directory.database.is_file():
         bands += read("its pauses", lambda: _hold_bands(directory.database), [])
         stored = read("its sessions", lambda: list_sessions(directory.database), {})

@@ -250,7 +250,7 @@ def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
 
 
 def _gaps(view: RunView) -> FigureTable:
-    shares = [] if view.audit is None else view.audit["shares"]
+    shares = view.audit.get("shares", ())
     rows = [[each["cause"], *(_number(each[name]) for name in ("nats", "low", "high"))] for each in shares]
     columns = ("cause of the gap between engine and trainer", "nats", "95 % from", "to")
     figures = {each["cause"]: each["nats"] for each in shares}

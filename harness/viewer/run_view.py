@@ -152,8 +152,8 @@ class RunView:
     tokenizer: Path | None = None
     """Folder of the run's tokenizer on this machine."""
     ledger: Json | None = None
-    audit: Json | None = None
-    """Report of the run's audit."""
+    audit: Json = field(default_factory=dict)
+    """Report of the run's audit, or empty."""
     bands: Sequence[Band] = ()
     steps: Sequence[Mapping[str, float]] = ()
     """Figures of each training step."""

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
-from harness.suite.run.audited import verdicts_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
@@ -66,7 +65,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
         yield Padding(_sessions(view.sessions), (1, 0))
     if view.ledger is not None:
         yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
-    yield from (Text(f"audit: {verdict}") for verdict in verdicts_of(view.audit))
+    yield from (Text(f"audit: {verdict}") for verdict in view.audit.get("verdicts", ()))
     yield from missing_sentences(view.missing)
     for problem in find_problems(view.sessions):
         yield Text(printable(problem.words), style="red")

@@ -97,7 +97,6 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
     shown = harness("show", run).stdout
 
     assert "audit: version: " in shown
-    assert view.audit is not None
     [told] = [table.figures for table in make_report(run).tables if table.title == "Audit"]
     assert told["report/audit/version"] == pytest.approx(view.audit["gap"], rel=0.1)
     assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()

@@ -81,10 +81,6 @@ class LocalEngine:
         return len(self._scheduler.waiting)
 
     @property
-    def kv_bytes(self) -> int:
-        return self._model.kv.size_bytes
-
-    @property
     def has_work(self) -> bool:
         """True if `step` would compute something."""
         return self._scheduler.has_work and not self.is_paused

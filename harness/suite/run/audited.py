@@ -132,11 +132,6 @@ async def auditing(
     await audit.finish()
 
 
-def verdicts_of(report: Json | None) -> Sequence[str]:
-    """Return the sentences of a report of `read_audit`."""
-    return [] if report is None else report["verdicts"]
-
-
 def read_audit(directory: RunDirectory) -> Json | None:
     """Return the report of a run's audit, if it has one. Raises `RunError` if it is damaged."""
     if not directory.audit.is_file():

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from harness.errors import RunError
 from harness.machine.disk import begins_with, replacing
-from harness.suite.run.audited import verdicts_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
@@ -150,7 +149,7 @@ def _said(view: RunView) -> Iterator[str]:
     yield from (join(map(str, start["command"])) for start in view.starts)
     if view.ledger:
         yield f"ledger: {ledger_text(view.ledger)}"
-    yield from (f"audit: {verdict}" for verdict in verdicts_of(view.audit))
+    yield from (f"audit: {verdict}" for verdict in view.audit.get("verdicts", ()))
 
 
 def live_page(source: str) -> str:

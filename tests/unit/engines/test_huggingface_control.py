@@ -135,7 +135,7 @@ async def test_kv_memory_stays_within_its_bound(small_dir: Path) -> None:
         ]
         generations = asyncio.gather(*requests)
         while not generations.done():
-            held.append(await provider._call(lambda engine: engine.kv_bytes))
+            held.append(await provider._call(lambda engine: engine._model.kv.size_bytes))
         results = await generations
 
     assert 0 < max(held) <= bound

@@ -13,7 +13,7 @@ from harness.cli.main import app
 PAGE = ROOT / "docs/cli.md"
 MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-SHARED = "Several commands have these options. The variable after an option stands for it; a flag takes precedence."
+SHARED = "Several commands have these options and arguments. The variable after an option stands for it."
 SERVERS = ("serve", "router")
 
 
@@ -25,7 +25,7 @@ def commands_page() -> str:
     for name, command in found:
         for option in _own(command):
             commands_of.setdefault(_row(option), []).append(name.removeprefix("harness "))
-    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1 and row.startswith("- `-")}
+    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1}
     everywhere = [name.removeprefix("harness ") for name, _ in found]
     parts = [by_hand, _shared(shared, everywhere), *(_section(name, command, shared) for name, command in found)]
     return "\n".join(parts)
@@ -90,7 +90,7 @@ def _row(option: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    if option.required:
+    if option.required and option.param_type_name == "option":
         return "required"
     if not option.show_default or option.default in (None, False, "", (), []) or callable(option.default):
         return ""
@@ -98,8 +98,9 @@ def _default(option: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return the text of a command without its examples, which `--help` has."""
+    """Return the text of a command without what `--help` has: examples, and exit codes that all runs have."""
     text = "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    text = re.sub(r"\n*Exit codes: .*infrastructure\s+failed\.", "", text, flags=re.DOTALL)
     return re.sub(r"\s*\bExamples?: (?:.|\n)*?(?=\n\n|$)", "", text)
 
 

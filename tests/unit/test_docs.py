@@ -48,11 +48,12 @@ def test_the_lifecycle_table_in_the_docs_is_the_one_in_force() -> None:
 def test_the_table_of_ends_in_the_docs_is_the_one_in_force() -> None:
     """Whoever reads why a turn ended finds there what that means."""
     table = _doc("architecture.md").partition("### Why a turn ended")[2].partition("\n#")[0]
-    documented = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| (yes|no) \| `?(\w+)`? \|", table, flags=re.MULTILINE)
-    in_force = [
-        (str(end), str(rule.status), str(rule.unsampled), "yes" if rule.waits else "no", rule.finish_reason or "none")
-        for end, rule in TURN_ENDS.items()
-    ]
+    documented = re.findall(r"^- `(\w+)` \((.+)\): ", table, flags=re.MULTILINE)
+    in_force = []
+    for end, rule in TURN_ENDS.items():
+        early = f"{rule.unsampled} before its first token" if rule.unsampled != rule.status else ""
+        facts = [rule.status, early, "waits" * rule.waits, f"`{rule.finish_reason}`" if rule.finish_reason else ""]
+        in_force.append((str(end), ", ".join(filter(None, facts))))
     assert documented == in_force
 
 

@@ -53,9 +53,13 @@ def _shared(shared: dict[str, list[str]], everywhere: list[str]) -> str:
 
 
 def _named(names: list[str], everywhere: list[str]) -> str:
-    """Return the names of the commands, or of those without the option if they are fewer."""
+    """Return the names of the commands, or of those without the option if they are fewer; a whole group by its own."""
     without = [name for name in everywhere if name not in names]
-    return f"all but {', '.join(without)}" if len(without) < len(names) else ", ".join(names)
+    if len(without) < len(names):
+        return f"all but {', '.join(without)}"
+    groups = {name.partition(" ")[0] for name in everywhere if " " in name}
+    whole = {group for group in groups if not any(name.startswith(f"{group} ") for name in without)}
+    return ", ".join(dict.fromkeys(first if (first := name.partition(" ")[0]) in whole else name for name in names))
 
 
 def _section(name: str, command: Any, shared: dict[str, list[str]]) -> str:

@@ -13,7 +13,7 @@ from harness.cli.main import app
 PAGE = ROOT / "docs/cli.md"
 MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-SHARED = "Several commands have these options and arguments. The variable after an option stands for it."
+SHARED = "Several commands have these. The variable after an option stands for it; its default is in brackets."
 SERVERS = ("serve", "router")
 
 
@@ -90,15 +90,15 @@ def _row(option: Any) -> str:
     if option.multiple and "may be repeated" not in text:
         text += " May be repeated."
     default = _default(option)
-    return f"- {name}" + (f", {default}" if default else "") + (f": {text.strip()}" if text else "")
+    return f"- {name}" + (f" {default}" if default else "") + (f": {text.strip()}" if text else "")
 
 
 def _default(option: Any) -> str:
     if option.required and option.param_type_name == "option":
-        return "required"
+        return "(required)"
     if not option.show_default or option.default in (None, False, "", (), []) or callable(option.default):
         return ""
-    return f"default `{getattr(option.default, 'value', option.default)}`"
+    return f"(`{getattr(option.default, 'value', option.default)}`)"
 
 
 def _prose(text: str) -> str:

@@ -86,8 +86,8 @@ def public_names(api: str) -> str:
         if line.startswith("## "):
             lines += ["", line]
             door = "harness.training" if line == "## Training" else "harness"
-        elif name := re.match(r"- `(\w+)`: ", line):
-            lines += ["", f"::: {door}.{name[1]}"]
+        elif row := re.match(r"- ((?:`\w+`[,:] ?)+)", line):
+            lines += [text for name in re.findall(r"`(\w+)`", row[1]) for text in ("", f"::: {door}.{name}")]
     return "\n".join(lines) + "\n"
 
 

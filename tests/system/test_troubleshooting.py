@@ -40,12 +40,6 @@ def _occupied(directory: Path) -> None:
     (directory / "out" / "samples.jsonl").touch()
 
 
-def _misspelled(directory: Path) -> None:
-    scenario = write_scenario(directory / "mine")
-    path = scenario / "scenario.toml"
-    path.write_text(path.read_text().replace("samples_per_prompt", "sample_per_prompt"))
-
-
 def _failing_check(directory: Path) -> None:
     write_scenario(directory / "mine", check="def score(session, result, metadata):\n    return {'reward': 1 / 0}\n")
 
@@ -64,15 +58,11 @@ def _nothing(directory: Path) -> None:
 
 COMMANDS: dict[str, tuple[Callable[[Path], None], list[str], int]] = {
     "A scenario is not found": (_nothing, ["run", "quickstrat"], 4),
-    "A key of a scenario is misspelled": (_misspelled, ["run", "mine"], 4),
     "A run's directory is there already": (_occupied, ["run", "starter", "--out", "out"], 4),
-    "A model's name is unknown": (_nothing, ["serve", "--engine", "local", "--model", "smollm"], 4),
     "A server has no tokenizer": (_nothing, ["serve", "--engine", "sglang=http://127.0.0.1:1"], 4),
     "An engine is not there": (_scenario, ["serve", "--engine", "vllm=http://127.0.0.1:1", "--tokenizer", "toy"], 6),
     "A file is no store": (_text, ["show", "sessions.db"], 6),
-    "A directory is no run": (_occupied, ["show", "out"], 4),
     "A server is not there": (_nothing, ["ctl", "status", "--server", "http://127.0.0.1:1"], 6),
-    "An agent is unknown": (_nothing, ["agent", "doctor", "claude"], 4),
     "A check of a run fails": (_failing_check, ["run", "mine", "--out", "out"], 1),
 }
 """By heading: what is there before, what is called, and how it exits."""
@@ -169,7 +159,6 @@ CALLS: dict[str, Callable[[Client[Any]], Awaitable[str]]] = {
     "Everything is drained": _behind("drain"),
     "A pause lasts too long": _behind("pause"),
     "A script is not allowed": _creating(script={"steps": [{"text": "hi"}]}),
-    "A session is created with an unknown key": _creating(max_turns=3),
 }
 """By heading: what a client does, and what it is told."""
 

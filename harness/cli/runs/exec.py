@@ -61,12 +61,12 @@ def execute(
         ),
     ] = None,
     matching: Annotated[
-        list[str] | None, typer.Option(help="Differences that do not count in the history sent back; repeat it.")
+        list[str] | None, typer.Option(help="Differences that do not count in the history sent back; may be repeated.")
     ] = None,
     session: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Another setting of the session, its value in JSON or a word; repeat it."
+            metavar="KEY=VALUE", help="Another setting of the session, its value in JSON or a word; may be repeated."
         ),
     ] = None,
     interactive: Annotated[

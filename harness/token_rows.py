@@ -153,7 +153,6 @@ class TurnRows:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the values."""
         return sum(part.values.nbytes for part in self.parts if not isinstance(part, MissingRows))
 
     @property

@@ -21,8 +21,6 @@ from harness.types import Json, Logprobs, Message, PromptLogprobs, TeacherScores
 
 
 class ReadTurn(NamedTuple):
-    """Turn and the conversation before it."""
-
     turn: Turn
     messages: Sequence[Message]
     tools: Sequence[Json]
@@ -32,11 +30,9 @@ class AlignedTask(NamedTuple):
     """Engine request to score `input_ids[start:]`, a turn's text in the teacher's ids."""
 
     leaf: int
-    """Index of the turn."""
     input_ids: TokenIds
     start: int
     output_ids: TokenIds
-    """The turn's own."""
     chunks: Sequence[Chunk]
     """Pieces with a counterpart; `other` counts from `start`."""
 

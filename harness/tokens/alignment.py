@@ -11,8 +11,6 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Spelled(NamedTuple):
-    """Ids with their text."""
-
     ids: Sequence[int]
     text: str
     """See `Tokenizer.decode`."""

@@ -56,7 +56,6 @@ class Replay:
     again: str | None
     """Replayed session."""
     served: list[int]
-    """Recorded turns that were answered."""
     difference: str | None
     """First difference in the agent's behavior, or None."""
     outcome: str
@@ -120,8 +119,6 @@ def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> st
 
 
 class _NoEngine(ScriptedEngine):
-    """Engine that refuses every request."""
-
     parted: asyncio.Event
     """Set once the agent has left the record."""
 

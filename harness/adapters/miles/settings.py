@@ -49,7 +49,6 @@ class MilesSettings:
     resume_attempts: int
     """See `AgentTask.resume_attempts`."""
     record: tuple[Recorded, ...]
-    """Rows of training sessions."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +112,7 @@ class Refusal(NamedTuple):
     option: str
     reason: str
     is_refused: Callable[[Any], object] = bool
-    """Predicate on the option's value."""
     applies: Callable[[Any], object] = lambda _: True
-    """Predicate on miles' arguments."""
 
     def is_set(self, args: Any) -> bool:
         value = getattr(args, self.option.removeprefix("--").replace("-", "_"), None)

@@ -64,7 +64,6 @@ class RolloutBatch:
     finished: FinishedSamples | None = None
     """Queue of finished samples; None without weight updates."""
     audit: RunAudit | None = None
-    """Audit of some rollouts; None without one."""
     images: TaskImages = field(default_factory=TaskImages)
     goes_on: bool = False
     """True if final rollouts, too, begin with their records."""

@@ -175,7 +175,6 @@ class RunReport:
     has_parquet: bool
     seconds: float
     audit: Json | None = None
-    """Report of the run's audit."""
     is_guarded: bool = False
     """True if an engine proved its repeat guard."""
 

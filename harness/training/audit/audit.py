@@ -31,13 +31,10 @@ _Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """Result of an audit."""
-
     tokens: int
     branches: int
     attribution: Attribution
     left_out: Mapping[str, int]
-    """Counts by what was left out."""
     factors: Mapping[str, float]
     """Temperature that explains a worker's logprobs, by worker."""
     groups: Mapping[str, Sequence[Json]]

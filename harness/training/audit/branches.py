@@ -30,7 +30,6 @@ class Pass(NamedTuple):
     """First position whose logits were wanted."""
     stop: int
     version: int
-    """Weights of the pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +38,6 @@ class BranchTokens:
 
     ids: TokenIds
     positions: npt.NDArray[np.int64]
-    """Position of each audited token."""
     passes: Sequence[Pass]
     """Passes of the engine, in order; the cache before `start` is that of earlier ones."""
     rows: SampleRows | None
@@ -65,14 +63,11 @@ class AuditedBranch:
     rendered: BranchTokens
     """With the text between sampled tokens as the trainer's template renders it."""
     logprobs: Logprobs
-    """As the engine reported them."""
     turns: npt.NDArray[np.int32]
     workers: npt.NDArray[np.str_]
     versions: npt.NDArray[np.int32]
     params: Sequence[SamplingParams]
-    """Parameters of the token's turn."""
     masks: SampleMasks | None
-    """Recorded candidates."""
 
     def first(self, tokens: int) -> Self:
         """Return the branch with its first `tokens` audited tokens."""

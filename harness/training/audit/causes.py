@@ -40,7 +40,6 @@ class GapCause(StrEnum):
     WORKER = "worker"
     """One worker's tokens stay unexplained, and those of the others do not."""
     ENGINE = "engine"
-    """No probe explains it."""
 
 
 PROBED = tuple(cause for cause in GapCause if cause not in (GapCause.WORKER, GapCause.ENGINE))
@@ -68,16 +67,12 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Split of a gap."""
-
     gap: float
-    """Mean absolute gap in nats."""
     left: npt.NDArray[np.float32]
     """Absolute gap of each token that stays once the reference follows the engine in the needed causes."""
     shares: Sequence[Share]
     """Largest first; they add up to `gap`. Includes `WORKER` and `ENGINE`."""
     causes: Mapping[str, frozenset[GapCause]]
-    """Needed causes by worker."""
 
     @property
     def named(self) -> list[Share]:

@@ -51,7 +51,6 @@ class Reference:
 
     @property
     def has_routers(self) -> bool:
-        """True for a mixture of experts."""
         return self._model(self.trainer, torch.float32).routers.shape is not None
 
     @property

@@ -41,8 +41,6 @@ class LiveSessions:
 
 
 class Reading(NamedTuple):
-    """A server as last seen."""
-
     gate: GateReport
     listed: SessionList
     live: LiveSessions

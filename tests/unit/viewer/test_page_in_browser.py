@@ -265,9 +265,11 @@ async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
         }
         turn["notes"] = {"error": {"code": HOSTILE, "cause": HOSTILE, "message": HOSTILE}, "tool_definitions": [named]}
         turn |= {"role": HOSTILE, "evidence": HOSTILE, "sampling": {"asked": named}, "dropped": HOSTILE}
-    view = replace(
-        SessionView.of(record), phase=HOSTILE, refusals={HOSTILE: 1}, remarks=[HOSTILE], metadata=named, inherits=named
-    )
+    left = {"field": HOSTILE, "message": 0, "sent": HOSTILE, "recorded": HOSTILE}
+    inherits: Json = {"session_id": HOSTILE, "before": 1, "turns": 1, "asked_again": 0, "ended_at": 1}
+    inherits |= {"edits": [{"message": 0, "content": HOSTILE}], "because": HOSTILE, "difference": left}
+    view = replace(SessionView.of(record), phase=HOSTILE, refusals={HOSTILE: 1}, remarks=[HOSTILE], metadata=named)
+    view = replace(view, inherits=inherits)
     (tmp_path / "agent.log").write_text(HOSTILE, "utf-8")
     line = SessionLine(
         view.session_id,
@@ -291,6 +293,7 @@ async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
         starts=[{"command": [HOSTILE]}],
         bands=[Band(HOSTILE, view.turns[0].created_at, None, HOSTILE)],
         steps=[{f"reward {HOSTILE}": 1.0}],
+        audit={"verdicts": [HOSTILE], "groups": {HOSTILE: [{"gap": 1.0, "left": 0.5}]}},
         missing=[HOSTILE],
     )
     write_page(tmp_path / "run.html", Side(run, lambda _: view, toy_tokenizer()))

@@ -163,6 +163,10 @@ class TeacherScores(NamedTuple):
     top: TopLogprobs | None = None
     """Most likely tokens in the place of each; None unless asked for."""
 
+    def first(self, tokens: int) -> "TeacherScores":
+        top = None if self.top is None else self.top.part(0, tokens)
+        return self._replace(logprobs=self.logprobs[:tokens], top=top)
+
 
 STREAM_INTERVAL = 50
 """Tokens per delta when no client reads along (`on_ids`), as many as SGLang batches by default."""

@@ -42,13 +42,15 @@ class Bar(NamedTuple):
     what: str
     found: float
     bound: float
+    at_least: bool = False
 
     @property
     def holds(self) -> bool:
-        return self.found <= self.bound
+        return self.found >= self.bound if self.at_least else self.found <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.found:.2f} (wanted: <= {self.bound:g}): {'holds' if self.holds else 'MISSED'}"
+        sign = ">=" if self.at_least else "<="
+        return f"{self.what}: {self.found:.2f} (wanted: {sign} {self.bound:g}): {'holds' if self.holds else 'MISSED'}"
 
 
 def judge(report: Sequence[Figures]) -> Iterator[Bar]:

@@ -19,7 +19,7 @@ from harness.errors import MalformedRequest
 from harness.samples.columns import cut_columns
 from harness.samples.roles import CallRole, Role, find_roles
 from harness.samples.versions import NOT_SAMPLED
-from harness.turn_ends import TurnStatus
+from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Sample, Turn
 
 
@@ -153,12 +153,14 @@ def _merge_branches(
 
 
 def cut_turn(turn: Turn, size: int) -> Turn:
-    """Return the turn with the first `size` output tokens, TRUNCATED if it was COMPLETED."""
+    """Return the turn with the first `size` output tokens, ended by length if it was whole."""
     over, end = int(turn.output_ids.size) - size, turn.prompt_length + size
     proximal, versions = turn.proximal_logprobs, turn.proximal_versions
+    is_whole = turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)
     return replace(
         turn,
-        status=TurnStatus.TRUNCATED if turn.status is TurnStatus.COMPLETED else turn.status,
+        status=TurnStatus.TRUNCATED if is_whole else turn.status,
+        end=TurnEnd.LENGTH if is_whole else turn.end,  # the repetition that ended it, say, is in no sample
         output_ids=turn.output_ids[:size],
         logprobs=turn.logprobs[:size],
         version_spans=tuple(replace(span, end=min(span.end, size)) for span in turn.version_spans if span.start < size),
@@ -167,7 +169,7 @@ def cut_turn(turn: Turn, size: int) -> Turn:
         proximal_versions=None if versions is None else versions[:size],
         rows=None if turn.rows is None else turn.rows.until(end - 1),
         masks=None if turn.masks is None else turn.masks.until(end),
-        teachers={name: each._replace(logprobs=each.logprobs[:size]) for name, each in turn.teachers.items()},
+        teachers={name: each.first(size) for name, each in turn.teachers.items()},
     )
 
 

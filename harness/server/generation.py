@@ -211,10 +211,10 @@ class Generation:
             on_ids=hear if live_text.is_open else None,
             write_prompt=self.admission.path.json,
         )
-        began_at = self.clock()
+        # A worker of a pool may leave before its answer is here, and take along what only it can do.
+        began_at, able = self.clock(), self.engine.capabilities
         try:
             result = await self._generate(request)
-            able = self.engine.capabilities
             check_returned(able.engine, able.routed_experts, request, result)
             result = check_masks(able.engine, able.vocab_size, able.max_mask_ids, request, result)
             result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))

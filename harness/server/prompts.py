@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -92,13 +92,22 @@ class HeavyWork:
 
 
 def rest_between(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield `items`. In between the thread rests: it would get half of the interpreter that the event loop needs."""
+    """Yield `items`. In between a worker thread rests, which would get half of the event loop's interpreter."""
+    if _runs_a_loop():  # known messages are read on it, when something looks at them
+        yield from items
+        return
     due = time.monotonic() + _STINT_S
     for item in items:
         yield item
         if time.monotonic() > due:
             time.sleep(_REST_S)
             due = time.monotonic() + _STINT_S
+
+
+def _runs_a_loop() -> bool:
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop().is_running()
+    return False
 
 
 class _LongBefore(Exception):

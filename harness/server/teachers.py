@@ -7,6 +7,8 @@ within `CATCH_UP_S`, or missing with the reason. `sessions.teaching` decides wha
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -40,7 +42,7 @@ CATCH_UP_S = 5.0
 TOO_LONG = "too_long"
 """Reason of tokens beyond the teacher's context."""
 
-_AT_ONCE = 16  # requests to one teacher
+_AT_ONCE = 4  # requests to one teacher: one that takes too long ends them all
 _SCORE_S = 60.0
 _ATTEMPTS = 3  # per session: a request that breaks its server must not do so for ever
 _FIRST_PAUSE_S = 0.5
@@ -74,9 +76,13 @@ class Teachers:
         for held in self._sessions:
             if not isinstance(held, SessionStub):  # others when they are collected
                 self.turn_recorded(held)
-        async with asyncio.TaskGroup() as tasks:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for teacher in self._teachers.values():
+                    tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
+        finally:
             for teacher in self._teachers.values():
-                tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
+                teacher.close()
 
 
 class Teacher:
@@ -84,7 +90,9 @@ class Teacher:
 
     def __init__(self, spec: TeacherSpec, turns: TurnService, sessions: SessionRegistry) -> None:
         self.spec = spec
-        self._tokenizer = turns.chat_tokenizer.tokenizer
+        self._chat = turns.chat_tokenizer
+        # A thread of its own: conversations are long, and requests wait for the threads that all share.
+        self._reader = ThreadPoolExecutor(1, f"teacher {spec.name}")
         self._sessions = sessions
         self._store = turns.store
         self._metrics = turns.metrics
@@ -120,8 +128,8 @@ class Teacher:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                family = self._family = await asyncio.to_thread(self.spec.open_family, self._tokenizer)
-                reads = self._tokenizer if family is None else family.tokenizer
+                family = self._family = await asyncio.to_thread(self.spec.open_family, self._chat.tokenizer)
+                reads = self._chat.tokenizer if family is None else family.tokenizer
                 async with self.spec.open(reads) as engine, asyncio.TaskGroup() as workers:
                     self._problem = ""
                     for _ in range(_AT_ONCE):
@@ -193,12 +201,17 @@ class Teacher:
             return next_teaching(session, name, longest, given_up)
         while said := next_said(session, name, given_up):
             given_up.add(said.turn.index)
-            task = await asyncio.to_thread(read_aligned, said, self._tokenizer, self._family)
+            work = partial(read_aligned, said, self._chat, self._family)
+            task = await asyncio.get_running_loop().run_in_executor(self._reader, work)
             if task is None:
                 session.untaught[name] = NOT_ALIGNED
             elif task.input_ids.size <= longest:
                 return task
         return None
+
+    def close(self) -> None:
+        """Drop what its thread has not begun."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _release_waiting(self) -> None:
         # Sessions stay queued for the next engine; whoever waits goes on without.

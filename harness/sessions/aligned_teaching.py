@@ -4,6 +4,7 @@ A chunk's sampled tokens share its logprob in proportion to their behavior logpr
 was certain gets no blame.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,8 +17,11 @@ from harness.sessions.teaching import check_scores, untaught
 from harness.sessions.weights.scoring import scored_branches
 from harness.tokens.alignment import REPLACEMENT, Chunk, Spelled, align
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Logprobs, Message, PromptLogprobs, TeacherScores, TokenIds, Turn, as_ids, as_logprobs
+
+_PLAIN: Sequence[Message] = ({"role": "user", "content": "Hello."},)
+_HEADER = 8  # ids that hold the beginning of an answer
+_OPENS_REASONING = re.compile(r"<(think|thinking|thought|reasoning)>\s*$")
 
 
 class ReadTurn(NamedTuple):
@@ -50,9 +54,11 @@ def next_said(session: Session, name: str, given_up: Collection[int]) -> ReadTur
     return None
 
 
-def read_aligned(said: ReadTurn, own: Tokenizer, teacher: ChatTokenizer) -> AlignedTask | None:
+def read_aligned(said: ReadTurn, chat: ChatTokenizer, teacher: ChatTokenizer) -> AlignedTask | None:
     """Write a turn in the teacher's ids, slowly; None if its template or tokenizer cannot."""
-    turn, other = said.turn, teacher.tokenizer
+    turn, own, other = said.turn, chat.tokenizer, teacher.tokenizer
+    if not _begins_alike(turn, chat, teacher):
+        return None
     ids = turn.output_ids.tolist()
     end_id = teacher.end_of_turn_id if ids[-1] in own.eos_ids else None
     spelled = Spelled.of(own, ids[:-1] if ids[-1] in own.eos_ids else ids)
@@ -74,6 +80,14 @@ def read_aligned(said: ReadTurn, own: Tokenizer, teacher: ChatTokenizer) -> Alig
     if not chunks or not prompt:
         return None
     return AlignedTask(turn.index, as_ids([*prompt, *output]), len(prompt), turn.output_ids, chunks)
+
+
+def _begins_alike(turn: Turn, chat: ChatTokenizer, teacher: ChatTokenizer) -> bool:
+    """Return True if neither prompt begins the answer, with a required call or with reasoning."""
+    plain = chat.render_ids(_PLAIN, ())
+    opened = [each.tokenizer.decode(each.render_ids(_PLAIN, ())[-_HEADER:]) for each in (chat, teacher)]
+    is_forced = turn.context_ids[-2:].tolist() != plain[-2:]
+    return not is_forced and len({_OPENS_REASONING.search(text) is None for text in opened}) == 1
 
 
 def teach_aligned(session: Session, name: str, task: AlignedTask, scoring: PromptLogprobs) -> list[Turn]:

@@ -140,8 +140,10 @@ def _step(name: str) -> _Step:
     if name.startswith("/") and name.endswith("/"):
         try:
             return partial(_leave_out, re.compile(name[1:-1]))
-        except re.error as error:
-            raise MalformedRequest(f"matching: {name} is no regular expression: {error}", param="matching") from error
+        except (re.error, OverflowError, RecursionError) as error:
+            raise MalformedRequest(
+                f"matching: {name:.80} is no regular expression: {error}", param="matching"
+            ) from error
     module, separator, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function) if separator else None

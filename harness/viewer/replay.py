@@ -31,6 +31,7 @@ from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import INSTRUCTION_FILE, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.turn_ends import TurnStatus
 from harness.types import GenerationRequest, GenerationResult
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.family import end_words
@@ -84,8 +85,12 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, folder, template_file=planned.folder.find_template())
     engine = _NoEngine(chat_tokenizer.tokenizer, model=_model_name(run, planned))
     inherits = Inheritance(line.session_id)
-    if not turns_to_inherit(session, inherits, Limits(), None):
+    inherited = {turn.index for turn in turns_to_inherit(session, inherits, Limits(), None)}
+    if not inherited:
         raise RunError(f"expected a session with an answer to serve again, and no turn of {line.session_id} has one")
+    answers = [turn for turn in session.turns if turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)]
+    if behind := next((turn for turn in answers if turn.index not in inherited), None):
+        raise RunError(f"turn {behind.index} of {line.session_id} follows a cut one, and a replay serves no such turn")
     prompt = await asyncio.to_thread(planned.read_prompt)
     settings = ServerSettings(
         admin_token=new_admin_token(), score_inputs=False, allow_forced_tokens=planned.folder.scenario.forces_tokens
@@ -97,7 +102,10 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     ):
         task = planned.task(player, prompt, place / AGENT, engine.capabilities.model)
         async with beside(_end_parted(engine, manager), name="end an agent that asks on"):
-            rollout = await manager.run(replace(task, inherits=inherits))
+            session_keys = {
+                key: value for key, value in task.session.items() if key != "matching"
+            }  # the record's stays
+            rollout = await manager.run(replace(task, inherits=inherits, session=session_keys))
     kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
     if rollout.session_id is None:
         raise RunError(detail)

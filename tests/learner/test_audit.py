@@ -18,7 +18,7 @@ from harness.engines.huggingface.engine import LocalEngine
 from harness.expert_choice import Choose, Routers
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
-from harness.suite.run.audited import audit_sessions
+from harness.suite.run.audited import audit_sessions, open_template
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.training.audit.audit import AuditReport
 from harness.training.audit.causes import GapCause
@@ -87,10 +87,10 @@ def injected(faults: frozenset[GapCause]) -> Iterator[None]:
         yield
 
 
-async def play(faults: frozenset[GapCause], folders: Sequence[Path], store: Path) -> list[str]:
+async def play(faults: frozenset[GapCause], folders: Sequence[Path], store: Path, **asked: float) -> list[str]:
     """Sessions of a faulty engine; its weights change after the second turn if a fault is about that."""
     updates = faults & {GapCause.CACHE, GapCause.VERSION}
-    sampling = {"max_tokens": TOKENS, **({"top_p": 0.8} if GapCause.MASK in faults else {})}
+    sampling = {"max_tokens": TOKENS, **({"top_p": 0.8} if GapCause.MASK in faults else {}), **asked}
     config = {"record": ["routed_experts"] if GapCause.EXPERTS in faults else []}
     engine = FaultyEngine(faults, folders[0], folders[2])
     chat = open_chat_tokenizer(folders[0])
@@ -127,7 +127,7 @@ def audited(faults: frozenset[GapCause], folders: Sequence[Path], tmp_path: Path
     weights = {0: folders[0], 1: folders[1]} if faults & {GapCause.CACHE, GapCause.VERSION} else {0: folders[0]}
     if GapCause.TEMPLATE in faults:
         weights[0] = spoil_template(folders[0], tmp_path / "trainer")
-    return audit_sessions(tmp_path / "store.db", ids, weights)
+    return audit_sessions(tmp_path / "store.db", ids, weights, open_template(weights))
 
 
 FAULTS = (
@@ -167,3 +167,13 @@ def test_nine_of_ten_pairs_are_named(folders: Sequence[Path], tmp_path: Path) ->
     reports = {pair: audited(pair, folders, tmp_path / "-".join(sorted(pair))) for pair in pairs}
     missed = {tuple(sorted(pair)): report.verdicts for pair, report in reports.items() if not named_in(pair, report)}
     assert len(missed) <= len(reports) / 10, missed
+
+
+def test_candidates_are_those_of_the_temperature_on_record(folders: Sequence[Path], tmp_path: Path) -> None:
+    """An engine that reports logprobs over candidates, after a temperature that the turn asked for."""
+    asyncio.run(play(frozenset({GapCause.MASK}), folders, tmp_path / "store.db", temperature=0.7))
+    weights = {0: folders[0]}
+    report = audit_sessions(tmp_path / "store.db", (), weights, open_template(weights))
+
+    assert {share.cause for share in report.attribution.named} == {GapCause.MASK, GapCause.SCALE}, report.verdicts
+    assert "temperature 0.7" in " ".join(report.verdicts)

@@ -63,11 +63,25 @@ def write_smaller(folder: Path) -> Path:
     return folder
 
 
+async def test_an_audit_of_a_stopped_run_ends(run: Path) -> None:
+    """Before its next pass, and without a report."""
+    said: list[str] = []
+    before = (run / "audit.json").read_bytes()
+    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: True)
+    async with beside(audit.run(), name="audit"):
+        audit.add(next(iter(read_rollouts(run / "run.db").values())))
+        await eventually(lambda: bool(said))
+    await audit.finish()
+
+    assert said == ["audit: stopped before its end"]
+    assert (run / "audit.json").read_bytes() == before
+
+
 async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path) -> None:
     """That of the old weights; one whose session is gone, too."""
     said: list[str] = []
     rollouts = list(read_rollouts(run / "run.db").values())
-    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append)
+    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: False)
     async with beside(audit.run(), name="audit"):
         audit.add(structs.replace(rollouts[0], session_id="0" * 32))
         for rollout in rollouts:
@@ -105,9 +119,9 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
 def test_a_damaged_report_is_missing(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    (copy / "audit.json").write_text("{")
-
-    assert any("its audit" in sentence for sentence in look_at(copy).missing)
+    for damaged in ("{", '{"verdicts": ["x"]}'):
+        (copy / "audit.json").write_text(damaged)
+        assert any("its audit" in sentence for sentence in look_at(copy).missing)
 
 
 def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
@@ -115,10 +129,10 @@ def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
 
     assert find_weights(RunDirectory(run)).keys() == {0, 1}
     with pytest.raises(RunError, match="found none"):
-        audit_sessions(store, [], {})
+        audit_sessions(store, [], {}, None)
     with pytest.raises(RunError, match=r"versions \[7\]"):
-        audit_sessions(store, [], {7: run / "checkpoints" / "1"})
+        audit_sessions(store, [], {7: run / "checkpoints" / "1"}, None)
     with pytest.raises(RunError, match="the model that sampled"):
-        audit_sessions(store, [], {0: run / "checkpoints" / "1", 1: write_smaller(tmp_path / "other")})
+        audit_sessions(store, [], {0: run / "checkpoints" / "1", 1: write_smaller(tmp_path / "other")}, None)
     assert "expected VERSION=FOLDER" in harness("audit", store, "--weights", "new=there").stderr
     assert "no session" in harness("audit", run, "nobody").stderr

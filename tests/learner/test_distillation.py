@@ -73,3 +73,11 @@ def test_a_pack_keeps_each_teachers_rows_at_their_tokens() -> None:
     assert distill({"small": 1.0}, pack, trained) == 0.0
     bare = [replace(segment, teacher_tops={}) for segment in pack.segments()]
     assert pack.digest() != Pack.of(bare, [0, 1, 2]).digest()
+
+
+def test_a_teacher_without_a_weight_is_refused() -> None:
+    """Its advantages were left out for the sake of the loss."""
+    taught = replace(Segment.of_tokens([1, 2, 3]), teacher_tops={"big": top_of(distributions(0), 2)})
+    learner = TorchLearner(tiny_model(), LossSettings(LossKind.CROSS_ENTROPY), OptimizerSettings())
+    with pytest.raises(LearnerError, match="for each teacher with top_k, got none for big"):
+        learner.accumulate(Pack.of([taught], [0]))

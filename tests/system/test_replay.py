@@ -211,6 +211,14 @@ def test_a_session_without_an_answer_is_not_replayed(tmp_path: Path):
         _replay(run, "0", tmp_path / "again")
 
 
+def test_a_turn_behind_a_cut_one_is_not_replayed(tmp_path: Path):
+    """Where evaluation goes on after a cut answer."""
+    run, keys = tmp_path / "run", {"after_incomplete": "serve", "limits": {"tokens_per_turn": 1}}
+    harness("run", write_scenario(tmp_path / "cut", program=PROGRAM.lstrip(), check=None, **keys), "--out", run)
+    with pytest.raises(RunError, match=r"turn 1 of .* follows a cut one"):
+        _replay(run, "0", tmp_path / "again")
+
+
 def test_another_folder_is_not_overwritten(small: Path, tmp_path: Path):
     """An `--out` with something in it stays as it is."""
     (tmp_path / "x").write_text("mine")

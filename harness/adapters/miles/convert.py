@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from harness.errors import AdapterError
 from harness.samples.columns import TRAINER_COLUMNS
 from harness.types import Json
@@ -20,9 +22,21 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
     if any(getattr(each, "teacher_log_probs", None) is not None for each in samples):
         for each in samples:  # miles takes the column for all of them, or for none
             each.teacher_log_probs = each.teacher_log_probs or [0.0] * each.response_length
+    _fill_experts(samples)
     rewards = load_function(args.custom_reward_post_process_path)
     data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)
     return data | proximal_columns(samples)
+
+
+def _fill_experts(samples: Sequence[Any]) -> None:
+    # miles looks at the first sample, and takes the column for all of them, or for none.
+    told = [each for each in samples if getattr(each, "rollout_routed_experts", None) is not None]
+    for each in samples if told else ():
+        if getattr(each, "rollout_routed_experts", None) is None:
+            if each.response_length:
+                raise AdapterError(f"sample {each.index}: expected routed experts, as other samples have, got none")
+            rows = told[0].rollout_routed_experts
+            each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
 
 
 def proximal_columns(samples: Sequence[Any]) -> Json:

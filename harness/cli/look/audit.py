@@ -32,15 +32,16 @@ def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None,
     Examples: `harness audit runs/DIR`, `harness audit sessions.db --weights 0=base --weights 1=step-1`
     """
     from harness.suite.record.rundir import RunDirectory
-    from harness.suite.run.audited import audit_sessions, find_weights
+    from harness.suite.run.audited import audit_sessions, find_template, find_weights, open_template
 
-    named = dict(map(_version, weights or ()))
+    known = dict(map(_version, weights or ()))
     if where.is_dir():
         directory = RunDirectory(where)
-        found = audit_sessions(directory.database, session or (), find_weights(directory) | named)
+        known = find_weights(directory) | known
+        found = audit_sessions(directory.database, session or (), known, find_template(directory, known))
         directory.write_json(directory.audit, found.to_json())
     else:
-        found = audit_sessions(where, session or (), named)
+        found = audit_sessions(where, session or (), known, open_template(known))
     output.print_result(found.to_json(), _describe(found), as_json=as_json)
 
 

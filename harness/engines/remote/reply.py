@@ -85,6 +85,11 @@ class Asked(msgspec.Struct, frozen=True):
         return f"{self.engine}, request {self.request.request_id}"
 
     @property
+    def prompt_top(self) -> int:
+        """Alternatives of each scored input token: a turn that scores its input on the way wants none."""
+        return self.request.params.top_logprobs if self.request.params.max_new_tokens == 1 else 0
+
+    @property
     def wants_masks(self) -> bool:
         """True to ask for masks; those of a script are its ids."""
         return self.request.params.sampling_mask and self.request.script_ids is None

@@ -125,7 +125,7 @@ class GenerateApi:
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
         sampling |= _interval(interval)
         if asked.request.prompt_logprobs_from is not None:
-            sampling["prompt_logprobs"] = params.top_logprobs
+            sampling["prompt_logprobs"] = asked.prompt_top
         if asked.request.rows_from is not None:
             sampling["routed_experts_prompt_start"] = asked.request.rows_from
         fields = {"model": model, "request_id": asked.request.request_id, "sampling_params": sampling}
@@ -168,7 +168,7 @@ class CompletionsApi:
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         top = asked.request.params.top_logprobs
-        wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": top}
+        wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": asked.prompt_top}
         fields = {
             "model": model,
             "request_id": asked.request.request_id,

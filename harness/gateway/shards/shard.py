@@ -79,7 +79,8 @@ class Shard:
         gatekeeper.mirror(mirrored(told.standing), told.standing.epoch)
         self._released += waited if gatekeeper.gate.state is GateState.OPEN else 0
         if told.standing.drain > self._drain:
-            self._closed += await self._server.sessions.drain()
+            closed = await self._server.sessions.drain()  # the front may tell again meanwhile
+            self._closed += closed
             self._drain = told.standing.drain
         return json_response(self._answer())
 

@@ -13,7 +13,9 @@ WEIGHTS = "model.safetensors"
 _EMBEDDINGS = ("embed_tokens.", "lm_head.")
 
 
-def perturb_checkpoint(source: Path, target: Path, *, number: int, noise: float) -> Path:
+def perturb_checkpoint(
+    source: Path, target: Path, *, number: int, noise: float, moves_embeddings: bool = False
+) -> Path:
     """Copy the model in `source` to `target`, its weights moved by `noise` standard deviations, and return `target`.
 
     `number` chooses the direction. Raises `ModelError` if `source` has no weights.
@@ -35,7 +37,7 @@ def perturb_checkpoint(source: Path, target: Path, *, number: int, noise: float)
     for file in files:
         for name, tensor in sorted(load_file(file).items()):
             # vLLM 0.32 on a CPU keeps a packed copy of an output projection tied to them, which no reload renews.
-            if any(part in name for part in _EMBEDDINGS):
+            if not moves_embeddings and any(part in name for part in _EMBEDDINGS):
                 tensors[name] = tensor
                 continue
             wide = tensor.float()

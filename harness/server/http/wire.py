@@ -179,7 +179,7 @@ def parse_session_config(
     if script is not None and read_script is None:
         raise MalformedRequest("script: expected none here", param="script")
     for name in wire.matching:
-        if name not in (*Matching, *custom_matchings) and not name.startswith("/"):
+        if name not in (*Matching, *custom_matchings) and not (name.startswith("/") and name.endswith("/")):
             known = ", ".join((*OFFERED, *custom_matchings))
             raise MalformedRequest(f"matching: expected some of {known}; got {name!r}", param="matching")
     selections = [*Selection, *DEPRECATED_SELECTIONS, *custom_selections]

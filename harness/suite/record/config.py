@@ -221,6 +221,11 @@ def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
         for key in ("weights", "faults")
         if getattr(folder.scenario, key)
     ]
+    problems += [
+        f"{folder.name}: audit reads the run's own sessions: run it without --server, and audit that server's store"
+        for folder in folders
+        if folder.scenario.audit
+    ]
     if problems:
         raise ScenarioError("\n".join(problems))
 

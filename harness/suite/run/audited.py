@@ -1,9 +1,9 @@
 """Audit of a run: some of its rollouts while it goes on, or all of them afterwards. `audit.json` keeps the report."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,11 @@ import msgspec
 from harness.errors import HarnessError, MalformedRequest, RunError, TokenizerError
 from harness.machine.deadlines import beside, to_the_end
 from harness.server.store.sqlite import list_sessions, read_record, read_rows
+from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
-from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.folder import ScenarioFolder, load_scenario
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
@@ -36,10 +37,35 @@ def find_weights(directory: RunDirectory) -> dict[int, Path]:
     return {0: Path(models[0]), **found} if len(models) == 1 and Path(models[0]).is_dir() else found
 
 
-def audit_sessions(store: Path, session_ids: Collection[str], weights: Mapping[int, Path]) -> "AuditReport":
+def find_template(directory: RunDirectory, weights: Mapping[int, Path]) -> ChatTokenizer | None:
+    """Return the trainer's chat tokenizer: that of its newest weights, with the template of the run; None if gone."""
+    with suppress(HarnessError):
+        entries = RunConfig.load(directory.config).scenarios
+        folders = [replace(load_scenario(Path(each.directory)), scenario=each.scenario) for each in entries]
+        [template] = {folder.find_template() for folder in folders}
+        return open_template(weights, template)
+    return None
+
+
+def open_template(weights: Mapping[int, Path], template: Path | None = None) -> ChatTokenizer | None:
+    # Folders of later versions may hold weights alone.
+    for version in sorted(weights, reverse=True):
+        with suppress(TokenizerError, MalformedRequest, OSError):
+            return open_chat_tokenizer(weights[version], template_file=template)
+    return None
+
+
+def audit_sessions(
+    store: Path,
+    session_ids: Sequence[str],
+    weights: Mapping[int, Path],
+    template: ChatTokenizer | None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> "AuditReport":
     """Audit sessions of a store, or some from first to last if `session_ids` is empty, against the newest `weights`.
 
-    Blocks for some forward passes of each branch. Raises `RunError`, `StoreError`, `ModelError`.
+    Blocks for some forward passes of each branch. Raises `RunError`, also once `is_stopped`, `StoreError`,
+    `ModelError`.
     """
     if not weights:
         raise RunError("expected weights to compare with, found none: name them with --weights VERSION=FOLDER")
@@ -49,17 +75,12 @@ def audit_sessions(store: Path, session_ids: Collection[str], weights: Mapping[i
     except ModuleNotFoundError as error:
         raise RunError(f"{error}: an audit needs `pip install 'session-harness[learner]'`") from None
 
-    names = [*(session_ids or list_sessions(store))]
-    chosen = names if session_ids else names[:: -(-len(names) // _MOST_SESSIONS) or 1]
-    return audit(_read_branches(store, chosen, _open_template(weights)), Reference(weights, max(weights)))
+    chosen = session_ids or _thin([*list_sessions(store)])
+    return audit(_read_branches(store, chosen, template), Reference(weights, max(weights), is_stopped))
 
 
-def _open_template(weights: Mapping[int, Path]) -> ChatTokenizer | None:
-    # The trainer's template is that of its weights, whose folders may hold weights alone.
-    for version in sorted(weights, reverse=True):
-        with suppress(TokenizerError, MalformedRequest, OSError):
-            return open_chat_tokenizer(weights[version])
-    return None
+def _thin(session_ids: Sequence[str]) -> Sequence[str]:
+    return session_ids[:: -(-len(session_ids) // _MOST_SESSIONS) or 1]
 
 
 def _read_branches(
@@ -82,15 +103,12 @@ class RunAudit:
     shares: Mapping[str, float]
     """Share of the rollouts, by scenario."""
     say: Callable[[str], None]
+    is_stopped: Callable[[], bool]
     _waiting: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
-    _chosen: list[str] = field(default_factory=list)
 
     def add(self, rollout: RolloutRecord) -> None:
         """Audit an ended rollout, if it is one of the share of its scenario."""
-        # Multiplying by an odd number spreads neighboring seeds.
-        is_chosen = (rollout.seed * 40503) % _SEEDS < self.shares.get(rollout.scenario, 0.0) * _SEEDS
-        if is_chosen and rollout.session_id is not None:
-            self._chosen.append(rollout.session_id)
+        if rollout.session_id is not None and self._is_chosen(rollout):
             self._waiting.put_nowait(rollout.session_id)
 
     async def run(self) -> None:
@@ -102,34 +120,53 @@ class RunAudit:
                 self.say(f"audit of session {session_id[:8]}: {found.verdicts[0]}")
 
     async def finish(self) -> None:
-        """Audit all chosen rollouts together, and write the report."""
-        found = await self._try(self._chosen) if self._chosen else None
+        """Audit the chosen rollouts together, those of earlier starts too, and write the report."""
+        rollouts = read_rollouts(self.directory.database).values()
+        chosen = [each.session_id for each in rollouts if each.session_id is not None and self._is_chosen(each)]
+        found = await self._try(_thin(chosen)) if chosen and not self.is_stopped() else None
         if found is not None:
             self.directory.write_json(self.directory.audit, found.to_json())
 
+    def _is_chosen(self, rollout: RolloutRecord) -> bool:
+        # Multiplying by an odd number spreads neighboring seeds.
+        return (rollout.seed * 40503) % _SEEDS < self.shares.get(rollout.scenario, 0.0) * _SEEDS
+
     async def _try(self, session_ids: Sequence[str]) -> "AuditReport | None":
-        try:
+        def work() -> "AuditReport":
             weights = find_weights(self.directory)
-            auditing = asyncio.to_thread(audit_sessions, self.directory.database, session_ids, weights)
-            return await to_the_end(auditing)  # cannot stop the thread: two at once would share the processor
-        except (HarnessError, RuntimeError, ValueError, LookupError, MemoryError) as error:  # it never ends a run
+            template = find_template(self.directory, weights)
+            return audit_sessions(self.directory.database, session_ids, weights, template, self.is_stopped)
+
+        try:
+            return await to_the_end(asyncio.to_thread(work))  # two at once would share the processor
+        except Exception as error:  # noqa: BLE001  # whatever a model's code raises, the run goes on
             self.say(f"audit: {error}")
             return None
 
 
 @asynccontextmanager
 async def auditing(
-    folders: Sequence[ScenarioFolder], directory: RunDirectory, say: Callable[[str], None]
+    folders: Sequence[ScenarioFolder],
+    directory: RunDirectory,
+    say: Callable[[str], None],
+    is_stopped: Callable[[], bool],
 ) -> AsyncIterator[RunAudit | None]:
     """Audit beside the block what the scenarios ask for, and all of it together after it; None if they do not ask."""
     shares = {folder.name: folder.scenario.audit.share for folder in folders if folder.scenario.audit is not None}
     if not shares:
         yield None
         return
-    audit = RunAudit(directory, shares, say)
+    audit = RunAudit(directory, shares, say, is_stopped)
     async with beside(audit.run(), name="audit"):
         yield audit
     await audit.finish()
+
+
+class _Written(msgspec.Struct):
+    gap: float
+    shares: list[dict[str, float | str]]
+    verdicts: list[str]
+    groups: dict[str, list[Json]]
 
 
 def read_audit(directory: RunDirectory) -> Json | None:
@@ -137,7 +174,9 @@ def read_audit(directory: RunDirectory) -> Json | None:
     if not directory.audit.is_file():
         return None
     try:
-        report: Json = msgspec.json.decode(directory.audit.read_bytes(), type=Json)
+        content = directory.audit.read_bytes()
+        msgspec.json.decode(content, type=_Written)
+        report: Json = msgspec.json.decode(content)
     except (OSError, msgspec.MsgspecError) as error:
         raise RunError(f"{directory.audit}: {error}; make it anew with `harness audit`") from error
     return report

@@ -77,7 +77,9 @@ class SuiteRun:
                 self.directory.result.unlink(missing_ok=True)
             self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
             with one_error():
-                async with auditing(self.selection.folders, self.directory, self.progress.say) as audit:
+                async with auditing(
+                    self.selection.folders, self.directory, self.progress.say, lambda: self.interrupts.is_requested
+                ) as audit:
                     for choice, chosen in groupby(
                         filter(len, pending), key=lambda plan: self._choose_engine(plan.folder)
                     ):

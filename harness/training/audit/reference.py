@@ -1,7 +1,7 @@
 """Logprobs of a branch by plain forward passes, which follow the engine in the causes that they are given."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
 from harness.engines.huggingface.sampling import filter_logits
-from harness.errors import ModelError
+from harness.errors import ModelError, RunError
 from harness.expert_choice import Routers
 from harness.token_rows import RowState
 from harness.training.audit.branches import AuditedBranch, BranchTokens
@@ -42,8 +43,11 @@ class _Model(NamedTuple):
 class Reference:
     """Models by version. Raises `ModelError` for one that cannot be loaded."""
 
-    def __init__(self, weights: Mapping[int, Path], trainer: int) -> None:
-        """`trainer` is the version of the trainer's current weights."""
+    def __init__(
+        self, weights: Mapping[int, Path], trainer: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`trainer` is the version of the trainer's current weights. A pass raises `RunError` once `is_stopped`."""
+        self._is_stopped = is_stopped
         self.weights = weights
         self.trainer = trainer
         self._models: OrderedDict[tuple[int, torch.dtype], _Model] = OrderedDict()
@@ -61,6 +65,8 @@ class Reference:
         self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]
     ) -> npt.NDArray[np.float32]:
         """Return logprobs [2, factors, tokens] without and with candidates, for each factor of the temperature."""
+        if self._is_stopped():
+            raise RunError("stopped before its end")
         reading = branch.recorded if GapCause.TEMPLATE in causes else branch.rendered
         with torch.inference_mode():
             logits = self._logits(reading, causes)
@@ -115,9 +121,9 @@ class Reference:
         if key not in self._models:
             try:
                 causal = AutoModelForCausalLM.from_pretrained(
-                    self.weights[version], dtype=torch.float32, attn_implementation="eager", local_files_only=True
+                    self.weights[version], dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
                 ).eval()
-            except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ModelError(f"cannot load the model in {self.weights[version]}: {error}") from error
             # Loading in another dtype would change torch's default for a local engine in this process.
             for parameter in causal.parameters():
@@ -156,7 +162,8 @@ def _among_candidates(scaled: Tensor, logits: Tensor, branch: AuditedBranch, fac
             candidates = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
             left_out[torch.from_numpy(candidates.astype(np.int64))] = False
         elif params.filters_tokens and params.temperature > 0:
-            used = replace(params, temperature=params.temperature * factor)
+            # The engine drew at the temperature on record, unless it is wrong about that, too.
+            used = replace(params, temperature=factor if params.temperature == 1 else params.temperature)
             left_out = filter_logits(logits[row], used).isneginf()
         if not left_out[int(ids[row])]:
             kept[row, left_out] = -torch.inf

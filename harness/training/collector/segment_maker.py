@@ -16,7 +16,7 @@ from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment, TooLong, fit_segment
 from harness.samples.turn_rewards import earned_rewards, spread_over_tokens
 from harness.samples.versions import NOT_SAMPLED
-from harness.top_logprobs import TopLogprobs
+from harness.top_logprobs import MISSING, TopLogprobs
 from harness.training.collector.groups import Advantage, RolloutIndex, ScoredRollout
 from harness.training.collector.sampling_scale import forget_constrained
 from harness.types import Sample
@@ -220,12 +220,12 @@ def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArr
     """Return each response token's advantage by its teachers: weight times (teacher's minus behavior logprob).
 
     Its policy gradient is that of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing,
-    and for a teacher with `teacher_tops`. Raises `StepError` for a sample without that teacher.
+    and where a teacher's `teacher_tops` are there. Raises `StepError` for a sample without that teacher.
     """
     advantages = np.zeros(sample.response_length, np.float32)
     for name, weight in weights.items():
-        gaps = np.nan_to_num(_gaps(sample, name))
-        advantages -= weight * (gaps if name not in sample.teacher_tops else 0)
+        gaps, tops = np.nan_to_num(_gaps(sample, name)), sample.teacher_tops.get(name)
+        advantages -= weight * (gaps if tops is None else np.where(tops.ids[:, 0] == MISSING, gaps, 0))
     return advantages
 
 

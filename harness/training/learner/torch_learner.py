@@ -114,6 +114,11 @@ class TorchLearner:
 
     def accumulate(self, pack: Pack) -> LossSums:
         sums = LossSums()
+        if unweighted := pack.teacher_tops.keys() - self._teachers.keys():
+            raise LearnerError(
+                f"expected a weight for each teacher with top_k, got none for {', '.join(sorted(unweighted))}; state"
+                " LossSettings(teachers={NAME: WEIGHT}), as in the segments"
+            )
         if pack.loss_mask.any():
             with replaying(self._routers, pack.routed_experts, self.model.device):
                 with self._precision(self.model):

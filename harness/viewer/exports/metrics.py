@@ -38,6 +38,7 @@ METRICS: Mapping[str, str] = {
     "report/tokens/unknown": "tokens at most that were perhaps sampled and never handed over",
     "report/dropped/REASON": "sampled tokens that are dropped for that reason",
     "report/version_lag/VERSIONS": "sampled tokens by how many versions theirs is behind",
+    "report/audit/CAUSE": "nats of the gap between engine and trainer that a cause explains",
     "session/reward": "reward of a session; the step is its number",
     "session/turns": "its turns",
     "session/tokens": "its sampled tokens",

@@ -97,3 +97,16 @@ def test_the_folder_of_a_local_teacher_tells_its_tokenizer(model_dir: Path) -> N
         assert other.tokenizer.digest == family.tokenizer.digest
     assert spec.engine == "vllm=http://127.0.0.1:1"
     assert TeacherSpec.parse("rule=scripted").open_family(toy_tokenizer()) is None
+
+
+async def test_a_required_call_that_the_prompt_begins_is_not_aligned(family: ChatTokenizer, model_dir: Path) -> None:
+    """The teacher would read the rest of the call behind nothing."""
+    rest = ' "add", "arguments": {}}\n</tool_call>'
+    async with serving(ScriptStep(text=rest), settings=taught_by(family, model_dir)) as client:
+        session = await client.create()
+        answer = await client.chat(session, [user("question")], tools=[tool()], tool_choice="required")
+        [sample] = await collect(client, session)
+
+    assert answer.status_code == 200, answer.text
+    told = sample.metadata["teachers"]["big"]
+    assert (told["missing"], told["reason"]) == (int(sample.loss_mask.sum()), NOT_ALIGNED)

@@ -12,11 +12,14 @@ import pytest
 
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import PauseMode
+from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.engines.teachers import TeacherSpec
+from harness.samples.codec import sample_from_json
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
 from harness.token_rows import RowState, TokenRows
-from harness.types import GenerationRequest, GenerationResult, TokenIds, VersionSpan
+from harness.types import GenerationRequest, GenerationResult, SampleStatus, TokenIds, VersionSpan
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, serving_with
 from tests.session_servers.true_rows import must_be_true, rows_of
@@ -247,3 +250,37 @@ async def test_a_closed_session_leaves_no_rows_behind(tmp_path: Path) -> None:
         assert await client.server._turns.store.forget_closed(-1.0, 10) == 1
     with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
         assert connection.execute("SELECT count(*) FROM turn_rows").fetchone() == (0,)
+
+
+async def test_a_turn_that_is_cut_at_a_gap_keeps_the_most_likely_tokens_of_what_is_left(tmp_path: Path) -> None:
+    """Those of a teacher; its end is no longer the model's."""
+    engine = ForgetfulEngine(toy_tokenizer(), Script((ScriptStep(text="a slow answer", token_delay_s=0.002),)))
+    teacher = TeacherSpec("big", lambda: ScriptedEngine(toy_tokenizer()), top_k=3)
+    async with (
+        serving_with(engine, store=tmp_path / "s.db", settings=ServerSettings(teachers=(teacher,))) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        session = await client.create(**RECORD, missing_rows="require")
+        group.create_task(client.say(session, [user("question")]))
+        await client.sampling()
+        await engine.update_weights(tmp_path, "1")
+        await engine.abort(None)
+        await eventually(lambda: client.server.sessions.in_memory(session.session_id).turns)
+        [sample] = [sample_from_json(each) for each in await client.samples(session)]
+
+    assert sample.teacher_tops["big"].ids.shape == (sample.response_length, 3)
+    assert (sample.status, sample.metadata["end"]) == (SampleStatus.TRUNCATED, "length")
+
+
+async def test_a_worker_that_leaves_has_answered_what_only_it_could() -> None:
+    """The pool's other worker has no experts."""
+    slow = Script((ScriptStep(text="a slow answer", token_delay_s=0.02),))
+    first, other = (ScriptedEngine(toy_tokenizer(), slow, **more) for more in ({}, {"routed_experts": None}))
+    pool = EnginePool([first, other])
+    async with serving_with(pool) as client, asyncio.TaskGroup() as group:
+        session = await client.create(**RECORD)
+        asking = group.create_task(client.chat(session, [user("question")]))
+        await eventually(lambda: first.live)
+        await pool.workers.retire(next(iter(pool.workers.providers)), "gone")
+
+    assert asking.result().status_code == 200, asking.result().text

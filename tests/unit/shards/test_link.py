@@ -24,6 +24,8 @@ from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest
+from harness.sessions.paging import SessionStub
+from harness.sessions.session import Session
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import eventually
@@ -99,3 +101,30 @@ async def test_a_shard_that_stands_as_somebody_else_told_it_does_not_serve(tmp_p
             await link.tell()
 
         assert link.load is None
+
+
+class SlowStore(MemoryStore):
+    async def set_phase(self, session: Session | SessionStub) -> None:
+        await asyncio.sleep(0.3)
+        await super().set_phase(session)
+
+
+async def test_a_drain_that_is_told_again_while_it_runs_counts_once(tmp_path: Path) -> None:
+    """The front gives up on a slow shard, and tells it again."""
+    engine = ScriptedEngine(toy_tokenizer())
+    async with (
+        serve(engine, toy_template(), SlowStore(), around=as_shard) as shard,
+        httpx.AsyncClient(base_url=shard.url, timeout=30) as agent,
+        aiohttp.ClientSession() as http,
+    ):
+        link, _, directory = link_to(shard.url, tmp_path, http)
+        await link.tell()
+        for _ in range(3):
+            await agent.post("/sessions")
+        directory.note_drain()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await link.tell()
+        await link.tell()
+        await link.tell()
+        assert link.sessions_closed == 3

@@ -3,14 +3,19 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.errors import LearnerError
 from harness.samples.packs import Pack
 from harness.samples.segments import Segment
 from harness.top_logprobs import TopLogprobs
 from harness.training.learner.distillation import distill, reverse_kl
+from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.torch_learner import TorchLearner
+from tests.learner.tiny_models import tiny_model
 
 VOCABULARY = 7
 

@@ -21,13 +21,9 @@ COLUMNS = (
     "dialect",
     "answers",
     "turns, side calls",
-    "token-exact, one sample",
-    "on a model that thinks",
     "`matching` it needs",
     "drained in a tool call: further requests, stopped after",
     "drained in a turn",
-    "pause of 20 s",
-    "503 + `retry-after`",
 )
 
 
@@ -35,12 +31,6 @@ def table_of(findings: Findings) -> list[str]:
     """The lines of the table."""
     names = sorted(findings.paused)
     return [row(COLUMNS), row(["---"] * len(COLUMNS)), *(_row(name, findings) for name in names)]
-
-
-def is_whole(played: Played) -> bool:
-    """Whether the agent did its task, and samples have what the engine heard and said."""
-    is_kept = (played.is_exact and played.is_one_sample) or played.is_sample_a_turn
-    return played.outcome == "finished" and is_kept and not played.unaccounted
 
 
 def further_requests(played: Played) -> int:
@@ -57,18 +47,10 @@ def _row(name: str, findings: Findings) -> str:
             profile.spec.dialect,
             "streamed" if paused.streamed else "whole",
             f"{paused.main_turns}, {paused.side_calls}",
-            _kept(paused),
-            _kept(findings.refused_for_a_while[name]),
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
             *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
-            "goes on" if is_whole(paused) else "**fails**",
-            "asks again, goes on" if is_whole(findings.refused_for_a_while[name]) else "**fails**",
         ]
     )
-
-
-def _kept(played: Played) -> str:
-    return "**no**" if not is_whole(played) else "yes" if played.is_one_sample else "a sample a turn"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Writes the table of docs/agents.md that says which client libraries keep one branch.
+"""Writes the list of docs/agents.md that says which client libraries keep one branch.
 
     python -m tests.conformance.libraries.table [NAME ...]
 
-Rows of libraries that are not named stay as they are. A test compares the table.
+Lines of libraries that are not named stay as they are. A test compares the list.
 """
 
 import asyncio
@@ -15,14 +15,13 @@ import msgspec
 
 from tests.conformance.agents.offline import run_offline
 from tests.conformance.agents.table import PAGE
-from tests.conformance.clients.table import row, table_in, write
+from tests.conformance.clients.table import table_in, write
 from tests.conformance.families.packages import fetch_tokenizer
 from tests.conformance.libraries.casts import LIBRARIES, QWEN2_5, QWEN3, Library
 from tests.conformance.libraries.scene import Conversation, Findings, Played, prepare_cast
 
 BEGIN, END = "<!-- libraries: begin -->", "<!-- libraries: end -->"
 WAYS = ("whole", "streamed")
-COLUMNS = ("library", "dialect", "branches", "comes back otherwise, and is recognized", "side calls")
 
 
 def play_offline(libraries: Sequence[Library]) -> Findings:
@@ -38,14 +37,8 @@ def play_offline(libraries: Sequence[Library]) -> Findings:
 
 
 def table_of(findings: Findings) -> list[str]:
-    """The lines of the table."""
-    rows = [
-        _row(library, dialect, findings[library.name])
-        for library in LIBRARIES
-        if library.name in findings
-        for dialect in library.dialects
-    ]
-    return [row(COLUMNS), row(["---"] * len(COLUMNS)), *rows]
+    """The lines of the list."""
+    return [_line(library, findings[library.name]) for library in LIBRARIES if library.name in findings]
 
 
 def is_one_branch(played: Played) -> bool:
@@ -54,22 +47,22 @@ def is_one_branch(played: Played) -> bool:
     return is_whole and played.roots == played.leaves == 1
 
 
-def _row(library: Library, dialect: str, played: dict[str, Played]) -> str:
+def _line(library: Library, played: dict[str, Played]) -> str:
+    dialects = (_told(library, dialect, played) for dialect in library.dialects)
+    return f"- {library.package} {library.version}: {'; '.join(dialects)}"
+
+
+def _told(library: Library, dialect: str, played: dict[str, Played]) -> str:
     of = {
         family: [played[Conversation(dialect, way, family).name] for way in library.streams]
         for family in (QWEN2_5, QWEN3)
     }
     respelled = sorted({field for each in of.values() for one in each for field in one.respelled})
     side_calls = max(one.side_calls for each in of.values() for one in each)
-    return row(
-        [
-            f"{library.package} {library.version}",
-            dialect,
-            "; ".join(dict.fromkeys(_branches(library, each) for each in of.values())),
-            ", ".join(f"`{field}`" for field in respelled) or "nothing",
-            str(side_calls),
-        ]
-    )
+    branches = "; ".join(dict.fromkeys(_branches(library, each) for each in of.values()))
+    told = [f"`{field}`" for field in respelled]
+    told += [f"{side_calls} side call"] * (side_calls > 0) + [branches] * (branches != "one branch")
+    return f"{dialect} ({', '.join(told)})" if told else dialect
 
 
 def _branches(library: Library, played: Sequence[Played]) -> str:
@@ -81,17 +74,17 @@ def _branches(library: Library, played: Sequence[Played]) -> str:
 
 
 def rows_of(libraries: Sequence[Library], lines: Sequence[str]) -> list[str]:
-    """Those of the table's `lines` that are about `libraries`."""
-    return [line for line in lines if line.startswith(tuple(f"| {library.package} " for library in libraries))]
+    """Those of the list's `lines` that are about `libraries`."""
+    return [line for line in lines if line.startswith(tuple(f"- {library.package} " for library in libraries))]
 
 
 def main() -> None:
     """Play, and put the rows where the page has its marks, those of other libraries between them."""
     findings = play_offline([library for library in LIBRARIES if not sys.argv[1:] or library.name in sys.argv[1:]])
     before = table_in(PAGE.read_text(encoding="utf-8"), BEGIN, END)
-    head, *new = table_of(findings)
+    new = table_of(findings)
     rows = [line for library in LIBRARIES for line in rows_of([library], new if library.name in findings else before)]
-    write(PAGE, [head, new[0], *rows], BEGIN, END)
+    write(PAGE, rows, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ FLOOR = 1e-4
 """Mean gap in nats that needs no name: float32 engines differ by less."""
 _WORSE = 1.2  # a needed cause shrinks the gap at least this much, with all others followed
 _WORSE_ROUNDED = 1.02
+_ROUNDED = 1.5  # times the size of bfloat16's rounding
 _OUTLIER = 3.0  # times the gap that the best worker keeps
 _DRAWS = 400
 
@@ -103,7 +104,7 @@ class Attribution:
                 parts[cause][own] = _shapley(sizes, cause, causes)[own]
             rest = _mean(left, own)
             odd = max(0.0, rest - usual) if rest > max(_OUTLIER * usual, FLOOR) else 0.0
-            rounded = min(rest - odd, _rounding(gaps, causes, own))
+            rounded = min(rest - odd, _rounding(gaps, causes, own)) if rest - odd > FLOOR else 0.0
             of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: rest - odd - rounded}
             for cause, nats in of_rest.items():
                 parts[cause][own] += left[own] * (nats / max(rest, 1e-12))
@@ -148,10 +149,14 @@ def _worse(cause: GapCause) -> float:
 
 
 def _rounding(gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_]) -> float:
-    """Return the size of bfloat16's rounding: two right implementations differ by about as much as from float32."""
-    if GapCause.DTYPE not in causes:
-        return 0.0
-    return _mean(np.abs(gaps(causes) - gaps(causes - {GapCause.DTYPE})), own)
+    """Return how much of the rest bfloat16 explains: two right implementations differ by about as much as from float32.
+
+    Nothing of a larger rest, unless following the engine in bfloat16 has shrunk it.
+    """
+    precise, rounded = gaps(causes - {GapCause.DTYPE}), gaps(causes | {GapCause.DTYPE})
+    size = _mean(np.abs(precise - rounded), own)
+    is_plausible = GapCause.DTYPE in causes or _mean(np.abs(precise), own) <= _ROUNDED * size
+    return _ROUNDED * size if is_plausible else 0.0
 
 
 def _shapley(sizes: Gaps, cause: GapCause, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:

@@ -29,6 +29,8 @@ HEAVY = {
     "wandb",
 }
 
+_CUT = re.compile(r"(?<=drained after 3 turns: )\d+ generated = \d+ trained")
+
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -77,7 +79,8 @@ def test_everything_that_the_start_page_says_works(call: Call, tmp_path: Path) -
     assert demo.returncode == 0, demo.stderr
     assert "harness view" in demo.stdout
     [shown] = re.findall(r"^\$ harness demo\n(.*?)^\$ ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert demo.stderr == shown
+    # A busy machine samples a token or two more before the abort.
+    assert _CUT.sub("", demo.stderr) == _CUT.sub("", shown)
     for arguments in (
         ("show", "demo/sessions.db"),
         ("view", "demo/sessions.db", "--out", "demo.html"),

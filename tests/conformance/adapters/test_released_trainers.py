@@ -43,6 +43,7 @@ FIELDS_OF: dict[tuple[str, str], dict[str, str | None]] = {
         "response_ids": None,
         "response_mask": None,
         "response_logprobs": "None",
+        "routed_experts": "None",
         "reward_score": "None",
         "num_turns": "0",
         "metrics": None,

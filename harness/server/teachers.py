@@ -42,8 +42,8 @@ CATCH_UP_S = 5.0
 TOO_LONG = "too_long"
 """Reason of tokens beyond the teacher's context."""
 
-_AT_ONCE = 4  # requests to one teacher: one that takes too long ends them all
-_SCORE_S = 60.0
+_AT_ONCE = 16  # requests to one teacher
+_SCORE_S = 240.0  # a request that takes longer ends them all, and a teacher may work on one at a time
 _ATTEMPTS = 3  # per session: a request that breaks its server must not do so for ever
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0

@@ -253,7 +253,7 @@ def read_base64(asked: Asked, encoded: msgspec.Raw) -> bytes | None:
     try:
         from pybase64 import b64decode  # ten times as fast
     except ModuleNotFoundError:  # of the extra `run`
-        from base64 import b64decode  # type: ignore[assignment]
+        from base64 import b64decode  # type: ignore[assignment]  # its other arguments have other types
     try:
         return None if encoded == msgspec.Raw(b"null") else b64decode(memoryview(encoded)[1:-1], validate=True)
     except ValueError as error:

@@ -20,6 +20,7 @@ from harness.errors import (
     EngineRejected,
     EngineUnavailable,
     HarnessError,
+    OverLimit,
     StoreError,
 )
 from harness.machine.deadlines import within
@@ -31,7 +32,7 @@ from harness.server.turns import TurnService
 from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
-from harness.sessions.teaching import count_untaught, next_teaching, teach
+from harness.sessions.teaching import count_top_bytes, count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import PromptLogprobs, Turn
@@ -95,6 +96,7 @@ class Teacher:
         self._reader = ThreadPoolExecutor(1, f"teacher {spec.name}")
         self._sessions = sessions
         self._store = turns.store
+        self._most_bytes = turns.settings.limits.session_row_bytes
         self._metrics = turns.metrics
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
@@ -171,8 +173,11 @@ class Teacher:
         session.untaught.pop(name, None)
         while task := await self._next_task(session, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
+            top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
+            if top_k and session.row_bytes + count_top_bytes(session) >= self._most_bytes:
+                session.untaught[name] = OverLimit.code
+                continue
             try:
-                top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
                 scoring = await _score(engine, task, session_id, top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile

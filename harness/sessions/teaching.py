@@ -36,6 +36,12 @@ def count_untaught(session: Session, name: str) -> int:
     return sum(int(turn.output_ids.size) for turn in turns.values())
 
 
+def count_top_bytes(session: Session) -> int:
+    """Count the bytes of all teachers' most likely tokens."""
+    tops = [scores.top for turn in session.turns for scores in turn.teachers.values()]
+    return sum(top.ids.nbytes + top.logprobs.nbytes for top in tops if top is not None)
+
+
 def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs, top_k: int = 0) -> list[Turn]:
     """Apply the answer to `task`; return changed turns. Raise `EngineReplyInvalid` before any change."""
     check_scores(name, task.input_ids, task.start, scoring)

@@ -34,6 +34,7 @@ from harness.engines.base import (
 )
 from harness.engines.repeat_guard import object_key_ids
 from harness.engines.sampling_masks import MAX_MASK_IDS
+from harness.engines.scripted_rule import ScriptRule
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
@@ -91,6 +92,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps of a scripted engine, repeated."""
 
     steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
+    rule: ScriptRule | None = None
+    """Distribution by which it scores."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -301,6 +304,8 @@ class ScriptedEngine:
     async def score(
         self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
     ) -> PromptLogprobs:
+        if (rule := self._script.rule) is not None:
+            return rule.score(self._tokenizer, input_ids, start, self._version, top)
         logprobs = scripted_logprobs(input_ids[start:], start, self._version)
         tops = _alternatives(input_ids[start:], logprobs, top, self._tokenizer.vocab_size)
         return PromptLogprobs(start, logprobs, self._version, top=tops)

@@ -15,6 +15,7 @@ from typing import Self
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
+from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.same_tokenizer import texts_to_compare
 from harness.errors import ScenarioError
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -60,10 +61,14 @@ class TeacherSpec:
             raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
         return cls(name, engine, after, tokenizer=Path(folder).expanduser() if folder else None)
 
+    @property
+    def script(self) -> Path | None:
+        """Script of a scripted one with a rule."""
+        return self._file("scripted")
+
     def within(self, directory: Path) -> Self:
         """Return the spec with its script's path from `directory`."""
-        script = self._file("scripted")
-        return self if script is None else replace(self, engine=f"scripted={directory / script}")
+        return self if self.script is None else replace(self, engine=f"scripted={directory / self.script}")
 
     def _file(self, kind: str) -> Path | None:
         found, _, path = self.engine.partition("=") if isinstance(self.engine, str) else ("", "", "")
@@ -81,21 +86,23 @@ class TeacherSpec:
         """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""
         if not isinstance(self.engine, str):
             return self.engine()
-        folder, script = map(self._file, ("local", "scripted"))
+        folder, script = self._file("local"), self.script
         name = "local" if folder else "scripted" if script else self.engine
         return open_engine(name, model_dir=folder, tokenizer=tokenizer, script=script)
 
 
-def check_teachers(teachers: Sequence[TeacherSpec], engine: str = "") -> None:
-    """Require distinct names, and other servers than those of `engine`. Raises `ScenarioError`."""
-    names = [each.name for each in teachers]
-    for name in names:
-        if names.count(name) > 1:
-            raise ScenarioError(f"teachers: expected distinct names, got {name} twice")
+def check_teachers(teachers: Sequence[TeacherSpec], *engines: str) -> None:
+    """Require distinct names, and other servers than those of `engines`. Raises `ScenarioError`."""
+    names, own = [each.name for each in teachers], {url for engine in engines for url in _urls(engine)}
     for each in teachers:
-        served = EngineName.parse(each.engine).urls if isinstance(each.engine, str) and "://" in each.engine else ()
-        if served and engine and {*EngineName.parse(engine).urls}.intersection(served):
+        if names.count(each.name) > 1:
+            raise ScenarioError(f"teachers: expected distinct names, got {each.name} twice")
+        if isinstance(each.engine, str) and own & _urls(each.engine):
             raise ScenarioError(
                 f"teacher {each.name}: expected another server than the one that samples, got {each.engine};"
                 " the proximal logprobs are those of the policy itself (docs/weight-updates.md)"
             )
+
+
+def _urls(engine: str) -> set[str]:
+    return {EngineAddress.parse(url).url for url in EngineName.parse(engine).urls} if "://" in engine else set()

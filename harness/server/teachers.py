@@ -6,7 +6,6 @@ within `CATCH_UP_S`, or missing with the reason. `sessions.teaching` decides wha
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -35,7 +34,7 @@ from harness.sessions.session import Session
 from harness.sessions.teaching import count_top_bytes, count_untaught, next_teaching, teach
 from harness.sessions.weights.scoring import ScoringTask
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.types import PromptLogprobs, Turn
+from harness.types import PromptLogprobs
 
 CATCH_UP_S = 5.0
 """Longest wait of a collection for teachers."""
@@ -55,11 +54,8 @@ log = get_logger(__name__)
 class Teachers:
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._teachers = {spec.name: Teacher(spec, turns, sessions) for spec in turns.settings.teachers}
+        self.names = tuple(self._teachers)
         self._sessions = sessions
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._teachers)
 
     def turn_recorded(self, session: Session) -> None:
         """Have the session's new turn scored."""
@@ -137,14 +133,17 @@ class Teacher:
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
             except* Exception as group:  # noqa: BLE001  # a provider may be the user's own, and other teachers go on
-                [error, *_] = _leaves(group)
+                error: BaseException = group
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
                 if self._has_scored:
                     pause_s = _FIRST_PAUSE_S
                 self._has_scored = False
-                self._problem = _code_of(error)
-                self._metrics.teacher_failures.labels(self.spec.name, self._problem).inc()
-                log.warning("teacher_unavailable", teacher=self.spec.name, code=self._problem, error=str(error))
-                self._release_waiting()
+                self._problem = self._say("teacher_unavailable", error)
+                # Sessions stay queued for the next engine; whoever waits goes on without.
+                for session_id, done in self._done.items():
+                    self._done[session_id] = asyncio.Event()
+                    done.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -159,7 +158,7 @@ class Teacher:
                 self._queue.put_nowait(session_id)
                 raise
             except Exception as error:  # noqa: BLE001  # such as that of a selection function: this session goes without
-                self._say(session_id, error)
+                self._say("teaching_failed", error, session_id=shorten_secrets(session_id))
             if session_id in self._again:
                 self._again.discard(session_id)
                 self._queue.put_nowait(session_id)
@@ -188,15 +187,15 @@ class Teacher:
                 if changed:
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
-                    self._metrics.teacher_tokens.labels(name).inc(_count_scored(changed, name))
+                    scored = sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in changed)
+                    self._metrics.teacher_tokens.labels(name).inc(scored)
                     self._has_scored = True
             except (EngineError, StoreError) as error:
                 is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
                 self._broken[session_id] += is_away
                 if is_away and self._broken[session_id] < _ATTEMPTS:
                     raise
-                session.untaught[name] = error.code
-                self._say(session_id, error)
+                session.untaught[name] = self._say("teaching_failed", error, session_id=shorten_secrets(session_id))
         if count_untaught(session, name):
             session.untaught.setdefault(name, TOO_LONG)
 
@@ -218,16 +217,12 @@ class Teacher:
         """Drop what its thread has not begun."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _release_waiting(self) -> None:
-        # Sessions stay queued for the next engine; whoever waits goes on without.
-        for session_id, done in self._done.items():
-            self._done[session_id] = asyncio.Event()
-            done.set()
-
-    def _say(self, session_id: str, error: Exception) -> None:
-        self._metrics.teacher_failures.labels(self.spec.name, _code_of(error)).inc()
-        said = {"session_id": shorten_secrets(session_id), "code": _code_of(error), "error": str(error)}
-        log.warning("teaching_failed", teacher=self.spec.name, **said)
+    def _say(self, event: str, error: BaseException, **about: str) -> str:
+        """Count and log `error`; return its code."""
+        code = error.code if isinstance(error, HarnessError) else type(error).__name__
+        self._metrics.teacher_failures.labels(self.spec.name, code).inc()
+        log.warning(event, teacher=self.spec.name, code=code, error=str(error), **about)
+        return code
 
 
 async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session_id: str, top_k: int) -> PromptLogprobs:
@@ -240,18 +235,3 @@ async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session
             return await engine.score(task.input_ids, start=task.start, session_id=session_id, **more)
     except TimeoutError:
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
-
-
-def _count_scored(turns: Sequence[Turn], name: str) -> int:
-    return sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in turns)
-
-
-def _code_of(error: Exception) -> str:
-    return error.code if isinstance(error, HarnessError) else type(error).__name__
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
-    found: list[Exception] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

@@ -11,7 +11,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.top_logprobs import TopLogprobs
 from harness.types import PromptLogprobs, TokenIds, as_logprobs
 
-_SURE = 0.99  # probability of the expected id; all others share the rest
+_SURE = 0.999  # probability of the expected id; all others share the rest
 
 
 class ScriptRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -218,13 +218,13 @@ async def test_a_rule_is_a_distribution_over_next_tokens():
     assert scored.top is not None
     expected = [*ids("[ab]"), *[EOS] * 9, *ids("[c]")][: read.size - start]
     assert scored.top.ids[start - 1 :, 0].tolist() == expected
-    sure, other = math.log(0.99), math.log(0.01 / (size - 1))
+    sure, other = math.log(0.999), math.log(0.001 / (size - 1))
     is_said = (read[start:] == expected).tolist()
     assert is_said[:4] == [True, False, True, True]
     assert scored.logprobs.tolist() == pytest.approx(
         [-math.log(size)] * (start - 1) + [sure if x else other for x in is_said]
     )
-    assert np.exp(scored.top.logprobs[-1]).tolist() == pytest.approx([0.99, *[0.01 / (size - 1)] * 2])
+    assert np.exp(scored.top.logprobs[-1]).tolist() == pytest.approx([0.999, *[0.001 / (size - 1)] * 2])
     assert (await scripted.score(read, start=5)).top is None
     assert (await scripted.score(read, start=5)).logprobs.tolist() == scored.logprobs.tolist()[4:]
 

@@ -26,20 +26,20 @@ RULE = {
     "say": ['<tool_call>\n{"name": "go", "arguments": {"room": "', r"\1", '"}}\n</tool_call>'],
 }
 NO_REWARD = "def score(session, result, metadata):\n    return 0.0\n"
-WINDOW = 5  # steps in a mean, because a step samples few tokens
+WINDOW = 10  # steps in a mean, because a step samples few tokens
 
 
-def distill(directory: Path, seed: int, steps: int, *, check: str | None = NO_REWARD, **train: object) -> list[float]:
+def distill(directory: Path, seed: int, steps: int) -> list[float]:
     """Return the divergence of each step, in nats per token."""
     folder, run = directory / "train_tool_game", directory / "run"
     shutil.copytree(SCENARIO, folder, ignore=shutil.ignore_patterns("__pycache__"))
     scenario = tomllib.loads((folder / "scenario.toml").read_text())
     scenario["teachers"] = {"rule": {"engine": "scripted=../rule.toml", "top_k": 5}}
-    scenario["train"] |= {"advantage": "reward", "teachers": {"rule": 1.0}, **train}
+    scenario["samples_per_prompt"] = 1  # no groups without rewards: a student learns more from other games
+    scenario["train"] |= {"advantage": "reward", "teachers": {"rule": 1.0}, "rollouts_per_step": 16}
     (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
     (directory / "rule.toml").write_text(tomli_w.dumps({"rule": RULE}))
-    if check is not None:
-        (folder / "check.py").write_text(check)
+    (folder / "check.py").write_text(NO_REWARD)
     command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
     ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -52,7 +52,7 @@ def main() -> None:
     """Print a line per seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     given = parser.parse_args()
     lasts = []
     for seed in given.seeds:

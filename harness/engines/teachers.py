@@ -61,22 +61,19 @@ class TeacherSpec:
             raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
         return cls(name, engine, after, tokenizer=Path(folder).expanduser() if folder else None)
 
-    @property
-    def script(self) -> Path | None:
-        """Script of a scripted one with a rule."""
-        return self._file("scripted")
-
-    def within(self, directory: Path) -> Self:
-        """Return the spec with its script's path from `directory`."""
-        return self if self.script is None else replace(self, engine=f"scripted={directory / self.script}")
-
-    def _file(self, kind: str) -> Path | None:
+    def file(self, kind: str) -> Path | None:
+        """Return the folder of a `local` model, or the script of a `scripted` one."""
         found, _, path = self.engine.partition("=") if isinstance(self.engine, str) else ("", "", "")
         return Path(path).expanduser() if found == kind and path else None
 
+    def within(self, directory: Path) -> Self:
+        """Return the spec with its script's path from `directory`."""
+        script = self.file("scripted")
+        return replace(self, engine=f"scripted={directory / script}") if script else self
+
     def open_family(self, tokenizer: Tokenizer) -> ChatTokenizer | None:
         """Return the teacher's chat tokenizer if it is not `tokenizer`, the sessions'. Raises `TokenizerError`."""
-        if (folder := self.tokenizer or self._file("local")) is None:
+        if (folder := self.tokenizer or self.file("local")) is None:
             return None
         own, texts = Tokenizer.load(folder), texts_to_compare(tokenizer)
         is_same = all(own.encode(text) == tokenizer.encode(text) for text in texts)
@@ -86,7 +83,7 @@ class TeacherSpec:
         """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""
         if not isinstance(self.engine, str):
             return self.engine()
-        folder, script = self._file("local"), self.script
+        folder, script = self.file("local"), self.file("scripted")
         name = "local" if folder else "scripted" if script else self.engine
         return open_engine(name, model_dir=folder, tokenizer=tokenizer, script=script)
 

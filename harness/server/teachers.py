@@ -48,6 +48,9 @@ _ATTEMPTS = 3  # per session: a request that breaks its server must not do so fo
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
+# A thread of their own: conversations are long, and requests wait for the threads that all share.
+_READER = ThreadPoolExecutor(1, "teachers")
+
 log = get_logger(__name__)
 
 
@@ -73,13 +76,9 @@ class Teachers:
         for held in self._sessions:
             if not isinstance(held, SessionStub):  # others when they are collected
                 self.turn_recorded(held)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for teacher in self._teachers.values():
-                    tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
-        finally:
+        async with asyncio.TaskGroup() as tasks:
             for teacher in self._teachers.values():
-                teacher.close()
+                tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
 
 
 class Teacher:
@@ -88,8 +87,6 @@ class Teacher:
     def __init__(self, spec: TeacherSpec, turns: TurnService, sessions: SessionRegistry) -> None:
         self.spec = spec
         self._chat = turns.chat_tokenizer
-        # A thread of its own: conversations are long, and requests wait for the threads that all share.
-        self._reader = ThreadPoolExecutor(1, f"teacher {spec.name}")
         self._sessions = sessions
         self._store = turns.store
         self._most_bytes = turns.settings.limits.session_row_bytes
@@ -206,16 +203,12 @@ class Teacher:
         while said := next_said(session, name, given_up):
             given_up.add(said.turn.index)
             work = partial(read_aligned, said, self._chat, self._family)
-            task = await asyncio.get_running_loop().run_in_executor(self._reader, work)
+            task = await asyncio.get_running_loop().run_in_executor(_READER, work)
             if task is None:
                 session.untaught[name] = NOT_ALIGNED
             elif task.input_ids.size <= longest:
                 return task
         return None
-
-    def close(self) -> None:
-        """Drop what its thread has not begun."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _say(self, event: str, error: BaseException, **about: str) -> str:
         """Count and log `error`; return its code."""

@@ -43,14 +43,14 @@ class AlignedTask(NamedTuple):
 
 def next_said(session: Session, name: str, given_up: Collection[int]) -> ReadTurn | None:
     """Return the next turn for teacher `name`; skip those in `given_up`."""
-    if name not in (session.config.teachers or ()):
-        return None
     for branch in scored_branches(session):
         for turn in untaught(session, branch, name):
             if turn.index not in given_up:
                 before = branch[: [each.index for each in branch].index(turn.index)]
                 earlier = [message for each in before for message in (*each.messages_delta, each.reply)]
-                return ReadTurn(turn, [*earlier, *turn.messages_delta], _tools(session, branch[0]))
+                toolset = branch[0].notes.toolset
+                tools = [each.notes.tool_definitions for each in session.turns if each.notes.toolset == toolset]
+                return ReadTurn(turn, [*earlier, *turn.messages_delta], next(filter(None, tools), ()))
     return None
 
 
@@ -109,8 +109,3 @@ def share(chunks: Sequence[Chunk], theirs: Logprobs, behavior: Logprobs) -> Logp
         total, weights = theirs[other].sum(dtype=np.float64), behavior[own].astype(np.float64)
         column[own] = total * (weights / weights.sum() if weights.sum() else 1 / weights.size)
     return as_logprobs(column)
-
-
-def _tools(session: Session, root: Turn) -> Sequence[Json]:
-    alike = (turn.notes.tool_definitions for turn in session.turns if turn.notes.toolset == root.notes.toolset)
-    return next(filter(None, alike), ())

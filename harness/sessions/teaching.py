@@ -20,8 +20,6 @@ _ROUNDING = 1e-3  # by which a certain token's logprob may exceed 0
 
 def next_teaching(session: Session, name: str, longest: int, given_up: Collection[int] = ()) -> ScoringTask | None:
     """Return the next scoring of at most `longest` ids by teacher `name`; skip branches whose leaf is in `given_up`."""
-    if name not in (session.config.teachers or ()):
-        return None
     for branch in scored_branches(session):
         turns = [turn for turn in untaught(session, branch, name) if _end(turn) <= longest]
         if turns and branch[-1].index not in given_up:
@@ -44,8 +42,7 @@ def count_top_bytes(session: Session) -> int:
 
 def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprobs, top_k: int = 0) -> list[Turn]:
     """Apply the answer to `task`; return changed turns. Raise `EngineReplyInvalid` before any change."""
-    check_scores(name, task.input_ids, task.start, scoring)
-    _check_top(name, scoring, top_k)
+    check_scores(name, task.input_ids, task.start, scoring, top_k)
     changed = []
     for turn in untaught(session, session.branch(task.leaf), name):
         if task.start <= turn.prompt_length and np.array_equal(
@@ -59,9 +56,9 @@ def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprob
     return changed
 
 
-def check_scores(name: str, input_ids: TokenIds, start: int, scoring: PromptLogprobs) -> None:
-    """Raise `EngineReplyInvalid` unless `scoring` has the logprobs of `input_ids[start:]`."""
-    expected = int(input_ids.size) - start
+def check_scores(name: str, input_ids: TokenIds, start: int, scoring: PromptLogprobs, top_k: int = 0) -> None:
+    """Raise `EngineReplyInvalid` unless `scoring` has the logprobs of `input_ids[start:]`, and `top_k` ids of each."""
+    expected, top = int(input_ids.size) - start, scoring.top
     if (scoring.start, scoring.logprobs.size) != (start, expected):
         raise EngineReplyInvalid(
             f"teacher {name}: expected {expected} logprobs from position {start},"
@@ -74,12 +71,9 @@ def check_scores(name: str, input_ids: TokenIds, start: int, scoring: PromptLogp
             f"teacher {name}: expected logprobs of at most 0, got {scoring.logprobs[at]} at position {start + at}"
         )
 
-
-def _check_top(name: str, scoring: PromptLogprobs, top_k: int) -> None:
-    top, shape = scoring.top, (scoring.logprobs.size, top_k)
     if top_k and (
         top is None
-        or not top.ids.shape == top.logprobs.shape == shape
+        or not top.ids.shape == top.logprobs.shape == (expected, top_k)
         or (top.ids < 0).any()
         or not np.isfinite(top.logprobs).all()
         or (top.logprobs > _ROUNDING).any()

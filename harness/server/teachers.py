@@ -28,11 +28,17 @@ from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
 from harness.server.telemetry.printable import shorten_secrets
 from harness.server.turns import TurnService
-from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
-from harness.sessions.teaching import count_top_bytes, count_untaught, next_teaching, teach
-from harness.sessions.weights.scoring import ScoringTask
+from harness.sessions.teaching import (
+    TeachingTask,
+    count_top_bytes,
+    count_untaught,
+    next_said,
+    next_teaching,
+    read_aligned,
+    teach,
+)
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import PromptLogprobs
 
@@ -133,8 +139,7 @@ class Teacher:
                 error: BaseException = group
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
-                if self._has_scored:
-                    pause_s = _FIRST_PAUSE_S
+                pause_s = _FIRST_PAUSE_S if self._has_scored else pause_s
                 self._has_scored = False
                 self._problem = self._say("teacher_unavailable", error)
                 # Sessions stay queued for the next engine; whoever waits goes on without.
@@ -169,7 +174,7 @@ class Teacher:
         session.untaught.pop(name, None)
         while task := await self._next_task(session, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
-            top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
+            top_k = self.spec.top_k if self._family is None else 0  # ids of another vocabulary say nothing
             if top_k and session.row_bytes + count_top_bytes(session) >= self._most_bytes:
                 session.untaught[name] = OverLimit.code
                 continue
@@ -177,11 +182,7 @@ class Teacher:
                 scoring = await _score(engine, task, session_id, top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                if isinstance(task, AlignedTask):
-                    changed = teach_aligned(session, name, task, scoring)
-                else:
-                    changed = teach(session, name, task, scoring, top_k)
-                if changed:
+                if changed := teach(session, name, task, scoring, top_k):
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
                     scored = sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in changed)
@@ -196,7 +197,7 @@ class Teacher:
         if count_untaught(session, name):
             session.untaught.setdefault(name, TOO_LONG)
 
-    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> ScoringTask | AlignedTask | None:
+    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> TeachingTask | None:
         name = self.spec.name
         if self._family is None:
             return next_teaching(session, name, longest, given_up)
@@ -218,10 +219,9 @@ class Teacher:
         return code
 
 
-async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session_id: str, top_k: int) -> PromptLogprobs:
-    able = engine.capabilities
-    if top_k > able.max_top_logprobs:
-        raise EngineRejected(f"{able.engine}: expected top_k of at most {able.max_top_logprobs}, got {top_k}")
+async def _score(engine: TokenProvider, task: TeachingTask, session_id: str, top_k: int) -> PromptLogprobs:
+    if top_k > (most := engine.capabilities.max_top_logprobs):
+        raise EngineRejected(f"{engine.capabilities.engine}: expected top_k of at most {most}, got {top_k}")
     more = {"top": top_k} if top_k else {}
     try:
         async with asyncio.timeout(_SCORE_S):

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
-from harness.engines.scripted_rule import ScriptRule
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptRule, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from tests.builders import EOS, toy_tokenizer

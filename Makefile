@@ -54,6 +54,7 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_AGENTS=300 $(PY) -m pytest -n 2 tests/unit/adapters/test_delivered_tokens.py tests/system/roles
 	HARNESS_SOAK_AUDITS=all $(PY) -m pytest tests/learner/test_audit.py
+	$(PY) -m bench.distilling
 	HARNESS_SOAK_LIBRARIES=all $(PY) -m pytest tests/conformance/libraries
 	$(PY) -m harness run long_session
 	$(PY) -m harness run chain_vllm

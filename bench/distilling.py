@@ -1,82 +1,51 @@
-"""Steps in which `harness train` distills a known rule: the divergence from the teacher must fall below a tenth.
+"""Steps in which `harness train` distills the rule of the tool game: the divergence from the teacher must fall below a
+tenth.
 
     python -m bench.distilling --seeds 1 2 3
 
-The teacher says the rule whatever was said before; the student is a random model of the same size. No reward is given.
+The student is the model of `train_tool_game`, the teacher a scripted engine that follows the marks. No reward is given.
 Exits 1 if a seed does not get there.
 """
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any
 
-import numpy as np
 import tomli_w
 
-from harness.samples.packs import Pack
-from harness.samples.segments import Segment
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
-from harness.training.learner.torch_learner import TorchLearner
-from tests.builders import EOS, toy_template
-from tests.toy_model import write_toy_weights
-from tests.trained_scenario import write_trained_scenario
-
-RULE = "Guess 7."
-PROMPT = "Say something."
-WINDOW = 5  # steps in a mean, because a step samples few tokens
+SCENARIO = Path(__file__).parents[1] / "scenarios" / "train_tool_game"
+RULE = {
+    "after": r"marks(?: in the hall)? lead to the ([a-z ]+)\.<\|im_end\|>\n<\|im_start\|>assistant\n",
+    "say": ['<tool_call>\n{"name": "go", "arguments": {"room": "', r"\1", '"}}\n</tool_call>'],
+}
+NO_REWARD = "def score(session, result, metadata):\n    return 0.0\n"
+WINDOW = 10  # steps in a mean, because a step samples few tokens
 
 
-def teach_rule(folder: Path, seed: int) -> Path:
-    """A model that says the rule; random tokens in the place of its earlier ones do not confuse it."""
-    learner = TorchLearner.open(
-        write_toy_weights(folder / "random", seed), LossSettings(LossKind.CROSS_ENTROPY), OptimizerSettings(3e-3)
-    )
-    random = np.random.default_rng(seed)
-    prompt = toy_template().render_ids([{"role": "user", "content": PROMPT}], [])
-    rule = [*toy_template().tokenizer.encode(RULE), EOS]
-    for _ in range(60):
-        said = [
-            np.where(random.random(end) < 0.7, random.integers(0, 259, end), rule[:end]) for end in range(len(rule))
-        ]
-        texts = [[*prompt, *each.tolist(), rule[end]] for end, each in enumerate(said)]
-        segments = [Segment.of_tokens(ids, [0] * (len(ids) - 1) + [1]) for ids in texts]
-        learner.accumulate(Pack.of(segments, range(len(segments))))
-        learner.finish_step(len(segments))
-    learner.save(folder / "teacher")
-    return folder / "teacher"
-
-
-def distill(folder: Path, seed: int, steps: int) -> list[float]:
-    """The divergence of each step, in nats per token."""
-    train: dict[str, Any] = {"rollouts_per_step": 32, "advantage": "reward", "teachers": {"rule": 1.0}}
-    scenario = {
-        "schema_version": 1,
-        "name": "distilling",
-        "description": "Learn a rule from a teacher.",
-        "engine": {"name": "local", "model": str(write_toy_weights(folder / "student", seed + 100))},
-        "teachers": {"rule": {"engine": f"local={teach_rule(folder, seed)}", "top_k": 20}},
-        "limits": {"tokens_per_turn": 12},
-        "prompts": [{"metadata": {"turns": 1}}],
-        "agent": {"function": "play.py:run", "deadline_s": 60.0},
-        "samples_per_prompt": 32,
-        "concurrency": 16,
-        "train": {**train, "packing": {"length": 512, "lookahead": 1}, "optimizer": {"learning_rate": 5e-3}},
-    }
-    directory = write_trained_scenario(folder / "scenario")
-    (directory / "scenario.toml").write_text(tomli_w.dumps(scenario))
-    (directory / "instruction.md").write_text(PROMPT)
-    (directory / "check.py").write_text("def score(session, result, metadata):\n    return 0.0\n")
-    command = (sys.executable, "-m", "harness", "train", directory, "--steps", steps, "--out", folder / "run")
+def distill(directory: Path, seed: int, steps: int) -> list[float]:
+    """Return the divergence of each step, in nats per token."""
+    folder, run = directory / "train_tool_game", directory / "run"
+    shutil.copytree(SCENARIO, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    scenario = tomllib.loads((folder / "scenario.toml").read_text())
+    scenario["teachers"] = {"rule": {"engine": "scripted=../rule.toml", "top_k": 5}}
+    scenario["samples_per_prompt"] = 1  # no groups without rewards: a student learns more from other games
+    scenario["train"] |= {"advantage": "reward", "teachers": {"rule": 1.0}, "rollouts_per_step": 16}
+    (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
+    (directory / "rule.toml").write_text(tomli_w.dumps({"rule": RULE}))
+    (folder / "check.py").write_text(NO_REWARD)
+    command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
     ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.exit(ended.stderr)
-    lines = (folder / "run" / "telemetry.jsonl").read_text().splitlines()
+    lines = (run / "telemetry.jsonl").read_text().splitlines()
     return [float(json.loads(line)["rollout/teacher_gap/rule"]) for line in lines]
 
 
@@ -89,11 +58,12 @@ def main() -> None:
     lasts = []
     for seed in given.seeds:
         with TemporaryDirectory() as directory:
-            began = monotonic()
+            began, before = monotonic(), sum(os.times()[2:4])
             gaps = distill(Path(directory), seed, given.steps)
         lasts.append(fmean(gaps[-WINDOW:]) / gaps[0])
-        means = " ".join(f"{fmean(gaps[at : at + WINDOW]):.2f}" for at in range(0, len(gaps), WINDOW))
-        print(f"seed {seed}: {means}, at last {lasts[-1]:.3f} of the first; {monotonic() - began:.0f} s", flush=True)
+        means = " ".join(f"{fmean(gaps[at : at + WINDOW]):.3f}" for at in range(0, len(gaps), WINDOW))
+        took = f"{monotonic() - began:.0f} s, {sum(os.times()[2:4]) - before:.0f} s of processors"
+        print(f"seed {seed}: {means}, at last {lasts[-1]:.3f} of the first; {took}", flush=True)
     sys.exit(max(lasts) >= 0.1)
 
 

@@ -6,6 +6,7 @@ resumes its step, without the fault. Logprobs are a known function of token, pos
 """
 
 import asyncio
+import re
 import tomllib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -38,6 +39,7 @@ from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailab
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
 from harness.token_rows import RaggedRows, RoutedExperts, RowValues, TokenRows
+from harness.tokens.alignment import Spelled
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.top_logprobs import TopLogprobs
@@ -58,6 +60,7 @@ from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 _MAX_TOP_LOGPROBS = 5
 _ROUTER = RoutedExperts(layers=2, top_k=2, experts=8)
 _MOST_OTHERS = 4  # candidates beside a token
+_SURE = 0.999  # probability of the id that a rule expects; all others share the rest
 
 
 class ScriptedFault(StrEnum):
@@ -87,17 +90,49 @@ class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens before the fault."""
 
 
+class ScriptRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Distribution over next tokens: the ids of `say` after each match of `after`, whatever is sampled instead."""
+
+    after: str
+    """Regular expression for the text up to an answer."""
+    say: tuple[str, ...]
+    """Pieces of the answer, with groups of the match as `\\1`, each encoded alone; the end-of-turn id follows."""
+
+    def score(self, tokenizer: Tokenizer, ids: TokenIds, start: int, version: str, top: int) -> PromptLogprobs:
+        """Return logprobs of `ids[start:]`; before the first match all ids are equally likely."""
+        size, expected = tokenizer.vocab_size, self._expected(tokenizer, ids)[start:, None]
+        each = np.hstack([ids[start:, None], (expected.clip(0) + np.arange(top, dtype=np.int32)) % np.int32(size)])
+        sure = np.where(each == expected, _SURE, (1 - _SURE) / (size - 1))
+        logprobs = np.log(np.where(expected < 0, 1 / size, sure)).astype(np.float32)
+        tops = TopLogprobs(each[:, 1:], logprobs[:, 1:]) if top else None
+        return PromptLogprobs(start, as_logprobs(logprobs[:, 0]), version, top=tops)
+
+    def _expected(self, tokenizer: Tokenizer, ids: TokenIds) -> TokenIds:
+        text, ends = Spelled.of(tokenizer, ids.tolist())[1:]
+        reached = np.maximum.accumulate([0, *(end or 0 for end in ends)])
+        end_id, expected = min(tokenizer.eos_ids), np.full(ids.size, -1, np.int32)
+        for match in re.finditer(self.after, text):
+            answer = expected[np.searchsorted(reached, match.end()) :]
+            said = [*chain.from_iterable(tokenizer.encode(match.expand(piece)) for piece in self.say)][: answer.size]
+            answer[: len(said)], answer[len(said) :] = said, end_id
+        return expected
+
+
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps of a scripted engine, repeated."""
 
     steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
+    rule: ScriptRule | None = None
+    """Distribution by which it scores."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load a TOML file. Raises `ScenarioError` naming the file and the field."""
         try:
             script = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
-        except (OSError, ValueError, msgspec.ValidationError) as error:
+            if script.rule is not None:
+                re.sub(script.rule.after, "".join(script.rule.say), "")  # both can be read
+        except (OSError, ValueError, re.error, msgspec.ValidationError) as error:
             raise ScenarioError(f"{path}: {error}") from error
         if not script.steps:
             raise ScenarioError(f"{path}: steps: expected at least one step, got none")
@@ -301,6 +336,8 @@ class ScriptedEngine:
     async def score(
         self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
     ) -> PromptLogprobs:
+        if (rule := self._script.rule) is not None:
+            return rule.score(self._tokenizer, input_ids, start, self._version, top)
         logprobs = scripted_logprobs(input_ids[start:], start, self._version)
         tops = _alternatives(input_ids[start:], logprobs, top, self._tokenizer.vocab_size)
         return PromptLogprobs(start, logprobs, self._version, top=tops)

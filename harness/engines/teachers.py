@@ -1,4 +1,6 @@
-"""Names of teachers, engines that score sampled tokens: `NAME=ENGINE`, with `scripted`, `local=FOLDER`, or servers.
+"""Names of teachers, engines that score sampled tokens: `NAME=ENGINE`.
+
+`ENGINE` is `scripted`, `scripted=FILE` (a script with a rule), `local=FOLDER`, or servers.
 
 A teacher reads the sessions' token ids, or their text if `,tokenizer=FOLDER` follows with another tokenizer. Servers
 are tested for the one that counts; the folder of a local one has it.
@@ -6,13 +8,14 @@ are tested for the one that counts; the folder of a local one has it.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
+from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.same_tokenizer import texts_to_compare
 from harness.errors import ScenarioError
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -22,7 +25,7 @@ from harness.tokens.tokenizer import Tokenizer
 TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 _USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
 _TOKENIZER = ",tokenizer="
-_LOCAL = "local="
+_FILES = ("local=", "scripted=")
 
 
 class TeachAfter(StrEnum):
@@ -54,16 +57,23 @@ class TeacherSpec:
             raise ScenarioError(f"teacher: expected {_USAGE}; got {text!r}")
         if engine == "local":
             raise ScenarioError(f"teacher {name}: expected a model's folder, as {name}=local=FOLDER")
-        if not engine.startswith(_LOCAL) and EngineName.parse(engine).needs_server:
+        if not engine.startswith(_FILES) and EngineName.parse(engine).needs_server:
             raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
         return cls(name, engine, after, tokenizer=Path(folder).expanduser() if folder else None)
 
+    def file(self, kind: str) -> Path | None:
+        """Return the folder of a `local` model, or the script of a `scripted` one."""
+        found, _, path = self.engine.partition("=") if isinstance(self.engine, str) else ("", "", "")
+        return Path(path).expanduser() if found == kind and path else None
+
+    def within(self, directory: Path) -> Self:
+        """Return the spec with its script's path from `directory`."""
+        script = self.file("scripted")
+        return replace(self, engine=f"scripted={directory / script}") if script else self
+
     def open_family(self, tokenizer: Tokenizer) -> ChatTokenizer | None:
         """Return the teacher's chat tokenizer if it is not `tokenizer`, the sessions'. Raises `TokenizerError`."""
-        folder = self.tokenizer
-        if folder is None and isinstance(self.engine, str) and self.engine.startswith(_LOCAL):
-            folder = Path(self.engine.removeprefix(_LOCAL)).expanduser()
-        if folder is None:
+        if (folder := self.tokenizer or self.file("local")) is None:
             return None
         own, texts = Tokenizer.load(folder), texts_to_compare(tokenizer)
         is_same = all(own.encode(text) == tokenizer.encode(text) for text in texts)
@@ -73,21 +83,23 @@ class TeacherSpec:
         """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""
         if not isinstance(self.engine, str):
             return self.engine()
-        if self.engine.startswith(_LOCAL):
-            return open_engine("local", model_dir=Path(self.engine.removeprefix(_LOCAL)).expanduser())
-        return open_engine(self.engine, tokenizer=tokenizer)
+        folder, script = self.file("local"), self.file("scripted")
+        name = "local" if folder else "scripted" if script else self.engine
+        return open_engine(name, model_dir=folder, tokenizer=tokenizer, script=script)
 
 
-def check_teachers(teachers: Sequence[TeacherSpec], engine: str = "") -> None:
-    """Require distinct names, and other servers than those of `engine`. Raises `ScenarioError`."""
-    names = [each.name for each in teachers]
-    for name in names:
-        if names.count(name) > 1:
-            raise ScenarioError(f"teachers: expected distinct names, got {name} twice")
+def check_teachers(teachers: Sequence[TeacherSpec], *engines: str) -> None:
+    """Require distinct names, and other servers than those of `engines`. Raises `ScenarioError`."""
+    names, own = [each.name for each in teachers], {url for engine in engines for url in _urls(engine)}
     for each in teachers:
-        served = EngineName.parse(each.engine).urls if isinstance(each.engine, str) and "://" in each.engine else ()
-        if served and engine and {*EngineName.parse(engine).urls}.intersection(served):
+        if names.count(each.name) > 1:
+            raise ScenarioError(f"teachers: expected distinct names, got {each.name} twice")
+        if isinstance(each.engine, str) and own & _urls(each.engine):
             raise ScenarioError(
                 f"teacher {each.name}: expected another server than the one that samples, got {each.engine};"
                 " the proximal logprobs are those of the policy itself (docs/weight-updates.md)"
             )
+
+
+def _urls(engine: str) -> set[str]:
+    return {EngineAddress.parse(url).url for url in EngineName.parse(engine).urls} if "://" in engine else set()

@@ -236,12 +236,8 @@ def _teachers_in(tensors: Mapping[str, Any], number: int) -> Json:
     return {name: values for name, values in found.items() if values}
 
 
-def _as_teachers(value: Any) -> Mapping[str, Logprobs]:
-    return {str(name): _as_teacher(column) for name, column in dict(value or {}).items()}
-
-
-def _as_tops(value: Any) -> Mapping[str, TopLogprobs]:
-    return {str(name): _as_top(top) for name, top in dict(value or {}).items()}
+def _by_teacher(as_column: Callable[[Any], object], value: Any) -> Mapping[str, object]:
+    return {str(name): as_column(column) for name, column in dict(value or {}).items()}
 
 
 def _as_top(value: Any) -> TopLogprobs:
@@ -307,6 +303,6 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {name: _ARRAYS[dtype] for name,
     "turn_rewards": tuple,
     "routed_experts": partial(_as_rows, SampleRows),
     "sampling_mask": partial(_as_rows, SampleMasks),
-    "teachers": _as_teachers,
-    "teacher_tops": _as_tops,
+    "teachers": partial(_by_teacher, _as_teacher),
+    "teacher_tops": partial(_by_teacher, _as_top),
 }

@@ -6,7 +6,6 @@ within `CATCH_UP_S`, or missing with the reason. `sessions.teaching` decides wha
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,6 +19,7 @@ from harness.errors import (
     EngineRejected,
     EngineUnavailable,
     HarnessError,
+    OverLimit,
     StoreError,
 )
 from harness.machine.deadlines import within
@@ -28,13 +28,19 @@ from harness.samples.merge import NOT_ALIGNED
 from harness.server.registry import SessionRegistry
 from harness.server.telemetry.printable import shorten_secrets
 from harness.server.turns import TurnService
-from harness.sessions.aligned_teaching import AlignedTask, next_said, read_aligned, teach_aligned
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
-from harness.sessions.teaching import count_untaught, next_teaching, teach
-from harness.sessions.weights.scoring import ScoringTask
+from harness.sessions.teaching import (
+    TeachingTask,
+    count_top_bytes,
+    count_untaught,
+    next_said,
+    next_teaching,
+    read_aligned,
+    teach,
+)
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.types import PromptLogprobs, Turn
+from harness.types import PromptLogprobs
 
 CATCH_UP_S = 5.0
 """Longest wait of a collection for teachers."""
@@ -48,17 +54,17 @@ _ATTEMPTS = 3  # per session: a request that breaks its server must not do so fo
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
+# A thread of their own: conversations are long, and requests wait for the threads that all share.
+_READER = ThreadPoolExecutor(1, "teachers")
+
 log = get_logger(__name__)
 
 
 class Teachers:
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._teachers = {spec.name: Teacher(spec, turns, sessions) for spec in turns.settings.teachers}
+        self.names = tuple(self._teachers)
         self._sessions = sessions
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._teachers)
 
     def turn_recorded(self, session: Session) -> None:
         """Have the session's new turn scored."""
@@ -76,13 +82,9 @@ class Teachers:
         for held in self._sessions:
             if not isinstance(held, SessionStub):  # others when they are collected
                 self.turn_recorded(held)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for teacher in self._teachers.values():
-                    tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
-        finally:
+        async with asyncio.TaskGroup() as tasks:
             for teacher in self._teachers.values():
-                teacher.close()
+                tasks.create_task(teacher.work_for_ever(), name=f"teacher {teacher.spec.name}")
 
 
 class Teacher:
@@ -91,10 +93,9 @@ class Teacher:
     def __init__(self, spec: TeacherSpec, turns: TurnService, sessions: SessionRegistry) -> None:
         self.spec = spec
         self._chat = turns.chat_tokenizer
-        # A thread of its own: conversations are long, and requests wait for the threads that all share.
-        self._reader = ThreadPoolExecutor(1, f"teacher {spec.name}")
         self._sessions = sessions
         self._store = turns.store
+        self._most_bytes = turns.settings.limits.session_row_bytes
         self._metrics = turns.metrics
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._done: dict[str, asyncio.Event] = {}  # by session that is queued or at work
@@ -135,14 +136,16 @@ class Teacher:
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
             except* Exception as group:  # noqa: BLE001  # a provider may be the user's own, and other teachers go on
-                [error, *_] = _leaves(group)
-                if self._has_scored:
-                    pause_s = _FIRST_PAUSE_S
+                error: BaseException = group
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                pause_s = _FIRST_PAUSE_S if self._has_scored else pause_s
                 self._has_scored = False
-                self._problem = _code_of(error)
-                self._metrics.teacher_failures.labels(self.spec.name, self._problem).inc()
-                log.warning("teacher_unavailable", teacher=self.spec.name, code=self._problem, error=str(error))
-                self._release_waiting()
+                self._problem = self._say("teacher_unavailable", error)
+                # Sessions stay queued for the next engine; whoever waits goes on without.
+                for session_id, done in self._done.items():
+                    self._done[session_id] = asyncio.Event()
+                    done.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -157,7 +160,7 @@ class Teacher:
                 self._queue.put_nowait(session_id)
                 raise
             except Exception as error:  # noqa: BLE001  # such as that of a selection function: this session goes without
-                self._say(session_id, error)
+                self._say("teaching_failed", error, session_id=shorten_secrets(session_id))
             if session_id in self._again:
                 self._again.discard(session_id)
                 self._queue.put_nowait(session_id)
@@ -171,82 +174,57 @@ class Teacher:
         session.untaught.pop(name, None)
         while task := await self._next_task(session, engine.capabilities.context_length - 1, given_up):
             given_up.add(task.leaf)
+            top_k = self.spec.top_k if self._family is None else 0  # ids of another vocabulary say nothing
+            if top_k and session.row_bytes + count_top_bytes(session) >= self._most_bytes:
+                session.untaught[name] = OverLimit.code
+                continue
             try:
-                top_k = 0 if isinstance(task, AlignedTask) else self.spec.top_k  # ids of another vocabulary say nothing
                 scoring = await _score(engine, task, session_id, top_k)
                 if self._sessions.in_memory(session_id) is not session:
                     return  # taken over or deleted meanwhile
-                if isinstance(task, AlignedTask):
-                    changed = teach_aligned(session, name, task, scoring)
-                else:
-                    changed = teach(session, name, task, scoring, top_k)
-                if changed:
+                if changed := teach(session, name, task, scoring, top_k):
                     await self._store.keep_teaching(session_id, name, changed)
                     given_up.discard(task.leaf)
-                    self._metrics.teacher_tokens.labels(name).inc(_count_scored(changed, name))
+                    scored = sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in changed)
+                    self._metrics.teacher_tokens.labels(name).inc(scored)
                     self._has_scored = True
             except (EngineError, StoreError) as error:
                 is_away = isinstance(error, EngineUnavailable | EngineConnectionLost)
                 self._broken[session_id] += is_away
                 if is_away and self._broken[session_id] < _ATTEMPTS:
                     raise
-                session.untaught[name] = error.code
-                self._say(session_id, error)
+                session.untaught[name] = self._say("teaching_failed", error, session_id=shorten_secrets(session_id))
         if count_untaught(session, name):
             session.untaught.setdefault(name, TOO_LONG)
 
-    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> ScoringTask | AlignedTask | None:
+    async def _next_task(self, session: Session, longest: int, given_up: set[int]) -> TeachingTask | None:
         name = self.spec.name
         if self._family is None:
             return next_teaching(session, name, longest, given_up)
         while said := next_said(session, name, given_up):
             given_up.add(said.turn.index)
             work = partial(read_aligned, said, self._chat, self._family)
-            task = await asyncio.get_running_loop().run_in_executor(self._reader, work)
+            task = await asyncio.get_running_loop().run_in_executor(_READER, work)
             if task is None:
                 session.untaught[name] = NOT_ALIGNED
             elif task.input_ids.size <= longest:
                 return task
         return None
 
-    def close(self) -> None:
-        """Drop what its thread has not begun."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
-
-    def _release_waiting(self) -> None:
-        # Sessions stay queued for the next engine; whoever waits goes on without.
-        for session_id, done in self._done.items():
-            self._done[session_id] = asyncio.Event()
-            done.set()
-
-    def _say(self, session_id: str, error: Exception) -> None:
-        self._metrics.teacher_failures.labels(self.spec.name, _code_of(error)).inc()
-        said = {"session_id": shorten_secrets(session_id), "code": _code_of(error), "error": str(error)}
-        log.warning("teaching_failed", teacher=self.spec.name, **said)
+    def _say(self, event: str, error: BaseException, **about: str) -> str:
+        """Count and log `error`; return its code."""
+        code = error.code if isinstance(error, HarnessError) else type(error).__name__
+        self._metrics.teacher_failures.labels(self.spec.name, code).inc()
+        log.warning(event, teacher=self.spec.name, code=code, error=str(error), **about)
+        return code
 
 
-async def _score(engine: TokenProvider, task: ScoringTask | AlignedTask, session_id: str, top_k: int) -> PromptLogprobs:
-    able = engine.capabilities
-    if top_k > able.max_top_logprobs:
-        raise EngineRejected(f"{able.engine}: expected top_k of at most {able.max_top_logprobs}, got {top_k}")
+async def _score(engine: TokenProvider, task: TeachingTask, session_id: str, top_k: int) -> PromptLogprobs:
+    if top_k > (most := engine.capabilities.max_top_logprobs):
+        raise EngineRejected(f"{engine.capabilities.engine}: expected top_k of at most {most}, got {top_k}")
     more = {"top": top_k} if top_k else {}
     try:
         async with asyncio.timeout(_SCORE_S):
             return await engine.score(task.input_ids, start=task.start, session_id=session_id, **more)
     except TimeoutError:
         raise EngineUnavailable(f"the teacher did not score {task.input_ids.size} ids within {_SCORE_S:g} s") from None
-
-
-def _count_scored(turns: Sequence[Turn], name: str) -> int:
-    return sum(int(np.isfinite(turn.teachers[name].logprobs).sum()) for turn in turns)
-
-
-def _code_of(error: Exception) -> str:
-    return error.code if isinstance(error, HarnessError) else type(error).__name__
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
-    found: list[Exception] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

@@ -19,9 +19,11 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
 
     if getattr(args, "use_dynamic_global_batch_size", False):
         raise AdapterError("--use-dynamic-global-batch-size cannot be kept: a convert function is not told that size")
-    if any(getattr(each, "teacher_log_probs", None) is not None for each in samples):
-        for each in samples:  # miles takes the column for all of them, or for none
-            each.teacher_log_probs = each.teacher_log_probs or [0.0] * each.response_length
+    taught = [each.index for each in samples if getattr(each, "teacher_log_probs", None) is not None]
+    for each in samples if taught else ():  # miles takes the column for all of them, or for none
+        if each.teacher_log_probs is None and each.response_length:
+            raise AdapterError(f"sample {each.index}: expected teacher_log_probs, as sample {taught[0]} has, got none")
+        each.teacher_log_probs = each.teacher_log_probs or []
     _fill_experts(samples)
     rewards = load_function(args.custom_reward_post_process_path)
     data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)

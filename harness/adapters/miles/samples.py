@@ -110,7 +110,7 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
     sample.rollout_log_probs = [] if ours is None else ours.rollout_log_probs.tolist()
     sample.weight_versions = [] if ours is None else list(ours.weight_versions)
     if ours is not None and ours.teachers:
-        sample.teacher_log_probs = _teacher_column(sample, ours)
+        _write_teacher(sample, ours)
     columns = empty_trainer_columns() if ours is None else trainer_columns(ours)
     sample.train_metadata = {
         **(sample.train_metadata or {}),
@@ -124,16 +124,16 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
     return sample
 
 
-def _teacher_column(sample: Any, ours: Sample) -> list[float]:
+def _write_teacher(sample: Any, ours: Sample) -> None:
     if len(ours.teachers) > 1 or not hasattr(sample, "teacher_log_probs"):
         raise AdapterError(
             f"teachers: expected one, in a Sample with teacher_log_probs, got {', '.join(ours.teachers)};"
             " name it in the session's teachers"
         )
     [column] = ours.teachers.values()
-    # A missing score is the behavior logprob, which adds nothing to the reverse KL; `metadata.teachers` counts it.
-    filled: list[float] = np.where(np.isnan(column), ours.rollout_log_probs, column).tolist()
-    return filled
+    # miles subtracts these from logprobs of its own and knows no missing one, so such a token is not trained.
+    sample.loss_mask = np.where(np.isnan(column), 0, ours.loss_mask).tolist()
+    sample.teacher_log_probs = np.nan_to_num(column).tolist()
 
 
 def _time_elsewhere(result: Json, rollout: Rollout) -> float:

@@ -75,6 +75,8 @@ class Asked(msgspec.Struct, frozen=True):
     """True if replies carry the mark of a proven repeat guard."""
     probes_guard: bool = False
     """True for a request that asks for the server's guard."""
+    is_scoring: bool = False
+    """True for a request that samples nothing; turns go first where the server takes priorities."""
     rank: int | None = None
     """Data-parallel rank that serves it; None lets the server choose."""
     router: RoutedExperts | None = None
@@ -87,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def prompt_top(self) -> int:
         """Alternatives of each scored input token: a turn that scores its input on the way wants none."""
-        return self.request.params.top_logprobs if self.request.params.max_new_tokens == 1 else 0
+        return self.request.params.top_logprobs if self.is_scoring else 0
 
     @property
     def wants_masks(self) -> bool:

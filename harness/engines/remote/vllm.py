@@ -116,6 +116,7 @@ class VLLMTokenProvider(RemoteProvider):
         """See `TokenProvider.score`; samples one token, which is discarded."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0, top_logprobs=top)
         asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
+        asked = msgspec.structs.replace(asked, is_scoring=True)
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         moment = self._served.asking()

@@ -68,6 +68,7 @@ class EngineChoice(NamedTuple):
         template, train = folder.find_template(), scenario.train
         program = folder.file(train.model_program) if train is not None and train.model_program else None
         seed = 0 if program is None else scenario.seed
+        teachers = tuple(each.within(folder.directory) for each in scenario.teacher_specs)
         if services is not None:
             lanes = tuple(LaneEngine(group.engine) for group in services.lanes for _ in range(group.count))
             running = [EngineName.parse(each) for each in services.workers]
@@ -75,14 +76,14 @@ class EngineChoice(NamedTuple):
             kinds = [*lanes, *(each.kind for each in running for _ in each.urls)]
             name = f"{'router' if services.router else 'lanes'}={','.join(kinds)}"
             common = (name, spec.model, None, guard, weights_of, faults_of)
-            more = (services.router, forces, template, program, seed, scenario.teacher_specs)
+            more = (services.router, forces, template, program, seed, teachers)
             return cls(*common, lanes, workers, *more)
         named = EngineName.parse(spec.name)
         script = folder.file(spec.script) if spec.script and named.plays_script else None
         lanes = (LaneEngine(named.kind),) if named.needs_server else ()
         return cls(
             *(spec.name, spec.model, script, guard, weights_of, faults_of, lanes, (), False),
-            *(forces, template, program, seed, scenario.teacher_specs),
+            *(forces, template, program, seed, teachers),
         )
 
     @property

@@ -123,6 +123,7 @@ class ScenarioFolder:
         engine, train = self.scenario.engine, self.scenario.train
         files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, engine.script, engine.template]
         files += [] if train is None else [train.model_program, (train.encoder or "").partition(":")[0]]
+        files += [str(each.file("scripted") or "") for each in self.scenario.teacher_specs]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         present |= {os.path.relpath(path, self.directory): path for path in self.prompts.files}
         if self.agent_function is None:
@@ -209,6 +210,8 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
     """Raise `ScenarioError` for the first missing or unusable file."""
     scenario = folder.scenario
     named = [("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)]
+    scripts = {each.name: each.file("scripted") for each in scenario.teacher_specs}
+    named += [(f"teachers.{name}.engine", str(script)) for name, script in scripts.items() if script]
     if scenario.train is not None:
         encoder = scenario.train.encoder and scenario.train.encoder.partition(":")[0]
         named += [("train.model_program", scenario.train.model_program), ("train.encoder", encoder)]

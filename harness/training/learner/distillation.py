@@ -19,11 +19,11 @@ _LEAST_REST = 1e-6  # probability; rounding makes a smaller one of a difference 
 def distill(weights: Mapping[str, float], pack: Pack, logits: Tensor) -> Tensor | float:
     """Return the weighted divergences [t] of `logits` at `pack.logit_positions`."""
     trained = pack.logit_positions + 1
-    losses: Tensor | float = 0.0
-    for name, weight in weights.items():
-        if (top := pack.teacher_tops.get(name)) is not None:
-            losses = losses + weight * reverse_kl(logits, TopLogprobs(top.ids[trained], top.logprobs[trained]))
-    return losses
+    return sum(
+        weights[name] * reverse_kl(logits, TopLogprobs(top.ids[trained], top.logprobs[trained]))
+        for name, top in pack.teacher_tops.items()
+        if name in weights
+    )
 
 
 def reverse_kl(logits: Tensor, top: TopLogprobs) -> Tensor:

@@ -1,11 +1,13 @@
 """What a check says of turns and in words, through the commands: into samples and packs."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from harness.errors import StepError
 from harness.samples.codec import read_samples
@@ -14,7 +16,7 @@ from harness.training.collector.record.step_record import pack_again
 from harness.training.collector.record.step_table import read_step
 from harness.training.collector.segment_maker import SegmentMaker
 from tests.harness_command import harness
-from tests.trained_scenario import write_trained_scenario
+from tests.trained_scenario import write_real_scenario, write_trained_scenario
 
 CHECK = """
 def score(session, result, metadata):
@@ -91,6 +93,25 @@ def test_a_training_run_has_its_teachers(tmp_path: Path):
     # The scripted teacher has version 0, as the policy of the first step: their logprobs are equal.
     assert figures[0]["rollout/teacher_gap/rule"] == 0.0
     assert figures[1]["rollout/teacher_gap/rule"] != 0.0
+
+
+def test_a_training_run_distills_the_rule_of_a_script(tmp_path: Path):
+    """The scenario names the script. The divergence of a random model from it falls, without a reward."""
+    folder = write_real_scenario(tmp_path / "s")
+    (folder / "check.py").write_text(CHECK.format(reward=0, rewards={}))
+    rule = {"after": r"<\|im_start\|>assistant\n", "say": ["!" * 8]}
+    (folder / "rule.toml").write_text(tomli_w.dumps({"rule": rule}))
+    file = folder / "scenario.toml"
+    scenario = tomllib.loads(file.read_text())
+    scenario["teachers"] = {"rule": {"engine": "scripted=rule.toml", "top_k": 5}}
+    scenario["train"] |= {"teachers": {"rule": 1.0}, "optimizer": {"learning_rate": 1e-2}, "rollouts_per_step": 8}
+    scenario |= {"prompts": [{"metadata": {"turns": 1}}], "limits": {"tokens_per_turn": 8}}
+    file.write_text(tomli_w.dumps(scenario))
+    ended = harness("train", folder, "--steps", "8", "--out", tmp_path / "run", timeout_s=300)
+    assert ended.code == ExitCode.PASSED, ended.stderr
+    lines = (tmp_path / "run" / "telemetry.jsonl").read_text().splitlines()
+    gaps = [json.loads(line)["rollout/teacher_gap/rule"] for line in lines]
+    assert gaps[-1] < gaps[0] / 2
 
 
 def test_a_training_run_credits_turns_by_value(tmp_path: Path):

@@ -63,14 +63,17 @@ def test_teachers_are_refused_where_a_trainer_asks_its_own(trainer: str) -> None
 
 
 def test_miles_gets_the_scores_of_one_teacher() -> None:
-    """Where one is missing the behavior logprob, whose gap is 0; two teachers are refused."""
+    """A token without one is not trained, because miles takes gaps from its own logprobs; two teachers are refused."""
     sample = taught(big=-1.25)
 
     def miles_sample(ours: Sample) -> Any:
         origin = SimpleNamespace(teacher_log_probs=None, train_metadata=None)
         return _write_columns(origin, ours, lambda ids: "")
 
-    assert miles_sample(sample).teacher_log_probs == [-1.25, *sample.rollout_log_probs.tolist()[1:]]
+    told = miles_sample(sample)
+    assert (told.teacher_log_probs[0], told.loss_mask[0]) == (-1.25, sample.loss_mask[0]) == (-1.25, 1)
+    assert not any(told.loss_mask[1:])
+    assert np.isfinite(told.teacher_log_probs).all()
     assert miles_sample(replace(sample, teachers={})).teacher_log_probs is None
     with pytest.raises(AdapterError, match=r"teachers: expected one, .* got big, small"):
         miles_sample(taught(big=-1.0, small=-2.0))

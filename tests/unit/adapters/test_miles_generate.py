@@ -534,3 +534,14 @@ def test_samples_of_somebody_else_are_no_columns() -> None:
         convert(args, [Sample(index=3)])
     with pytest.raises(AdapterError, match=r"^--use-dynamic-global-batch-size cannot be kept"):
         convert(miles_args(use_dynamic_global_batch_size=True), [])
+
+
+def test_miles_refuses_a_step_that_was_scored_in_part() -> None:
+    """It takes the column for all samples, or for none; one without tokens needs no scores."""
+    from miles.utils.types import Sample
+
+    scored, empty, unscored = (Sample(index=index, response_length=size) for index, size in ((1, 2), (3, 0), (2, 2)))
+    scored.teacher_log_probs = [-1.0, -2.0]
+    with pytest.raises(AdapterError, match="sample 2: expected teacher_log_probs, as sample 1 has, got none"):
+        convert(miles_args(), [scored, empty, unscored])
+    assert empty.teacher_log_probs == []

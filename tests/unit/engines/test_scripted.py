@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import math
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptRule, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from tests.builders import EOS, toy_tokenizer
@@ -204,8 +206,34 @@ def test_a_script_is_read_from_a_file(tmp_path):
     )
 
 
+async def test_a_rule_is_a_distribution_over_next_tokens():
+    """It expects its answer after each match, one id per token, whatever is sampled; before that, any id is as good."""
+    rule = ScriptRule(after=r"say (\w+): ", say=("[", r"\1", "]"))
+    scripted = ScriptedEngine(toy_tokenizer(), Script(rule=rule))
+    read = as_ids(ids("So say ab: [xb]..say c: "))
+    scored = await scripted.score(read, start=1, top=3)
+    size, start = toy_tokenizer().vocab_size, len("So say ab: ")
+
+    assert scored.top is not None
+    expected = [*ids("[ab]"), *[EOS] * 9, *ids("[c]")][: read.size - start]
+    assert scored.top.ids[start - 1 :, 0].tolist() == expected
+    sure, other = math.log(0.999), math.log(0.001 / (size - 1))
+    is_said = (read[start:] == expected).tolist()
+    assert is_said[:4] == [True, False, True, True]
+    assert scored.logprobs.tolist() == pytest.approx(
+        [-math.log(size)] * (start - 1) + [sure if x else other for x in is_said]
+    )
+    assert np.exp(scored.top.logprobs[-1]).tolist() == pytest.approx([0.999, *[0.001 / (size - 1)] * 2])
+    assert (await scripted.score(read, start=5)).top is None
+    assert (await scripted.score(read, start=5)).logprobs.tolist() == scored.logprobs.tolist()[4:]
+
+
+WRONG_RULES = [f"[rule]\nafter = '{after}'\nsay = ['{say}']" for after, say in (("(", "a"), ("a", r"\1"))]
+
+
 @pytest.mark.parametrize(
-    "content", ["steps = []", "steps = 3", '[[steps]]\ntxt = "a"', '[[steps]]\nfault = "fire"', "[[", "\xff"]
+    "content",
+    ["steps = []", "steps = 3", '[[steps]]\ntxt = "a"', '[[steps]]\nfault = "fire"', "[[", "\xff", *WRONG_RULES],
 )
 def test_a_wrong_script_names_its_file(tmp_path, content):
     """An author's typo is a sentence, not a traceback."""

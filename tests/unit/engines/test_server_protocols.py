@@ -44,6 +44,15 @@ async def test_defaults_of_the_server_change_nothing(kind: str):
     assert "priority" not in body
 
 
+@pytest.mark.parametrize("kind", FAKE_KINDS)
+async def test_scores_wait_behind_turns(kind: str):
+    """By the least urgent priority that a server takes: SGLang's is none."""
+    fake = make_fake(kind, scripted_engine())
+    async with serving(fake, notices_disconnects=True), fake_provider(fake, **UNSCALED) as provider:
+        await provider.score(PROMPT, start=1)
+    assert fake.bodies[-1].get("priority") == (1 if kind.startswith("vllm") else None)
+
+
 async def test_sglang_is_not_asked_to_ignore_a_stop_id():
     """With `ignore_eos` it would go on after it without a word."""
     fake = make_fake("sglang", scripted_engine())

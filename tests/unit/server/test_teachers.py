@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.dialects.request_limits import RequestLimits
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.engines.teachers import TeachAfter, TeacherSpec, check_teachers
 from harness.errors import (
@@ -248,6 +249,23 @@ async def test_more_most_likely_tokens_than_the_engine_returns_are_refused() -> 
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
     assert (teacher.asked, sample.teacher_tops) == ([], {})
+
+
+async def test_most_likely_tokens_beyond_the_limit_in_bytes_are_missing() -> None:
+    """With their scores; turns are served on."""
+    bound = with_teachers(
+        TeacherSpec("big", Teacher, top_k=3), TeacherSpec("small", Teacher), limits=RequestLimits(session_row_bytes=1)
+    )
+    async with serving(*says("one", "two"), settings=bound) as client:
+        session = await client.create()
+        history = await take_turns(client, session, 1)
+        await collect(client, session)
+        await take_turns(client, session, 1, history)
+        [sample] = await collect(client, session)
+    told = sample.metadata["teachers"]["big"]
+    assert (told["missing"], told["reason"]) == (4, "over_limit")
+    assert np.isnan(sample.teachers["big"][sample.behavior_versions >= 0]).sum() == 4
+    must_be_taught(sample, name="small")
 
 
 WRONG_TOPS: Mapping[str, Answer] = {
@@ -489,7 +507,7 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
     with pytest.raises(ScenarioError, match="got big twice"):
         check_teachers([TeacherSpec.parse("big=scripted")] * 2)
     with pytest.raises(ScenarioError, match="another server than the one that samples"):
-        check_teachers([TeacherSpec.parse(f"big=vllm={url}")], f"sglang={url}")
+        check_teachers([TeacherSpec.parse(f"big=vllm={url}/")], "local", f"sglang=http://other,{url}#key=A")
     check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")
 
 

@@ -44,6 +44,10 @@ _STEP = {"rollouts_per_step": 4}
             "file: expected a table teachers.NAME that is not off for each name in train.teachers",
         ),
         ({"teachers": {"big": {"engine": "sglang"}}}, "teachers.big.engine: teacher teacher: expected the address"),
+        (
+            {"teachers": {"big": {"engine": "scripted=gone.toml"}}},
+            "teachers.big.engine: expected a file of the scenario, got 'gone.toml', which does not exist",
+        ),
         ({"train": {**_STEP, "discount": 1.5}}, "train.discount: "),
         ({"train": {**_STEP, "staleness": "keep"}}, "train.staleness: "),
         *(
@@ -72,6 +76,14 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: 
     with pytest.raises(ScenarioError) as caught:
         load_scenario(directory)
     assert caught.value.message.startswith(f"{directory / 'scenario.toml'}: {problem}")
+
+
+def test_a_teacher_is_no_worker_of_its_scenario(tmp_path: Path):
+    services = {"workers": ["sglang=http://a:1,http://b:1"], "router": True}
+    teachers = {"big": {"engine": "sglang=http://b:1/"}}
+    directory = write_scenario(tmp_path / "s", engine={"model": "m"}, services=services, teachers=teachers)
+    with pytest.raises(ScenarioError, match="teacher big: expected another server than the one that samples"):
+        load_scenario(directory)
 
 
 def test_a_budget_is_said_or_derived(tmp_path: Path):

@@ -55,6 +55,28 @@ def test_a_run_names_the_causes_of_its_gap(run: Path) -> None:
     assert by_version[1] < 1e-4
 
 
+def test_training_is_audited_as_it_goes_on(tmp_path: Path) -> None:
+    """Rollouts are compared while their weights are there; a step's figures have the gap of those so far."""
+    scenario = tmp_path / "audited" / "scenario.toml"
+    write_real_scenario(scenario.parent)
+    told = tomllib.loads(scenario.read_text()) | {"audit": {"share": 1.0}}
+    told["train"]["optimizer"] = {"learning_rate": 0.05}  # so that old weights are far from new ones
+    scenario.write_text(tomli_w.dumps(told))
+    ended = harness("train", scenario.parent, "--steps", "3", "--out", tmp_path / "run", "--json")
+
+    assert ended.code == 0, ended.stderr
+    audit = json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert ended.document["audit"] == audit
+    assert audit["tokens"] > 0
+    assert "batch" not in audit["not_probed"]  # the engine scored again
+    versions = {row["value"] for row in audit["groups"]["version"]}
+    assert versions >= {0, 1}
+    steps = [json.loads(line) for line in (tmp_path / "run" / "telemetry.jsonl").read_text().splitlines()]
+    assert any("audit/gap" in step for step in steps)
+    assert set(audit["named"]) <= {GapCause.VERSION}, audit["verdicts"]
+    assert any("audit: " in sentence for sentence in [harness("show", tmp_path / "run").stdout])
+
+
 def write_smaller(folder: Path) -> Path:
     """A model with fewer tokens."""
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}

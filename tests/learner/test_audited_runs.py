@@ -3,7 +3,9 @@
 import asyncio
 import json
 import shutil
+import sqlite3
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,20 @@ import transformers
 
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import RunError
+from harness.server.store.sqlite import SQLiteStore
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.audited import RunAudit, audit_sessions, find_weights
+from harness.suite.run.audited import RunAudit, audit_sessions, find_weights, open_template
 from harness.training.audit.causes import GapCause
 from harness.viewer.look import look_at
 from harness.viewer.report import make_report
 from tests.builders import toy_tokenizer
 from tests.harness_command import harness
+from tests.otlp_collector import read_request, said
+from tests.toy_model import write_toy_weights
 from tests.trained_scenario import write_real_scenario
+
+OLD = Path(__file__).parents[1] / "unit" / "store" / "store_of_version_6.sql"
 
 
 @pytest.fixture(scope="module", name="run")
@@ -141,6 +148,14 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
     assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()
 
 
+def test_spans_have_the_gap_of_their_session(run: Path, tmp_path: Path) -> None:
+    assert harness("report", run, "--format", "otel", "--out", tmp_path).code == 0
+    traces = [read_request(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
+    gaps = {said(spans[0])["session.id"]: said(spans[0])["harness.audit.gap"] for spans in traces}
+    assert gaps == json.loads((run / "audit.json").read_text())["sessions"]
+    assert min(gaps.values()) < 0.05 < max(gaps.values())
+
+
 def test_a_damaged_report_is_missing(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -161,3 +176,52 @@ def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
         audit_sessions(store, [], {0: run / "checkpoints" / "1", 1: write_smaller(tmp_path / "other")}, None)
     assert "expected VERSION=FOLDER" in harness("audit", store, "--weights", "new=there").stderr
     assert "no session" in harness("audit", run, "nobody").stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("folder", "found no file"),
+        ("nowhere.db", "found no file"),
+        ("empty.db", "got none: no rollout has one yet"),
+        ("later.db", "written by a newer harness"),
+    ],
+)
+async def test_what_has_no_tokens_is_refused_by_name(where: str, words: str, run: Path, tmp_path: Path) -> None:
+    """A folder without a run, a store that is not there, one without a session, one of a later version."""
+    (tmp_path / "folder").mkdir()
+    shutil.copy(run / "run.db", tmp_path / "later.db")
+    with closing(sqlite3.connect(tmp_path / "later.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    async with SQLiteStore(tmp_path / "empty.db"):
+        pass
+    ended = harness("audit", tmp_path / where, "--weights", f"0={run / 'checkpoints' / '1'}")
+
+    assert ended.code != 0
+    assert words in ended.stderr
+
+
+def test_a_run_that_was_killed_is_audited_as_far_as_it_went(run: Path, tmp_path: Path) -> None:
+    """Without its report, and with weights that were half written: they are named."""
+    killed = shutil.copytree(run, tmp_path / "killed")
+    (killed / "result.json").unlink()
+    (killed / "audit.json").unlink()
+    found = harness("audit", killed, "--json")
+    (killed / "checkpoints" / "2").mkdir()
+    refused = harness("audit", killed)
+
+    assert found.document["named"] == [GapCause.VERSION]
+    assert "comparing branch 1 of" in found.stderr
+    assert refused.code != 0
+    assert f"cannot load the model in {killed / 'checkpoints' / '2'}" in refused.stderr
+
+
+def test_a_store_of_an_older_version_is_audited(tmp_path: Path) -> None:
+    """Its turns have neither workers nor rows; another engine said its words."""
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.executescript(OLD.read_text(encoding="utf-8"))
+    weights = {0: write_toy_weights(tmp_path / "weights", seed=0)}
+    report = audit_sessions(tmp_path / "old.db", (), weights, open_template(weights))
+
+    assert report.tokens > 0
+    assert [share.cause for share in report.attribution.named][:1] == [GapCause.ENGINE], report.verdicts

@@ -77,8 +77,8 @@ def audit_sessions(
     `again`: logprobs of an engine that scored branches of a session again. Blocks for some forward passes of each
     branch. Raises `RunError`, also once `is_stopped`, `StoreError`, `ModelError`.
     """
-    audit = _open_audit(_open_reference(weights, is_stopped))
     chosen = session_ids or _thin([*list_sessions(store)])
+    audit = _open_audit(_open_reference(weights, is_stopped))
     branches = [
         branch if again is None or session_id not in again else replace(branch, again=again[session_id][number])
         for session_id in chosen
@@ -266,6 +266,7 @@ class _Written(msgspec.Struct):
     shares: list[dict[str, float | str]]
     verdicts: list[str]
     groups: dict[str, list[Json]]
+    sessions: dict[str, float] = {}
 
 
 def read_audit(directory: RunDirectory) -> Json | None:

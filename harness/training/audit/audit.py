@@ -44,6 +44,8 @@ class AuditReport:
     """Temperature that explains a worker's logprobs, by worker."""
     groups: Mapping[str, Sequence[Json]]
     """`position`, `turn`, `version` and `worker`: tokens, mean gap and what stays of it, by value."""
+    sessions: Mapping[str, float]
+    """Mean gap of each session."""
 
     @property
     def verdicts(self) -> list[str]:
@@ -81,6 +83,7 @@ class AuditReport:
             "verdicts": self.verdicts,
             "left_out": dict(self.left_out),
             "groups": {name: list(rows) for name, rows in self.groups.items()},
+            "sessions": dict(self.sessions),
         }
 
 
@@ -137,6 +140,7 @@ class Audit:
             "version": np.concatenate([branch.versions for branch in branches]),
             "worker": probes.workers,
         }
+        sessions = np.repeat([branch.session_id for branch in branches], sizes)
         total = np.abs(probes.gaps(frozenset()))
         scaled = {name: causes for name, causes in attribution.causes.items() if GapCause.SCALE in causes}
         return AuditReport(
@@ -147,6 +151,7 @@ class Audit:
             probes.not_probed,
             {name: probes.temperatures(causes)[name] for name, causes in scaled.items()},
             {name: _group(column, total, attribution.left) for name, column in columns.items()},
+            {str(each): float(total[sessions == each].mean()) for each in np.unique(sessions)},
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
 from itertools import chain, combinations
@@ -124,18 +124,22 @@ class Reference:
         """Return the logits [tokens, vocabulary] of the audited tokens."""
         dtype = torch.bfloat16 if GapCause.DTYPE in causes else torch.float32
         before, cache = reading.positions - 1, None
-        logits = torch.empty(before.size, self.vocab_size)
-        for start, stop, version, is_wanted in self._plan(reading, causes):
-            rows = None
-            if GapCause.EXPERTS in causes and reading.rows is not None:
-                is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
-                rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
-            cache = _crop(cache, start) if GapCause.CACHE in causes else None
-            model, ids = self._model(version), torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]
-            wanted = torch.from_numpy(before[is_wanted] - start)
-            with model.computing_in(dtype), replaying(model.routers, rows, ids.device):
+        logits, models = torch.empty(before.size, self.vocab_size), dict[int, _Model]()
+        with ExitStack() as stack:
+            for start, stop, version, is_wanted in self._plan(reading, causes):
+                if version not in models:
+                    models[version] = self._model(version)
+                    stack.enter_context(models[version].computing_in(dtype))
+                model, rows = models[version], None
+                if GapCause.EXPERTS in causes and reading.rows is not None:
+                    is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
+                    rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
+                cache = _crop(cache, start) if GapCause.CACHE in causes else None
+                ids = torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]
+                wanted = torch.from_numpy(before[is_wanted] - start)
                 told = {"input_ids": ids, "logits_to_keep": wanted, "use_cache": cache is not None}
-                logits[torch.from_numpy(is_wanted)] = model.causal(**told, **model.taking(cache)).logits[0].float()
+                with replaying(model.routers, rows, ids.device):
+                    logits[torch.from_numpy(is_wanted)] = model.causal(**told, **model.taking(cache)).logits[0].float()
         return logits
 
     def _plan(

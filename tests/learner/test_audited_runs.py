@@ -7,6 +7,7 @@ import sqlite3
 import tomllib
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import tomli_w
@@ -106,6 +107,26 @@ async def test_an_audit_of_a_stopped_run_ends(run: Path) -> None:
     assert (run / "audit.json").read_bytes() == before
 
 
+class BrokenEngine(ScriptedEngine):
+    async def score(self, *asked: object, **how: object) -> NoReturn:
+        raise OSError("no answer")
+
+
+async def test_an_engine_that_cannot_score_costs_its_probe_alone(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    shutil.copytree(run, tmp_path / "run")
+    rollouts = list(read_rollouts(run / "run.db").values())
+    async with asyncio.TaskGroup() as tasks:
+        audit = RunAudit(RunDirectory(tmp_path / "run"), {"audited": 1.0}, said.append, lambda: False, tasks)
+        for rollout in rollouts:
+            audit.add("audited", rollout.seed, rollout.session_id, BrokenEngine(toy_tokenizer()))
+
+    assert said.count("audit: no answer") == 1
+    assert audit.json is not None
+    assert audit.json["branches"] == len(rollouts)
+    assert GapCause.BATCH in audit.json["not_probed"]
+
+
 async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path, tmp_path: Path) -> None:
     """That of the old weights; one whose session is gone, too. The report grows with each."""
     said: list[str] = []
@@ -119,8 +140,9 @@ async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path, tmp_path: Path
             audit.add("audited", rollout.seed, rollout.session_id, engine)
         audit.add("another", rollouts[0].seed, rollouts[0].session_id, engine)
 
-    assert said
-    print(said)
+    assert len(said) > 1
+    assert said[0].startswith("audit: ")
+    assert all(words.startswith("audit of session ") and ": version: " in words for words in said[1:])
     assert audit.json is not None
     assert audit.json["branches"] == len(rollouts)
 
@@ -202,12 +224,13 @@ async def test_what_has_no_tokens_is_refused_by_name(where: str, words: str, run
 
 
 def test_a_run_that_was_killed_is_audited_as_far_as_it_went(run: Path, tmp_path: Path) -> None:
-    """Without its report, and with weights that were half written: they are named."""
+    """Without its report, and with a folder of weights that was begun; damaged weights are named."""
     killed = shutil.copytree(run, tmp_path / "killed")
     (killed / "result.json").unlink()
     (killed / "audit.json").unlink()
-    found = harness("audit", killed, "--json")
     (killed / "checkpoints" / "2").mkdir()
+    found = harness("audit", killed, "--json")
+    (killed / "checkpoints" / "2" / "model.safetensors").write_bytes(b"half")
     refused = harness("audit", killed)
 
     assert found.document["named"] == [GapCause.VERSION]

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, HarnessError, MalformedRequest, RunError, TokenizerError, UnknownWeightVersion
+from harness.errors import HarnessError, MalformedRequest, RunError, TokenizerError
 from harness.machine.deadlines import to_the_end
-from harness.samples.versions import policy_version, version_of
+from harness.samples.versions import version_of
 from harness.server.store.sqlite import list_sessions, read_record, read_rows
 from harness.suite.record.config import RunConfig
 from harness.suite.record.lock import read_lock
@@ -28,7 +28,6 @@ from harness.types import Json, Logprobs
 if TYPE_CHECKING:  # they import torch
     from harness.training.audit.audit import Audit, AuditReport
     from harness.training.audit.branches import AuditedBranch
-    from harness.training.audit.reference import Reference
 
 _SEEDS = 1 << 16
 _MOST_SESSIONS = 128
@@ -39,7 +38,9 @@ _SILENCE_S = 5.0
 
 def find_weights(directory: RunDirectory) -> dict[int, Path]:
     """Return the folders of a run's weights that are still there, by version."""
-    found = {int(each.name): each for each in directory.checkpoints.glob("*") if each.name.isdecimal()}
+    # One without a file is being written.
+    folders = {file.parent for file in directory.checkpoints.glob("*/*.safetensors")}
+    found = {int(each.name): each for each in folders if each.name.isdecimal()}
     models = [*read_lock(directory.lock).get("tokenizers", {}).values()]
     return {0: Path(models[0]), **found} if len(models) == 1 and Path(models[0]).is_dir() else found
 
@@ -78,7 +79,7 @@ def audit_sessions(
     branch. Raises `RunError`, also once `is_stopped`, `StoreError`, `ModelError`.
     """
     chosen = session_ids or _thin([*list_sessions(store)])
-    audit = _open_audit(_open_reference(weights, is_stopped))
+    audit = _open_audit(weights, is_stopped)
     branches = [
         branch if again is None or session_id not in again else replace(branch, again=again[session_id][number])
         for session_id in chosen
@@ -94,20 +95,15 @@ def audit_sessions(
     return audit.report()
 
 
-def _open_reference(weights: Mapping[int, Path], is_stopped: Callable[[], bool]) -> "Reference":
+def _open_audit(weights: Mapping[int, Path], is_stopped: Callable[[], bool], most: int | None = None) -> "Audit":
     if not weights:
         raise RunError("expected weights to compare with, found none: name them with --weights VERSION=FOLDER")
     try:
+        from harness.training.audit.audit import Audit
         from harness.training.audit.reference import Reference
     except ModuleNotFoundError as error:
         raise RunError(f"{error}: an audit needs `pip install 'session-harness[learner]'`") from None
-    return Reference(weights, is_stopped)
-
-
-def _open_audit(reference: "Reference", most: int | None = None) -> "Audit":
-    from harness.training.audit.audit import Audit
-
-    return Audit(reference, most)
+    return Audit(Reference(weights, is_stopped), most)
 
 
 def _thin(session_ids: Sequence[str]) -> Sequence[str]:
@@ -153,7 +149,7 @@ class RunAudit:
     tasks: asyncio.TaskGroup
     json: Json | None = None
     """Report of the rollouts so far, each against the weights that were the newest when it ended."""
-    _started: list[asyncio.Task[None]] = field(default_factory=list)
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)  # two would share the processor
     _again: dict[str, list[Logprobs]] = field(default_factory=dict)
     _audit: "Audit | None" = None
@@ -162,14 +158,15 @@ class RunAudit:
     def add(self, scenario: str, seed: int, session_id: str | None, engine: TokenProvider) -> None:
         """Audit an ended rollout that `engine` sampled, if it is one of the share of its scenario."""
         if session_id is not None and self._is_chosen(scenario, seed):
-            self._started.append(self.tasks.create_task(self._audit_one(session_id, engine)))
-
-    def cancel(self) -> None:
-        for task in self._started:
-            task.cancel()
+            task = self.tasks.create_task(self._audit_one(session_id, engine))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     async def finish(self) -> None:
         """Audit the chosen rollouts together, those of earlier starts too, against the newest weights."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         rollouts = read_rollouts(self.directory.database).values()
         chosen = [
             each.session_id
@@ -184,7 +181,8 @@ class RunAudit:
             self._keep(audit_sessions(store, _thin(chosen), weights, template, is_stopped=self.is_stopped, again=again))
 
         if chosen and not self.is_stopped():
-            await self._try(work)
+            with self._going_on():
+                await to_the_end(asyncio.to_thread(work))
 
     def _is_chosen(self, scenario: str, seed: int) -> bool:
         # Multiplying by an odd number spreads neighboring seeds.
@@ -197,32 +195,25 @@ class RunAudit:
             template = find_template(self.directory, find_weights(self.directory))
             branches.extend(read_branches(self.directory.database, session_id, template))
 
-        def work() -> None:
-            found = self._compare(branches, engine)
-            if found.attribution.gap > _ALARM:
-                self.say(f"audit of session {session_id[:8]}: {found.verdicts[0]}")
-
-        await self._try(read)
-        # At once, before the weights change.
-        with suppress(EngineError, TimeoutError, UnknownWeightVersion):
-            async with asyncio.timeout(_SCORE_S):
+        with self._going_on():
+            await to_the_end(asyncio.to_thread(read))
+        with self._going_on():
+            async with asyncio.timeout(_SCORE_S):  # at once, before the weights change
                 branches = [replace(branch, again=await score_again(branch, engine)) for branch in branches]
         self._again[session_id] = [branch.again for branch in branches]
-        async with self._one_at_a_time:
-            if branches:
-                await self._try(work)
+        if branches:
+            async with self._one_at_a_time:
+                with self._going_on():
+                    found = await to_the_end(asyncio.to_thread(self._compare, branches))
+                    if found.attribution.gap > _ALARM:
+                        self.say(f"audit of session {session_id[:8]}: {found.verdicts[0]}")
 
-    def _compare(self, branches: "Sequence[AuditedBranch]", engine: TokenProvider) -> "AuditReport":
+    def _compare(self, branches: "Sequence[AuditedBranch]") -> "AuditReport":
         """Compare branches of a session with the weights of now, and report all so far."""
-        newest = max(max(branch.passed_versions) for branch in branches)
-        with suppress(UnknownWeightVersion):
-            newest = max(newest, policy_version(engine.weight_version))
-        # Later ones may be half written.
-        weights = {version: folder for version, folder in find_weights(self.directory).items() if version <= newest}
-        if self._audit is None:
-            self._audit = _open_audit(_open_reference(weights, self.is_stopped), _MOST_SESSIONS)
+        weights = find_weights(self.directory)
+        self._audit = self._audit or _open_audit(weights, self.is_stopped, _MOST_SESSIONS)
         self._audit.reference.weights = weights
-        own = _open_audit(self._audit.reference)
+        own = self._audit.apart()
         try:
             for branch in branches:
                 own.add(branch)
@@ -236,13 +227,15 @@ class RunAudit:
         self.json = report.to_json()
         self.directory.write_json(self.directory.audit, self.json)
 
-    async def _try(self, work: Callable[[], None]) -> None:
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Say an error of the block, once: whatever a model's code raises, the run goes on."""
         try:
-            await to_the_end(asyncio.to_thread(work))
-        except Exception as error:  # noqa: BLE001  # whatever a model's code raises, the run goes on
-            if str(error) not in self._said:
-                self._said.add(str(error))
-                self.say(f"audit: {error}")
+            yield
+        except Exception as error:  # noqa: BLE001
+            if (text := f"audit: {str(error) or 'the engine took too long to score'}") not in self._said:
+                self._said.add(text)
+                self.say(text)
 
 
 @asynccontextmanager

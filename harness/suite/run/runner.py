@@ -86,7 +86,6 @@ class SuiteRun:
                         if not self.interrupts.is_requested:
                             await self._run_on_engine(choice, list(chosen), log, audit)
                     if audit is not None:
-                        audit.cancel()
                         await audit.finish()
             left_out = only is not None and any(number not in only for plan in unfinished for number in plan.numbers)
             was_stopped = self.interrupts.is_requested or left_out

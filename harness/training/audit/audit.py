@@ -96,12 +96,15 @@ class Audit:
         self.read: deque[ReadBranch] = deque(maxlen=most)
         self.left_out: Counter[str] = Counter()
 
-    def add(self, branch: AuditedBranch) -> bool:
-        """Read `branch`. Return False if weights that sampled it are gone. Raises `RunError`, `ModelError`."""
+    def apart(self) -> "Audit":
+        return Audit(self.reference)
+
+    def add(self, branch: AuditedBranch) -> None:
+        """Read `branch`, or leave it out if weights that sampled it are gone. Raises `RunError`, `ModelError`."""
         reference = self.reference
         if not reference.knows(branch.passed_versions):
             self.left_out["branches of versions whose weights are not known"] += 1
-            return False
+            return
         sides = [branch.recorded] + ([] if branch.rendered is None else [branch.rendered])
         if (largest := max(int(side.ids.max()) for side in sides)) >= reference.vocab_size:
             raise RunError(
@@ -111,7 +114,6 @@ class Audit:
         most = max(1, _MOST_LOGITS // reference.vocab_size)
         self.left_out["tokens behind the first ones of long branches"] += max(0, branch.logprobs.size - most)
         self.read.append(reference.read(branch.first(most)))
-        return True
 
     def join(self, other: "Audit") -> None:
         """Add the branches of `other`."""
@@ -130,7 +132,7 @@ class Audit:
         branches = [each.branch for each in self.read]
         sizes = [branch.logprobs.size for branch in branches]
         of_branch = np.repeat(np.arange(len(branches), dtype=np.int32), sizes)
-        probes = _Probes([*self.read])
+        probes = _Probes([*self.read], has_routers=self.reference.has_routers)
         attribution = Attribution.of(probes.gaps, probes.candidates, probes.workers, of_branch, probes.moved)
         position = np.concatenate([branch.recorded.positions for branch in branches])
         width = -(-int(position.max() + 1) // _BUCKETS)
@@ -158,7 +160,7 @@ class Audit:
 class _Probes:
     """Readings of all branches."""
 
-    def __init__(self, read: Sequence[ReadBranch]) -> None:
+    def __init__(self, read: Sequence[ReadBranch], *, has_routers: bool) -> None:
         branches = [each.branch for each in read]
         self._read = read
         self._behavior = np.concatenate([branch.logprobs for branch in branches])
@@ -173,7 +175,7 @@ class _Probes:
         is_missing = {
             GapCause.BATCH: np.isnan(self.moved).all() and _UNSCORED,
             GapCause.TEMPLATE: all(branch.rendered is None for branch in branches) and "no chat template is known",
-            GapCause.EXPERTS: any(each.has_routers for each in read)
+            GapCause.EXPERTS: has_routers
             and all(branch.recorded.rows is None for branch in branches)
             and "no experts were recorded",
         }

@@ -132,11 +132,13 @@ class ReadBranch:
     branch: AuditedBranch
     factors: Sequence[float]
     """Factors of the temperature."""
-    possible: frozenset[GapCause]
-    """Causes that could make a difference to the passes of the reference."""
     tables: Mapping[frozenset[GapCause], npt.NDArray[np.float32]]
-    """Logprobs [2, factors, tokens] without and with candidates, by the possible causes that the reference follows."""
-    has_routers: bool
+    """Logprobs [2, factors, tokens] without and with candidates, by the causes that the reference follows."""
+
+    @property
+    def possible(self) -> frozenset[GapCause]:
+        """Causes that could make a difference to the passes of the reference."""
+        return max(self.tables, key=len)
 
     def logprobs(self, causes: frozenset[GapCause], factors: Sequence[float]) -> npt.NDArray[np.float32]:
         """Return logprobs [factors, tokens] of a reference that follows `causes`."""

@@ -98,7 +98,7 @@ class Reference:
         tables = {
             causes: self._read(branch, causes, factors) for causes in {effective(frozenset(each)) for each in subsets}
         }
-        return ReadBranch(branch, factors, frozenset(possible), tables, self.has_routers)
+        return ReadBranch(branch, factors, tables)
 
     def _read(
         self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -201,6 +202,21 @@ def test_what_no_engine_scored_again_is_not_probed(folders: Sequence[Path], tmp_
     assert share.cause is GapCause.ENGINE
     assert report.to_json()["not_probed"].keys() == {"batch", "experts"}
     assert report.verdicts[0].endswith("not probed: batch, experts")
+
+
+def test_a_cache_that_the_engine_does_not_report_is_named_by_scoring_again(
+    folders: Sequence[Path], tmp_path: Path
+) -> None:
+    """Without it, the engine finds what the reference does; nothing else is wrong with tokens of the older weights."""
+    fault = frozenset({GapCause.CACHE})
+    again = asyncio.run(play(fault, folders, tmp_path / "store.db"))
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute("UPDATE turns SET notes = json_remove(notes, '$.cached_tokens')")
+    weights = {0: folders[0], 1: folders[1]}
+    report = audit_sessions(tmp_path / "store.db", [*again], weights, open_template(weights), again=again)
+
+    assert {cause for causes in report.attribution.causes.values() for cause in causes} == {GapCause.VERSION}
+    assert named_in(fault, report), report.verdicts
 
 
 def test_nine_of_ten_pairs_are_named(folders: Sequence[Path], tmp_path: Path) -> None:

@@ -133,7 +133,11 @@ class Audit:
         sizes = [branch.logprobs.size for branch in branches]
         of_branch = np.repeat(np.arange(len(branches), dtype=np.int32), sizes)
         probes = _Probes([*self.read], has_routers=self.reference.has_routers)
-        attribution = Attribution.of(probes.gaps, probes.candidates, probes.workers, of_branch, probes.moved)
+        attribution = Attribution.of(
+            *(probes.gaps, probes.candidates, probes.workers, of_branch),
+            moved=probes.moved,
+            behind=np.concatenate([branch.versions > branch.passed_versions[0] for branch in branches]),
+        )
         position = np.concatenate([branch.recorded.positions for branch in branches])
         width = -(-int(position.max() + 1) // _BUCKETS)
         columns: dict[str, _Column] = {

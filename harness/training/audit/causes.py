@@ -100,11 +100,14 @@ class Attribution:
         candidates: frozenset[GapCause],
         workers: npt.NDArray[np.str_],
         branches: npt.NDArray[np.int32],
+        *,
         moved: npt.NDArray[np.float32],
+        behind: npt.NDArray[np.bool_],
     ) -> Self:
         """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`.
 
-        `moved` is the engine's logprob less that of its scoring the token again alone, NaN where it did not.
+        `moved` is the engine's logprob less that of its scoring the token again alone, NaN where it did not. `behind`
+        is True for tokens behind those of older weights.
         """
         sizes = cache(lambda causes: np.abs(gaps(causes)))
         needed, usual = _find_by_worker(sizes, candidates, workers)
@@ -115,15 +118,19 @@ class Attribution:
             left[own] = sizes(causes)[own]
             for cause in causes:
                 parts[cause][own] = _shapley(sizes, cause, causes)[own]
-            total = rest = _mean(left, own)
-            of_rest = {GapCause.BATCH: min(rest, _batch_effect(gaps, causes, own, moved))}
-            rest -= of_rest[GapCause.BATCH]
-            of_rest[GapCause.WORKER] = max(0.0, rest - usual) if rest > max(_OUTLIER * usual, FLOOR) else 0.0
-            rest -= of_rest[GapCause.WORKER]
-            of_rest[GapCause.DTYPE] = min(rest, _rounding(gaps, causes, own)) if rest > FLOOR else 0.0
-            of_rest[GapCause.ENGINE] = rest - of_rest[GapCause.DTYPE]
+            rest = left * own
+            is_batch = _share_gone(gaps, causes, own & ~behind, moved) > 0
+            # Without batch effects, what is gone with the cache is its fault, if older weights filled it.
+            for cause, group in ((GapCause.BATCH, ~behind), (GapCause.BATCH if is_batch else GapCause.CACHE, behind)):
+                gone = rest * group * _share_gone(gaps, causes, own & group, moved)
+                parts[cause] += gone
+                rest -= gone
+            mean = _mean(rest, own)
+            odd = mean - usual if mean > max(_OUTLIER * usual, FLOOR) else 0.0
+            rounded = min(mean - odd, _rounding(gaps, causes, own)) if mean - odd > FLOOR else 0.0
+            of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: mean - odd - rounded}
             for cause, nats in of_rest.items():
-                parts[cause][own] += left[own] * (nats / max(total, 1e-12))
+                parts[cause] += rest * np.float32(nats / max(mean, 1e-12))
         shares = [_share(cause, part, branches) for cause, part in parts.items() if part.any()]
         shares.sort(key=lambda share: -share.nats)
         return cls(float(sizes(frozenset()).mean()), left, shares, needed)
@@ -175,17 +182,17 @@ def _rounding(gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_
     return _ROUNDED * size if is_plausible else 0.0
 
 
-def _batch_effect(
+def _share_gone(
     gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_], moved: npt.NDArray[np.float32]
 ) -> float:
-    """Return how much of the rest is gone when the engine scores tokens alone; 0 if it did not."""
+    """Return the share of the rest that is gone when the engine scores tokens alone; 0 if it did not."""
     own = own & ~np.isnan(moved)
     if not own.any():
         return 0.0
     # A request for scores has no candidates and no temperature, and computes its prefix anew.
     same = causes - {GapCause.CACHE, GapCause.MASK, GapCause.SCALE}
     rest, alone = _mean(np.abs(gaps(causes)), own), _mean(np.abs(gaps(same) - moved), own)
-    return rest - alone if rest > _ALONE * alone + FLOOR else 0.0
+    return 1 - alone / rest if rest > _ALONE * alone + FLOOR else 0.0
 
 
 def _shapley(sizes: Gaps, cause: GapCause, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:

@@ -3,26 +3,29 @@
 import asyncio
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
+from harness.engines.base import OneWorker
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.huggingface.engine import LocalEngine
 from harness.expert_choice import Choose, Routers
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
-from harness.suite.run.audited import audit_sessions, open_template
+from harness.suite.run.audited import audit_sessions, open_template, read_branches, score_again
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.training.audit.audit import AuditReport
 from harness.training.audit.causes import GapCause
-from harness.types import GenerationRequest, GenerationResult, Message
+from harness.types import GenerationRequest, GenerationResult, Logprobs, Message, PromptLogprobs, TokenIds
 from tests.builders import user
 from tests.plain_experts import write_mixture
 from tests.session_servers.served import serving_with
@@ -47,6 +50,10 @@ class FaultyEngine(HuggingFaceTokenProvider):
         self.other = HuggingFaceTokenProvider(other)
         self.of_session: dict[str | None, int] = {}
 
+    @property
+    def workers(self) -> OneWorker:
+        return Workers(self, self.other if GapCause.WORKER in self.faults else self)
+
     async def generate(self, request: GenerationRequest | None = None, **how: Any) -> GenerationResult:
         assert request is not None
         number = self.of_session.setdefault(request.session_id, len(self.of_session))
@@ -61,7 +68,26 @@ class FaultyEngine(HuggingFaceTokenProvider):
         else:
             result = await super().generate(asked)
         masks = result.masks if request.params.sampling_mask else None
+        if self.faults & {GapCause.BATCH, GapCause.ENGINE}:
+            result = replace(result, logprobs=wrong(result.logprobs))
         return replace(result, masks=masks, worker=f"worker {number % 2}")
+
+    async def score(self, input_ids: TokenIds, **how: Any) -> PromptLogprobs:
+        scores = await super().score(input_ids, **how)
+        return replace(scores, logprobs=wrong(scores.logprobs)) if GapCause.ENGINE in self.faults else scores
+
+
+def wrong(logprobs: Logprobs) -> Logprobs:
+    """Each of them one twentieth too low."""
+    return logprobs * np.float32(1.05)
+
+
+class Workers(OneWorker):
+    """The engine, as two workers."""
+
+    def __init__(self, engine: HuggingFaceTokenProvider, other: HuggingFaceTokenProvider) -> None:
+        super().__init__(engine)
+        self.__dict__["providers"] = {"": engine, "worker 0": engine, "worker 1": other}
 
 
 @contextmanager
@@ -87,8 +113,10 @@ def injected(faults: frozenset[GapCause]) -> Iterator[None]:
         yield
 
 
-async def play(faults: frozenset[GapCause], folders: Sequence[Path], store: Path, **asked: float) -> list[str]:
-    """Sessions of a faulty engine; its weights change after the second turn if a fault is about that."""
+async def play(
+    faults: frozenset[GapCause], folders: Sequence[Path], store: Path, **asked: float
+) -> dict[str, list[Logprobs]]:
+    """Sessions of a faulty engine, scored again by it; its weights change after the second turn if a fault needs it."""
     updates = faults & {GapCause.CACHE, GapCause.VERSION}
     sampling = {"max_tokens": TOKENS, **({"top_p": 0.8} if GapCause.MASK in faults else {}), **asked}
     config = {"record": ["routed_experts"] if GapCause.EXPERTS in faults else []}
@@ -107,7 +135,10 @@ async def play(faults: frozenset[GapCause], folders: Sequence[Path], store: Path
                 for session_, history in zip(sessions, histories, strict=True):
                     history.append(user(f"question {turn}"))
                     history.append(await client.say(session_, history, **sampling))
-    return [each.session_id for each in sessions]
+        ids = [session_.session_id for session_ in sessions]
+        return {
+            each: [await score_again(branch, engine) for branch in read_branches(store, each, chat)] for each in ids
+        }
 
 
 def spoil_template(folder: Path, target: Path) -> Path:
@@ -121,13 +152,16 @@ def spoil_template(folder: Path, target: Path) -> Path:
     return target
 
 
-def audited(faults: frozenset[GapCause], folders: Sequence[Path], tmp_path: Path) -> AuditReport:
+def audited(
+    faults: frozenset[GapCause], folders: Sequence[Path], tmp_path: Path, *, is_scored: bool = True
+) -> AuditReport:
     tmp_path.mkdir(exist_ok=True)
-    ids = asyncio.run(play(faults, folders, tmp_path / "store.db"))
+    again = asyncio.run(play(faults, folders, tmp_path / "store.db"))
     weights = {0: folders[0], 1: folders[1]} if faults & {GapCause.CACHE, GapCause.VERSION} else {0: folders[0]}
     if GapCause.TEMPLATE in faults:
         weights[0] = spoil_template(folders[0], tmp_path / "trainer")
-    return audit_sessions(tmp_path / "store.db", ids, weights, open_template(weights))
+    found = again if is_scored else None
+    return audit_sessions(tmp_path / "store.db", [*again], weights, open_template(weights), again=found)
 
 
 FAULTS = (
@@ -149,7 +183,7 @@ def named_in(faults: frozenset[GapCause], report: AuditReport) -> bool:
     return named == faults | ({GapCause.VERSION} if GapCause.CACHE in faults else set())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, GapCause.BATCH, GapCause.ENGINE])
 def test_each_fault_alone_is_named(fault: GapCause, folders: Sequence[Path], tmp_path: Path) -> None:
     report = audited(frozenset({fault}), folders, tmp_path)
     assert named_in(frozenset({fault}), report), report.verdicts
@@ -159,6 +193,30 @@ def test_no_fault_has_no_name(folders: Sequence[Path], tmp_path: Path) -> None:
     report = audited(frozenset(), folders, tmp_path)
     assert named_in(frozenset(), report), report.verdicts
     assert report.attribution.gap < 1e-5
+
+
+def test_what_no_engine_scored_again_is_not_probed(folders: Sequence[Path], tmp_path: Path) -> None:
+    """An effect of batches is then part of what no probe explains, which the verdict says."""
+    report = audited(frozenset({GapCause.BATCH}), folders, tmp_path, is_scored=False)
+    [share] = report.attribution.named
+    assert share.cause is GapCause.ENGINE
+    assert report.to_json()["not_probed"].keys() == {"batch", "experts"}
+    assert report.verdicts[0].endswith("not probed: batch, experts")
+
+
+def test_a_cache_that_the_engine_does_not_report_is_named_by_scoring_again(
+    folders: Sequence[Path], tmp_path: Path
+) -> None:
+    """Without it, the engine finds what the reference does; nothing else is wrong with tokens of the older weights."""
+    fault = frozenset({GapCause.CACHE})
+    again = asyncio.run(play(fault, folders, tmp_path / "store.db"))
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute("UPDATE turns SET notes = json_remove(notes, '$.cached_tokens')")
+    weights = {0: folders[0], 1: folders[1]}
+    report = audit_sessions(tmp_path / "store.db", [*again], weights, open_template(weights), again=again)
+
+    assert {cause for causes in report.attribution.causes.values() for cause in causes} == {GapCause.VERSION}
+    assert named_in(fault, report), report.verdicts
 
 
 def test_nine_of_ten_pairs_are_named(folders: Sequence[Path], tmp_path: Path) -> None:

@@ -1,26 +1,34 @@
 """Audits of runs: while they go on, by command afterwards, and what the viewer shows of them."""
 
+import asyncio
 import json
 import shutil
+import sqlite3
 import tomllib
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import tomli_w
 import transformers
-from msgspec import structs
 
+from harness.engines.scripted import ScriptedEngine
 from harness.errors import RunError
-from harness.machine.deadlines import beside
+from harness.server.store.sqlite import SQLiteStore
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.audited import RunAudit, audit_sessions, find_weights
+from harness.suite.run.audited import RunAudit, audit_sessions, find_weights, open_template
 from harness.training.audit.causes import GapCause
 from harness.viewer.look import look_at
 from harness.viewer.report import make_report
+from tests.builders import toy_tokenizer
 from tests.harness_command import harness
-from tests.session_servers.served import eventually
+from tests.otlp_collector import read_request, said
+from tests.toy_model import write_toy_weights
 from tests.trained_scenario import write_real_scenario
+
+OLD = Path(__file__).parents[1] / "unit" / "store" / "store_of_version_6.sql"
 
 
 @pytest.fixture(scope="module", name="run")
@@ -55,6 +63,28 @@ def test_a_run_names_the_causes_of_its_gap(run: Path) -> None:
     assert by_version[1] < 1e-4
 
 
+def test_training_is_audited_as_it_goes_on(tmp_path: Path) -> None:
+    """Rollouts are compared while their weights are there; a step's figures have the gap of those so far."""
+    scenario = tmp_path / "audited" / "scenario.toml"
+    write_real_scenario(scenario.parent)
+    told = tomllib.loads(scenario.read_text()) | {"audit": {"share": 1.0}}
+    told["train"]["optimizer"] = {"learning_rate": 0.05}  # so that old weights are far from new ones
+    scenario.write_text(tomli_w.dumps(told))
+    ended = harness("train", scenario.parent, "--steps", "3", "--out", tmp_path / "run", "--json")
+
+    assert ended.code == 0, ended.stderr
+    audit = json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert ended.document["audit"] == audit
+    assert audit["tokens"] > 0
+    assert "batch" not in audit["not_probed"]  # the engine scored again
+    versions = {row["value"] for row in audit["groups"]["version"]}
+    assert versions >= {0, 1}
+    steps = [json.loads(line) for line in (tmp_path / "run" / "telemetry.jsonl").read_text().splitlines()]
+    assert any("audit/gap" in step for step in steps)
+    assert set(audit["named"]) <= {GapCause.VERSION}, audit["verdicts"]
+    assert any("audit: " in sentence for sentence in [harness("show", tmp_path / "run").stdout])
+
+
 def write_smaller(folder: Path) -> Path:
     """A model with fewer tokens."""
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -67,30 +97,54 @@ async def test_an_audit_of_a_stopped_run_ends(run: Path) -> None:
     """Before its next pass, and without a report."""
     said: list[str] = []
     before = (run / "audit.json").read_bytes()
-    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: True)
-    async with beside(audit.run(), name="audit"):
-        audit.add(next(iter(read_rollouts(run / "run.db").values())))
-        await eventually(lambda: bool(said))
+    rollout = next(iter(read_rollouts(run / "run.db").values()))
+    async with asyncio.TaskGroup() as tasks:
+        audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: True, tasks)
+        audit.add("audited", rollout.seed, rollout.session_id, ScriptedEngine(toy_tokenizer()))
     await audit.finish()
 
     assert said == ["audit: stopped before its end"]
     assert (run / "audit.json").read_bytes() == before
 
 
-async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path) -> None:
-    """That of the old weights; one whose session is gone, too."""
-    said: list[str] = []
-    rollouts = list(read_rollouts(run / "run.db").values())
-    audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: False)
-    async with beside(audit.run(), name="audit"):
-        audit.add(structs.replace(rollouts[0], session_id="0" * 32))
-        for rollout in rollouts:
-            audit.add(rollout)
-        audit.add(structs.replace(rollouts[0], scenario="another"))
-        await eventually(lambda: len(said) > 1)
+class BrokenEngine(ScriptedEngine):
+    async def score(self, *asked: object, **how: object) -> NoReturn:
+        raise OSError("no answer")
 
+
+async def test_an_engine_that_cannot_score_costs_its_probe_alone(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    shutil.copytree(run, tmp_path / "run")
+    rollouts = list(read_rollouts(run / "run.db").values())
+    async with asyncio.TaskGroup() as tasks:
+        audit = RunAudit(RunDirectory(tmp_path / "run"), {"audited": 1.0}, said.append, lambda: False, tasks)
+        for rollout in rollouts:
+            audit.add("audited", rollout.seed, rollout.session_id, BrokenEngine(toy_tokenizer()))
+
+    assert said.count("audit: no answer") == 1
+    assert audit.json is not None
+    assert audit.json["branches"] == len(rollouts)
+    assert GapCause.BATCH in audit.json["not_probed"]
+
+
+async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path, tmp_path: Path) -> None:
+    """That of the old weights; one whose session is gone, too. The report grows with each."""
+    said: list[str] = []
+    shutil.copytree(run, tmp_path / "run")
+    rollouts = list(read_rollouts(run / "run.db").values())
+    engine = ScriptedEngine(toy_tokenizer())
+    async with asyncio.TaskGroup() as tasks:
+        audit = RunAudit(RunDirectory(tmp_path / "run"), {"audited": 1.0}, said.append, lambda: False, tasks)
+        audit.add("audited", rollouts[0].seed, "0" * 32, engine)
+        for rollout in rollouts:
+            audit.add("audited", rollout.seed, rollout.session_id, engine)
+        audit.add("another", rollouts[0].seed, rollouts[0].session_id, engine)
+
+    assert len(said) > 1
     assert said[0].startswith("audit: ")
     assert all(words.startswith("audit of session ") and ": version: " in words for words in said[1:])
+    assert audit.json is not None
+    assert audit.json["branches"] == len(rollouts)
 
 
 def test_the_command_finds_the_same(run: Path) -> None:
@@ -116,6 +170,14 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
     assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()
 
 
+def test_spans_have_the_gap_of_their_session(run: Path, tmp_path: Path) -> None:
+    assert harness("report", run, "--format", "otel", "--out", tmp_path).code == 0
+    traces = [read_request(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
+    gaps = {said(spans[0])["session.id"]: said(spans[0])["harness.audit.gap"] for spans in traces}
+    assert gaps == json.loads((run / "audit.json").read_text())["sessions"]
+    assert min(gaps.values()) < 0.05 < max(gaps.values())
+
+
 def test_a_damaged_report_is_missing(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -136,3 +198,53 @@ def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:
         audit_sessions(store, [], {0: run / "checkpoints" / "1", 1: write_smaller(tmp_path / "other")}, None)
     assert "expected VERSION=FOLDER" in harness("audit", store, "--weights", "new=there").stderr
     assert "no session" in harness("audit", run, "nobody").stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("folder", "found no file"),
+        ("nowhere.db", "found no file"),
+        ("empty.db", "got none: no rollout has one yet"),
+        ("later.db", "written by a newer harness"),
+    ],
+)
+async def test_what_has_no_tokens_is_refused_by_name(where: str, words: str, run: Path, tmp_path: Path) -> None:
+    """A folder without a run, a store that is not there, one without a session, one of a later version."""
+    (tmp_path / "folder").mkdir()
+    shutil.copy(run / "run.db", tmp_path / "later.db")
+    with closing(sqlite3.connect(tmp_path / "later.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    async with SQLiteStore(tmp_path / "empty.db"):
+        pass
+    ended = harness("audit", tmp_path / where, "--weights", f"0={run / 'checkpoints' / '1'}")
+
+    assert ended.code != 0
+    assert words in ended.stderr
+
+
+def test_a_run_that_was_killed_is_audited_as_far_as_it_went(run: Path, tmp_path: Path) -> None:
+    """Without its report, and with a folder of weights that was begun; damaged weights are named."""
+    killed = shutil.copytree(run, tmp_path / "killed")
+    (killed / "result.json").unlink()
+    (killed / "audit.json").unlink()
+    (killed / "checkpoints" / "2").mkdir()
+    found = harness("audit", killed, "--json")
+    (killed / "checkpoints" / "2" / "model.safetensors").write_bytes(b"half")
+    refused = harness("audit", killed)
+
+    assert found.document["named"] == [GapCause.VERSION]
+    assert "comparing branch 1 of" in found.stderr
+    assert refused.code != 0
+    assert f"cannot load the model in {killed / 'checkpoints' / '2'}" in refused.stderr
+
+
+def test_a_store_of_an_older_version_is_audited(tmp_path: Path) -> None:
+    """Its turns have neither workers nor rows; another engine said its words."""
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.executescript(OLD.read_text(encoding="utf-8"))
+    weights = {0: write_toy_weights(tmp_path / "weights", seed=0)}
+    report = audit_sessions(tmp_path / "old.db", (), weights, open_template(weights))
+
+    assert report.tokens > 0
+    assert [share.cause for share in report.attribution.named][:1] == [GapCause.ENGINE], report.verdicts

@@ -38,10 +38,12 @@ def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None,
     if where.is_dir():
         directory = RunDirectory(where)
         known = find_weights(directory) | known
-        found = audit_sessions(directory.database, session or (), known, find_template(directory, known))
+        found = audit_sessions(
+            directory.database, session or (), known, find_template(directory, known), say=output.say
+        )
         directory.write_json(directory.audit, found.to_json())
     else:
-        found = audit_sessions(where, session or (), known, open_template(known))
+        found = audit_sessions(where, session or (), known, open_template(known), say=output.say)
     output.print_result(found.to_json(), _describe(found), as_json=as_json)
 
 
@@ -64,4 +66,5 @@ def _describe(found: "AuditReport") -> str:
         means = ", ".join(f"{row['value']}: {row['gap']:.3g}" for row in rows[:_SHOWN])
         lines += [f"by {name}: {means}"] if len(rows) > 1 else []
     lines += [f"left out: {count:,} {what}" for what, count in found.left_out.items()]
+    lines += [f"not probed: {cause}: {reason}" for cause, reason in found.not_probed.items()]
     return "\n".join([*lines, *found.verdicts])

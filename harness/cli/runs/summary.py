@@ -47,6 +47,8 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
     for scenario in report.scenarios:
         for remark, count in scenario.remarks.most_common(_MOST_REMARKS):
             yield Text(f"{scenario.name}, {count} of {scenario.planned} sessions: {printable(remark)}", style="yellow")
+    for verdict in (report.audit or {}).get("verdicts", ()):
+        yield Text(printable(f"audit: {verdict}"), style="yellow")
     yield Padding(_facts(report), (1, 0))
     yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
     yield from _end(report)

@@ -107,6 +107,7 @@ def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
         *("--scheduling-policy", "priority"),
         "--enable-scale-out",  # the token endpoint
         "--enable-request-id-headers",
+        "--enable-prompt-tokens-details",  # cached tokens
     ]
 
 

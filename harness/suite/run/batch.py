@@ -112,8 +112,8 @@ class RolloutBatch:
         if rollout.session["refusals"].get(StoreFull.code):  # the server would refuse every further rollout
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
-        if self.audit is not None:
-            self.audit.add(record)
+        if self.audit is not None and isinstance(self.services, OwnServices):
+            self.audit.add(record.scenario, record.seed, record.session_id, self.services.engine)
         if trial is not None:
             await asyncio.to_thread(trial.write_result, record)
         if problem is not None:

@@ -85,6 +85,8 @@ class SuiteRun:
                     ):
                         if not self.interrupts.is_requested:
                             await self._run_on_engine(choice, list(chosen), log, audit)
+                    if audit is not None:
+                        await audit.finish()
             left_out = only is not None and any(number not in only for plan in unfinished for number in plan.numbers)
             was_stopped = self.interrupts.is_requested or left_out
             return self._report(log.last_attempts(), began, was_stopped=was_stopped)

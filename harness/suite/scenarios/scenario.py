@@ -400,7 +400,7 @@ class Scenario(_Strict):
             )
         if self.train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
             raise ValueError(f"samples_per_prompt of at least 2 beside train.advantage = {self.train.advantage!r}")
-        for table in ("weights", "faults", "audit"):
+        for table in ("weights", "faults"):
             if getattr(self, table):
                 raise ValueError(f"no {table} beside train, which changes the weights itself")
         return self

@@ -12,6 +12,7 @@ because the same policy sampled them.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 
@@ -67,13 +68,16 @@ class TrainingJournal:
         record = StepRecord.of(step, seed_base, book_step(step))
         self._record = await asyncio.to_thread(self._table.collect, record)
 
-    async def commit(self, trained: TrainedStep, learner: Learner) -> dict[str, float]:
-        """Commit the finished step, even if cancelled. Returns its figures."""
+    async def commit(
+        self, trained: TrainedStep, learner: Learner, audited: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Commit the finished step, even if cancelled. Returns its figures, with those of an audit."""
         record = self._record
         assert record is not None, "a step is collected before it is committed"
 
         def commit() -> dict[str, float]:
             figures = step_telemetry(trained, record, packing_length=self._packing_length, is_guarded=self._is_guarded)
+            figures |= audited or {}
             self._checkpoints.save_state(learner)
             self._steps.append(record.to_line())
             self._telemetry.append(msgspec.json.encode(figures))

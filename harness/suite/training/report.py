@@ -30,6 +30,7 @@ class TrainReport:
     ledger: Ledger
     seconds: float
     """Duration of this process."""
+    audit: Json | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -55,6 +56,7 @@ class TrainReport:
                 f"steps    {len(self.telemetry)} of {self.wanted}, {self.seconds:.1f} s",
                 f"reward   {first} in the first ten steps, {last} in the last ten",
                 f"ledger   {books}; difference {ledger.difference}",
+                *(f"audit    {verdict}" for verdict in (self.audit or {}).get("verdicts", ())),
                 f"run      {self.directory}",
             ]
         )
@@ -71,6 +73,7 @@ class TrainReport:
             "reward_mean_last_ten": self._reward(),
             "ledger": {**self.ledger.to_json(), "difference": self.ledger.difference},
             "seconds": self.seconds,
+            **({} if self.audit is None else {"audit": self.audit}),
         }
 
     def _reward(self, *, first: bool = False) -> float | None:

@@ -24,9 +24,11 @@ from harness.rollouts.control.weights import WeightUpdater
 from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.audited import auditing, read_audit
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.open_run import OpenedRun
+from harness.suite.run.report import audit_figures
 from harness.suite.run.services import EngineChoice, OwnServices, find_model, serve_engine
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
@@ -102,6 +104,7 @@ class TrainRun:
                 telemetry=read_telemetry(directory, table.position.step),
                 ledger=table.close_books(),
                 seconds=time.monotonic() - began,
+                audit=read_audit(directory),
             )
             if report.is_complete:
                 directory.write_json(directory.result, report.to_json())
@@ -169,16 +172,22 @@ class TrainRun:
             await publication.publish(learner)
             # The previous process may have died between publishing and forgetting.
             await asyncio.to_thread(table.forget)  # a dead process may have left that to be done
-        opening = open_pipeline(
-            self._folder, train, services, learner, table=table, journal=journal, last_step=self.steps - 1
-        )
-        async with opening as (pipeline, tasks):
+        auditing_run = auditing([self._folder], directory, self.say, lambda: self.interrupts.is_requested)
+        async with auditing_run as audit, AsyncExitStack() as stack:
+            opening = open_pipeline(
+                *(self._folder, train, services, learner),
+                table=table,
+                journal=journal,
+                last_step=self.steps - 1,
+                audit=audit,
+            )
+            pipeline, tasks = await stack.enter_async_context(opening)
             for step in range(learner.step, self.steps):
                 if self.interrupts.is_requested:
                     return
                 self.say(f"collecting and training step {step + 1} of {self.steps}")
                 trained = await pipeline.run(step, version=step)
-                figures = await journal.commit(trained, learner)
+                figures = await journal.commit(trained, learner, audit_figures(None if audit is None else audit.json))
                 figures |= await publication.publish(learner)
                 await asyncio.to_thread(table.forget)
                 carried = {group.index for group in trained.packed.collected.carried}

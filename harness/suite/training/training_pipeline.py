@@ -1,7 +1,7 @@
 """Build rollout source, rules, segment maker and pipeline from `[train]`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,8 @@ from harness.samples.credit import return_to_go_advantages, rollout_advantages, 
 from harness.samples.encoders import SegmentEncoder, WholeSampleEncoder
 from harness.samples.segments import TooLong
 from harness.suite.judge.reward import StandingCheck
-from harness.suite.run.services import Services
+from harness.suite.run.audited import RunAudit
+from harness.suite.run.services import OwnServices
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Scenario
@@ -49,6 +50,8 @@ class KeptRollouts:
     table: StepTable
     database: Path
     workdirs: Workdirs
+    note_end: Callable[[RolloutIndex, str | None], None] = lambda *_: None
+    """Takes the session of each rollout with a reward, once it is stored."""
     _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # not yet passed to the source
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
@@ -60,6 +63,7 @@ class KeptRollouts:
             raise disk_full(self.database)
         if scored.reward is not None:
             await asyncio.to_thread(self.table.keep, scored)
+            self.note_end(index, scored.rollout.session_id)
         return scored
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
@@ -128,12 +132,13 @@ def encoder_of(folder: ScenarioFolder, train: TrainSpec) -> SegmentEncoder:
 async def open_pipeline(
     folder: ScenarioFolder,
     train: TrainSpec,
-    services: Services,
+    services: OwnServices,
     learner: Learner,
     *,
     table: StepTable,
     journal: TrainingJournal,
     last_step: int,
+    audit: RunAudit | None = None,
 ) -> AsyncIterator[tuple[StepPipeline, ScenarioTasks]]:
     """Yield the pipeline and its tasks, up to `last_step`. Raises `AgentError` or `ScenarioError` for the agent."""
     scenario, check = folder.scenario, folder.check
@@ -149,9 +154,14 @@ async def open_pipeline(
         tasks = ScenarioTasks(
             *(folder, agent, standing, services.model, scenario.seed, groups, workdirs, manager, train.value_forks)
         )
+
+        def note_end(index: RolloutIndex, session_id: str | None) -> None:
+            if audit is not None:
+                audit.add(folder.name, index.seed(scenario.seed), session_id, services.engine)
+
         source = SessionSource(manager, tasks.task_of, tasks.valued_reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
-            KeptRollouts(source, table, journal.directory.database, workdirs),
+            KeptRollouts(source, table, journal.directory.database, workdirs, note_end),
             rules,
             learner,
             SegmentMaker(

@@ -1,6 +1,7 @@
 """Audit: why the logprobs that an engine reported differ from those of the trainer's weights, cause by cause."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
-from harness.training.audit.branches import AuditedBranch
+from harness.training.audit.branches import AuditedBranch, ReadBranch
 from harness.training.audit.causes import FLOOR, Attribution, GapCause, Share
-from harness.training.audit.reference import TEMPERATURES, Reference
+from harness.training.audit.reference import Reference
 from harness.types import Json
 
 NEXT_STEPS: Mapping[GapCause, str] = {
@@ -22,8 +23,10 @@ NEXT_STEPS: Mapping[GapCause, str] = {
     GapCause.MASK: "the engine left candidates out: record its masks (docs/replay.md), or sample from all ids",
     GapCause.SCALE: "the engine reports logprobs after a temperature: sample at 1, or have it report raw ones",
     GapCause.WORKER: "one worker differs from the others: load its weights again",
+    GapCause.BATCH: "alone, the engine finds other logprobs: make it batch invariant, or weight by importance",
     GapCause.ENGINE: "no probe explains it: compare the engine with `harness doctor`",
 }
+_UNSCORED = "no engine scored the tokens again"
 _BUCKETS = 10
 _MOST_LOGITS = 1 << 27  # of a branch at once: half a gigabyte
 _Column = npt.NDArray[Any]
@@ -35,10 +38,14 @@ class AuditReport:
     branches: int
     attribution: Attribution
     left_out: Mapping[str, int]
+    not_probed: Mapping[GapCause, str]
+    """Causes that stay hidden in the share of `ENGINE`, with the reason."""
     factors: Mapping[str, float]
     """Temperature that explains a worker's logprobs, by worker."""
     groups: Mapping[str, Sequence[Json]]
     """`position`, `turn`, `version` and `worker`: tokens, mean gap and what stays of it, by value."""
+    sessions: Mapping[str, float]
+    """Mean gap of each session."""
 
     @property
     def verdicts(self) -> list[str]:
@@ -47,9 +54,13 @@ class AuditReport:
         if gap < FLOOR:
             return [f"no cause: the mean gap is {gap:.2g} nats, as rounding leaves it"]
         return [
-            f"{self._where(each)}{each.nats:.3g} of {gap:.3g} nats: {NEXT_STEPS[each.cause]}"
+            f"{self._where(each)}{each.nats:.3g} of {gap:.3g} nats: {self._next_step(each.cause)}"
             for each in self.attribution.named
         ]
+
+    def _next_step(self, cause: GapCause) -> str:
+        hidden = ", ".join(self.not_probed) if cause is GapCause.ENGINE else ""
+        return f"{NEXT_STEPS[cause]}; not probed: {hidden}" if hidden else NEXT_STEPS[cause]
 
     def _where(self, share: Share) -> str:
         """Return the cause, with the workers that have it if others do not, and the temperature."""
@@ -68,24 +79,111 @@ class AuditReport:
             "branches": self.branches,
             **self.attribution.to_json(),
             "named": [share.cause for share in self.attribution.named],
+            "not_probed": dict(self.not_probed),
             "verdicts": self.verdicts,
             "left_out": dict(self.left_out),
             "groups": {name: list(rows) for name, rows in self.groups.items()},
+            "sessions": dict(self.sessions),
         }
 
 
-class _Probes:
-    """Passes over all branches, each made once."""
+class Audit:
+    """Branches compared with a reference, one after the other."""
 
-    def __init__(self, branches: Sequence[AuditedBranch], reference: Reference) -> None:
-        self._branches = branches
-        self._reference = reference
+    def __init__(self, reference: Reference, most: int | None = None) -> None:
+        """Report the last `most` branches, or all."""
+        self.reference = reference
+        self.read: deque[ReadBranch] = deque(maxlen=most)
+        self.left_out: Counter[str] = Counter()
+
+    def apart(self) -> "Audit":
+        return Audit(self.reference)
+
+    def add(self, branch: AuditedBranch) -> None:
+        """Read `branch`, or leave it out if weights that sampled it are gone. Raises `RunError`, `ModelError`."""
+        reference = self.reference
+        if not reference.knows(branch.passed_versions):
+            self.left_out["branches of versions whose weights are not known"] += 1
+            return
+        sides = [branch.recorded] + ([] if branch.rendered is None else [branch.rendered])
+        if (largest := max(int(side.ids.max()) for side in sides)) >= reference.vocab_size:
+            raise RunError(
+                f"expected weights of the model that sampled, got {reference.weights[reference.trainer]} with"
+                f" {reference.vocab_size} token ids, and the record has the id {largest}"
+            )
+        most = max(1, _MOST_LOGITS // reference.vocab_size)
+        self.left_out["tokens behind the first ones of long branches"] += max(0, branch.logprobs.size - most)
+        self.read.append(reference.read(branch.first(most)))
+
+    def join(self, other: "Audit") -> None:
+        """Add the branches of `other`."""
+        self.read.extend(other.read)
+        self.left_out.update(other.left_out)
+
+    def report(self) -> AuditReport:
+        """Attribute the gaps. Raises `RunError` without a token whose weights are known."""
+        if not self.read:
+            found = self.left_out.total()
+            raise RunError(
+                f"expected sampled tokens of the versions {sorted(self.reference.weights)}, whose weights are known,"
+                + (f" got {found} branches of others; name their folders with --weights VERSION=FOLDER" * bool(found))
+                + (" got none: no rollout has one yet" * (not found))
+            )
+        branches = [each.branch for each in self.read]
+        sizes = [branch.logprobs.size for branch in branches]
+        of_branch = np.repeat(np.arange(len(branches), dtype=np.int32), sizes)
+        probes = _Probes([*self.read], has_routers=self.reference.has_routers)
+        attribution = Attribution.of(
+            *(probes.gaps, probes.candidates, probes.workers, of_branch),
+            moved=probes.moved,
+            behind=np.concatenate([branch.versions > branch.passed_versions[0] for branch in branches]),
+        )
+        position = np.concatenate([branch.recorded.positions for branch in branches])
+        width = -(-int(position.max() + 1) // _BUCKETS)
+        columns: dict[str, _Column] = {
+            "position": position // width * width,
+            "turn": np.concatenate([branch.turns for branch in branches]),
+            "version": np.concatenate([branch.versions for branch in branches]),
+            "worker": probes.workers,
+        }
+        sessions = np.repeat([branch.session_id for branch in branches], sizes)
+        total = np.abs(probes.gaps(frozenset()))
+        scaled = {name: causes for name, causes in attribution.causes.items() if GapCause.SCALE in causes}
+        return AuditReport(
+            sum(sizes),
+            len(branches),
+            attribution,
+            {reason: count for reason, count in self.left_out.items() if count},
+            probes.not_probed,
+            {name: probes.temperatures(causes)[name] for name, causes in scaled.items()},
+            {name: _group(column, total, attribution.left) for name, column in columns.items()},
+            {str(each): float(total[sessions == each].mean()) for each in np.unique(sessions)},
+        )
+
+
+class _Probes:
+    """Readings of all branches."""
+
+    def __init__(self, read: Sequence[ReadBranch], *, has_routers: bool) -> None:
+        branches = [each.branch for each in read]
+        self._read = read
         self._behavior = np.concatenate([branch.logprobs for branch in branches])
         self.workers = np.concatenate([branch.workers for branch in branches])
+        self.moved = self._behavior - np.concatenate([branch.again for branch in branches])
+        """Behavior logprob less that of scoring again; NaN where the engine did not."""
         self._names = [str(name) for name in np.unique(self.workers)]
-        asked = {params.temperature for branch in branches for params in branch.params if params.temperature}
-        self._factors = sorted({*TEMPERATURES, *asked})
-        self._read: dict[frozenset[GapCause], npt.NDArray[np.float32]] = {}
+        self._factors = sorted(set(read[0].factors).intersection(*(each.factors for each in read)))
+        is_masked = any(b.masks is not None or any(p.filters_tokens for p in b.params) for b in branches)
+        possible = frozenset[GapCause]().union(*(each.possible for each in read))
+        self.candidates = possible | {GapCause.SCALE} | ({GapCause.MASK} if is_masked else set())
+        is_missing = {
+            GapCause.BATCH: np.isnan(self.moved).all() and _UNSCORED,
+            GapCause.TEMPLATE: all(branch.rendered is None for branch in branches) and "no chat template is known",
+            GapCause.EXPERTS: has_routers
+            and all(branch.recorded.rows is None for branch in branches)
+            and "no experts were recorded",
+        }
+        self.not_probed = {cause: str(reason) for cause, reason in is_missing.items() if reason}
 
     def gaps(self, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
         """Return the gap of each token; with `SCALE`, at the temperature that fits its worker best."""
@@ -102,77 +200,10 @@ class _Probes:
 
     def _probe(self, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:
         """Return the gaps [temperatures, tokens]."""
-        passes = causes - {GapCause.MASK, GapCause.SCALE}
-        if passes not in self._read:
-            read = [self._reference.read(branch, passes, self._factors) for branch in self._branches]
-            self._read[passes] = np.concatenate(read, axis=2)
-        gaps: npt.NDArray[np.float32] = self._behavior - self._read[passes][int(GapCause.MASK in causes)]
+        gaps: npt.NDArray[np.float32] = self._behavior - np.concatenate(
+            [each.logprobs(causes, self._factors) for each in self._read], axis=1
+        )
         return gaps
-
-
-def audit(branches: Iterable[AuditedBranch], reference: Reference) -> AuditReport:
-    """Audit `branches`. Blocks for some forward passes of each.
-
-    Raises `RunError` without a token whose weights are known, `ModelError`.
-    """
-    found = list(branches)
-    kept = [each for each in found if {step.version for step in each.recorded.passes} <= reference.weights.keys()]
-    if not kept:
-        raise RunError(
-            f"expected sampled tokens of the versions {sorted(reference.weights)}, whose weights are known, got"
-            f" {len(found)} branches of others; name their folders with --weights VERSION=FOLDER"
-        )
-    left_out = {"branches of versions whose weights are not known": len(found) - len(kept)}
-    _require_vocabulary(kept, reference)
-    most = max(1, _MOST_LOGITS // reference.vocab_size)
-    left_out["tokens behind the first ones of long branches"] = sum(max(0, b.logprobs.size - most) for b in kept)
-    kept = [branch.first(most) for branch in kept]
-    probes = _Probes(kept, reference)
-    sizes = [branch.logprobs.size for branch in kept]
-    of_branch = np.repeat(np.arange(len(kept), dtype=np.int32), sizes)
-    attribution = Attribution.of(probes.gaps, _candidates(kept, reference), probes.workers, of_branch)
-    position = np.concatenate([branch.recorded.positions for branch in kept])
-    width = -(-int(position.max() + 1) // _BUCKETS)
-    columns: dict[str, _Column] = {
-        "position": position // width * width,
-        "turn": np.concatenate([branch.turns for branch in kept]),
-        "version": np.concatenate([branch.versions for branch in kept]),
-        "worker": probes.workers,
-    }
-    total = np.abs(probes.gaps(frozenset()))
-    scaled = {name: causes for name, causes in attribution.causes.items() if GapCause.SCALE in causes}
-    return AuditReport(
-        sum(sizes),
-        len(kept),
-        attribution,
-        {reason: count for reason, count in left_out.items() if count},
-        {name: probes.temperatures(causes)[name] for name, causes in scaled.items()},
-        {name: _group(column, total, attribution.left) for name, column in columns.items()},
-    )
-
-
-def _require_vocabulary(branches: Sequence[AuditedBranch], reference: Reference) -> None:
-    largest = max(int(side.ids.max()) for branch in branches for side in (branch.recorded, branch.rendered))
-    if largest >= reference.vocab_size:
-        raise RunError(
-            f"expected weights of the model that sampled, got {reference.weights[reference.trainer]} with"
-            f" {reference.vocab_size} token ids, and the record has the id {largest}"
-        )
-
-
-def _candidates(branches: Sequence[AuditedBranch], reference: Reference) -> frozenset[GapCause]:
-    is_possible = {
-        GapCause.VERSION: any((branch.versions != reference.trainer).any() for branch in branches),
-        GapCause.CACHE: any(len({step.version for step in branch.recorded.passes}) > 1 for branch in branches),
-        GapCause.TEMPLATE: any(not np.array_equal(each.recorded.ids, each.rendered.ids) for each in branches),
-        GapCause.EXPERTS: reference.has_routers and any(each.recorded.rows is not None for each in branches),
-        GapCause.MASK: any(
-            branch.masks is not None or any(p.filters_tokens for p in branch.params) for branch in branches
-        ),
-        GapCause.DTYPE: True,
-        GapCause.SCALE: True,
-    }
-    return frozenset(cause for cause, possible in is_possible.items() if possible)
 
 
 def _group(column: _Column, gaps: _Column, left: _Column) -> list[Json]:

@@ -17,6 +17,7 @@ from harness.sampling_masks import SampleMasks
 from harness.sessions.session import Session
 from harness.token_rows import RowState, SampleRows
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
+from harness.training.audit.causes import GapCause
 from harness.types import Json, Logprobs, SamplingParams, TokenIds, Turn, as_ids
 
 _TAIL = 64  # ids of a prompt's end, enough for every template
@@ -43,6 +44,10 @@ class BranchTokens:
     rows: SampleRows | None
     """Experts of each token, chosen in its first pass."""
 
+    def first(self, tokens: int) -> Self:
+        """Return the branch with its first `tokens` audited tokens."""
+        return replace(self, positions=self.positions[:tokens])
+
     def rows_of(self, version: int, start: int, stop: int) -> SampleRows | None:
         """Return the rows of `start..stop` (end exclusive) that passes under `version` chose."""
         if self.rows is None:
@@ -60,22 +65,28 @@ class AuditedBranch:
 
     session_id: str
     recorded: BranchTokens
-    rendered: BranchTokens
-    """With the text between sampled tokens as the trainer's template renders it."""
+    rendered: BranchTokens | None
+    """With the text between sampled tokens as the trainer's template renders it; None if that is not known."""
     logprobs: Logprobs
     turns: npt.NDArray[np.int32]
     workers: npt.NDArray[np.str_]
     versions: npt.NDArray[np.int32]
     params: Sequence[SamplingParams]
     masks: SampleMasks | None
+    again: Logprobs
+    """Logprobs by the engine when it scored the tokens again, alone; NaN where it did not."""
+
+    @property
+    def passed_versions(self) -> list[int]:
+        """Versions of the weights of its passes, in ascending order."""
+        return sorted({step.version for step in self.recorded.passes})
 
     def first(self, tokens: int) -> Self:
         """Return the branch with its first `tokens` audited tokens."""
-        names = ("logprobs", "turns", "workers", "versions", "params")
+        names = ("logprobs", "turns", "workers", "versions", "params", "again")
         columns: dict[str, Any] = {name: getattr(self, name)[:tokens] for name in names}
-        recorded, rendered = (
-            replace(each, positions=each.positions[:tokens]) for each in (self.recorded, self.rendered)
-        )
+        recorded = self.recorded.first(tokens)
+        rendered = None if self.rendered is None else self.rendered.first(tokens)
         masks = None if self.masks is None else self.masks.part(0, tokens)
         return replace(self, recorded=recorded, rendered=rendered, masks=masks, **columns)
 
@@ -89,10 +100,11 @@ class AuditedBranch:
             new = {turn.index for turn in branch.kept if turn.index not in seen and _is_audited(turn)}
             if new:
                 seen |= new
-                yield cls._of(session.session_id, branch.kept, new, _render(branch.kept, tools, chat_tokenizer))
+                rendered = None if chat_tokenizer is None else _render(branch.kept, tools, chat_tokenizer)
+                yield cls._of(session.session_id, branch.kept, new, rendered)
 
     @classmethod
-    def _of(cls, session_id: str, turns: Sequence[Turn], new: set[int], contexts: Sequence[TokenIds]) -> Self:
+    def _of(cls, session_id: str, turns: Sequence[Turn], new: set[int], contexts: Sequence[TokenIds] | None) -> Self:
         recorded = [turn.context_ids for turn in turns]
         taken = [(turn, slice(0, turn.masked_from if turn.index in new else 0)) for turn in turns]
         positions, size = _positions(turns, recorded)
@@ -102,14 +114,43 @@ class AuditedBranch:
         return cls(
             session_id,
             _read(turns, recorded, taken),
-            _read(turns, contexts, taken),
+            None if contexts is None else _read(turns, contexts, taken),
             np.concatenate([turn.logprobs[part] for turn, part in taken]),
             np.repeat(np.asarray([turn.index for turn in turns], np.int32), counts),
             np.concatenate([_workers(turn)[part] for turn, part in taken]),
             np.concatenate([expand_spans(turn.version_spans, turn.output_ids.size)[part] for turn, part in taken]),
             [turn.params for turn, count in zip(turns, counts, strict=True) for _ in range(count)],
             SampleMasks.of_turns(masked, 0, size).at(own) if masked else None,
+            np.full(own.size, np.nan, np.float32),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBranch:
+    """A branch, and its logprobs by a reference."""
+
+    branch: AuditedBranch
+    factors: Sequence[float]
+    """Factors of the temperature."""
+    tables: Mapping[frozenset[GapCause], npt.NDArray[np.float32]]
+    """Logprobs [2, factors, tokens] without and with candidates, by the causes that the reference follows."""
+
+    @property
+    def possible(self) -> frozenset[GapCause]:
+        """Causes that could make a difference to the passes of the reference."""
+        return max(self.tables, key=len)
+
+    def logprobs(self, causes: frozenset[GapCause], factors: Sequence[float]) -> npt.NDArray[np.float32]:
+        """Return logprobs [factors, tokens] of a reference that follows `causes`."""
+        table = self.tables[effective(causes & self.possible)][int(GapCause.MASK in causes)]
+        rows: npt.NDArray[np.float32] = table[[self.factors.index(each) for each in factors]]
+        return rows
+
+
+def effective(causes: frozenset[GapCause]) -> frozenset[GapCause]:
+    """Return `causes` without those that change nothing beside the others."""
+    # With one version of the weights, a cache holds what they compute.
+    return causes if GapCause.VERSION in causes else causes - {GapCause.CACHE}
 
 
 def _is_audited(turn: Turn) -> bool:
@@ -117,11 +158,9 @@ def _is_audited(turn: Turn) -> bool:
 
 
 def _render(
-    turns: Sequence[Turn], tools: Mapping[str, Sequence[Json]], chat_tokenizer: ChatTokenizer | None
+    turns: Sequence[Turn], tools: Mapping[str, Sequence[Json]], chat_tokenizer: ChatTokenizer
 ) -> list[TokenIds]:
     # A prompt with a forced call, or one that the template refuses, stays as recorded.
-    if chat_tokenizer is None:
-        return [turn.context_ids for turn in turns]
     root, rendered, after_tools = turns[0], [], False
     opens_with_system = root.messages_delta[0]["role"] == "system" if root.messages_delta else False
     told = tools.get(root.notes.toolset, ())

@@ -39,10 +39,14 @@ class GapCause(StrEnum):
     """The engine's logprob is after a temperature."""
     WORKER = "worker"
     """One worker's tokens stay unexplained, and those of the others do not."""
+    BATCH = "batch"
+    """Alone in a request, the engine finds another logprob: batches and chunks change it."""
     ENGINE = "engine"
+    """No probe explains the rest."""
 
 
-PROBED = tuple(cause for cause in GapCause if cause not in (GapCause.WORKER, GapCause.ENGINE))
+_OF_REST = (GapCause.BATCH, GapCause.WORKER, GapCause.ENGINE)
+PROBED = tuple(cause for cause in GapCause if cause not in _OF_REST)
 """Causes that a reference can follow, in the order of `GapCause`."""
 
 Gaps = Callable[[frozenset[GapCause]], npt.NDArray[np.float32]]
@@ -54,6 +58,7 @@ _WORSE = 1.2  # a needed cause shrinks the gap at least this much, with all othe
 _WORSE_ROUNDED = 1.02
 _ROUNDED = 1.5  # times the size of bfloat16's rounding
 _OUTLIER = 3.0  # times the gap that the best worker keeps
+_ALONE = 1.5  # times the gap that stays when the engine scores alone
 _DRAWS = 400
 
 
@@ -78,7 +83,7 @@ class Attribution:
     @property
     def named(self) -> list[Share]:
         """Return the shares above the floor; what no probe explains, above a twentieth of the gap too."""
-        least = {GapCause.WORKER: self.gap / 20, GapCause.ENGINE: self.gap / 20}
+        least = dict.fromkeys(_OF_REST, self.gap / 20)
         return [share for share in self.shares if share.nats >= max(FLOOR, least.get(share.cause, 0.0))]
 
     def to_json(self) -> Json:
@@ -90,9 +95,20 @@ class Attribution:
 
     @classmethod
     def of(
-        cls, gaps: Gaps, candidates: frozenset[GapCause], workers: npt.NDArray[np.str_], branches: npt.NDArray[np.int32]
+        cls,
+        gaps: Gaps,
+        candidates: frozenset[GapCause],
+        workers: npt.NDArray[np.str_],
+        branches: npt.NDArray[np.int32],
+        *,
+        moved: npt.NDArray[np.float32],
+        behind: npt.NDArray[np.bool_],
     ) -> Self:
-        """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`."""
+        """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`.
+
+        `moved` is the engine's logprob less that of its scoring the token again alone, NaN where it did not. `behind`
+        is True for tokens behind those of older weights.
+        """
         sizes = cache(lambda causes: np.abs(gaps(causes)))
         needed, usual = _find_by_worker(sizes, candidates, workers)
         parts = {cause: np.zeros(len(workers), np.float32) for cause in GapCause}
@@ -102,12 +118,19 @@ class Attribution:
             left[own] = sizes(causes)[own]
             for cause in causes:
                 parts[cause][own] = _shapley(sizes, cause, causes)[own]
-            rest = _mean(left, own)
-            odd = max(0.0, rest - usual) if rest > max(_OUTLIER * usual, FLOOR) else 0.0
-            rounded = min(rest - odd, _rounding(gaps, causes, own)) if rest - odd > FLOOR else 0.0
-            of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: rest - odd - rounded}
+            rest = left * own
+            is_batch = _share_gone(gaps, causes, own & ~behind, moved) > 0
+            # Without batch effects, what is gone with the cache is its fault, if older weights filled it.
+            for cause, group in ((GapCause.BATCH, ~behind), (GapCause.BATCH if is_batch else GapCause.CACHE, behind)):
+                gone = rest * group * _share_gone(gaps, causes, own & group, moved)
+                parts[cause] += gone
+                rest -= gone
+            mean = _mean(rest, own)
+            odd = mean - usual if mean > max(_OUTLIER * usual, FLOOR) else 0.0
+            rounded = min(mean - odd, _rounding(gaps, causes, own)) if mean - odd > FLOOR else 0.0
+            of_rest = {GapCause.WORKER: odd, GapCause.DTYPE: rounded, GapCause.ENGINE: mean - odd - rounded}
             for cause, nats in of_rest.items():
-                parts[cause][own] += left[own] * (nats / max(rest, 1e-12))
+                parts[cause] += rest * np.float32(nats / max(mean, 1e-12))
         shares = [_share(cause, part, branches) for cause, part in parts.items() if part.any()]
         shares.sort(key=lambda share: -share.nats)
         return cls(float(sizes(frozenset()).mean()), left, shares, needed)
@@ -157,6 +180,19 @@ def _rounding(gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_
     size = _mean(np.abs(precise - rounded), own)
     is_plausible = GapCause.DTYPE in causes or _mean(np.abs(precise), own) <= _ROUNDED * size
     return _ROUNDED * size if is_plausible else 0.0
+
+
+def _share_gone(
+    gaps: Gaps, causes: frozenset[GapCause], own: npt.NDArray[np.bool_], moved: npt.NDArray[np.float32]
+) -> float:
+    """Return the share of the rest that is gone when the engine scores tokens alone; 0 if it did not."""
+    own = own & ~np.isnan(moved)
+    if not own.any():
+        return 0.0
+    # A request for scores has no candidates and no temperature, and computes its prefix anew.
+    same = causes - {GapCause.CACHE, GapCause.MASK, GapCause.SCALE}
+    rest, alone = _mean(np.abs(gaps(causes)), own), _mean(np.abs(gaps(same) - moved), own)
+    return 1 - alone / rest if rest > _ALONE * alone + FLOOR else 0.0
 
 
 def _shapley(sizes: Gaps, cause: GapCause, causes: frozenset[GapCause]) -> npt.NDArray[np.float32]:

@@ -1,9 +1,11 @@
 """Logprobs of a branch by plain forward passes, which follow the engine in the causes that they are given."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +21,14 @@ from harness.engines.huggingface.sampling import filter_logits
 from harness.errors import ModelError, RunError
 from harness.expert_choice import Routers
 from harness.token_rows import RowState
-from harness.training.audit.branches import AuditedBranch, BranchTokens
+from harness.training.audit.branches import AuditedBranch, BranchTokens, ReadBranch, effective
 from harness.training.audit.causes import GapCause
 from harness.training.learner.replay import replaying
 
 TEMPERATURES = (*np.arange(5, 16).round(1) / 10,)
 """Factors of temperature that an audit tries, beside those that the run asked for."""
 
-_MODELS = 4  # in memory at once
+_MODELS = 3  # in memory at once, in float32: the trainer's, and those of a branch that an update met
 
 
 class _Model(NamedTuple):
@@ -39,64 +41,105 @@ class _Model(NamedTuple):
         name = "cache" if "cache" in signature(self.causal.forward).parameters else "past_key_values"
         return {} if cache is None else {name: cache}
 
+    @contextmanager
+    def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Compute in `dtype` during the block."""
+        # A second model in memory, or loading in another dtype, which changes torch's default, would cost more.
+        kept = [(parameter, parameter.data) for parameter in self.causal.parameters()]
+        try:
+            for parameter, data in kept:
+                parameter.data = data.to(dtype)
+            yield
+        finally:
+            for parameter, data in kept:
+                parameter.data = data
+
 
 class Reference:
-    """Models by version. Raises `ModelError` for one that cannot be loaded."""
+    """Models by version. Methods raise `ModelError` for one that cannot be loaded."""
 
-    def __init__(
-        self, weights: Mapping[int, Path], trainer: int, is_stopped: Callable[[], bool] = lambda: False
-    ) -> None:
-        """`trainer` is the version of the trainer's current weights. A pass raises `RunError` once `is_stopped`."""
+    def __init__(self, weights: Mapping[int, Path], is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Take the newest `weights` as the trainer's. Reading raises `RunError` once `is_stopped`."""
         self._is_stopped = is_stopped
         self.weights = weights
-        self.trainer = trainer
-        self._models: OrderedDict[tuple[int, torch.dtype], _Model] = OrderedDict()
+        self._models: OrderedDict[int, _Model] = OrderedDict()
         logging.disable_progress_bar()
 
     @property
+    def trainer(self) -> int:
+        return max(self.weights)
+
+    @property
     def has_routers(self) -> bool:
-        return self._model(self.trainer, torch.float32).routers.shape is not None
+        return self._model(self.trainer).routers.shape is not None
 
     @property
     def vocab_size(self) -> int:
-        return int(self._model(self.trainer, torch.float32).causal.config.get_text_config().vocab_size)
+        return int(self._model(self.trainer).causal.config.get_text_config().vocab_size)
 
-    def read(
+    def knows(self, versions: Iterable[int]) -> bool:
+        """Return True if the weights of all `versions` are in memory, or still on disk."""
+        return all(each in self._models or (each in self.weights and self.weights[each].is_dir()) for each in versions)
+
+    def read(self, branch: AuditedBranch) -> ReadBranch:
+        """Return the branch's logprobs by all causes that could make a difference to it. Raises `RunError`."""
+        versions, rendered = branch.passed_versions, branch.rendered
+        is_possible = {
+            GapCause.VERSION: versions != [self.trainer],
+            GapCause.CACHE: len(versions) > 1,
+            GapCause.TEMPLATE: rendered is not None and not np.array_equal(branch.recorded.ids, rendered.ids),
+            GapCause.EXPERTS: self.has_routers and branch.recorded.rows is not None,
+            GapCause.DTYPE: True,
+        }
+        possible = [cause for cause, holds in is_possible.items() if holds]
+        asked = {params.temperature for params in branch.params if params.temperature}
+        factors = sorted({*TEMPERATURES, *asked})
+        subsets = chain.from_iterable(combinations(possible, size) for size in range(len(possible) + 1))
+        tables = {
+            causes: self._read(branch, causes, factors) for causes in {effective(frozenset(each)) for each in subsets}
+        }
+        return ReadBranch(branch, factors, tables)
+
+    def _read(
         self, branch: AuditedBranch, causes: frozenset[GapCause], factors: Sequence[float]
     ) -> npt.NDArray[np.float32]:
         """Return logprobs [2, factors, tokens] without and with candidates, for each factor of the temperature."""
         if self._is_stopped():
             raise RunError("stopped before its end")
-        reading = branch.recorded if GapCause.TEMPLATE in causes else branch.rendered
-        with torch.inference_mode():
+        reading = branch.recorded if GapCause.TEMPLATE in causes or branch.rendered is None else branch.rendered
+        with torch.no_grad():
             logits = self._logits(reading, causes)
-        wanted = torch.from_numpy(reading.ids[reading.positions].astype(np.int64))[:, None]
-        # Logprobs over candidates come after the temperature, others before it.
-        own = [(params.temperature or 1.0) if params.sampling_mask else 1.0 for params in branch.params]
-        scale, table = torch.tensor(own, dtype=torch.float32)[:, None], []
-        for factor in factors:
-            scaled = logits / (scale * factor)
-            chosen = scaled.gather(1, wanted)[:, 0]
-            among = [scaled, _among_candidates(scaled, logits, branch, factor)]
-            table.append([(chosen - each.logsumexp(-1)).numpy() for each in among])
+            wanted = torch.from_numpy(reading.ids[reading.positions].astype(np.int64))[:, None]
+            # Logprobs over candidates come after the temperature, others before it.
+            own = [(params.temperature or 1.0) if params.sampling_mask else 1.0 for params in branch.params]
+            scale, table = torch.tensor(own, dtype=torch.float32)[:, None], []
+            for factor in factors:
+                scaled = logits / (scale * factor)
+                chosen = scaled.gather(1, wanted)[:, 0]
+                among = [scaled, _among_candidates(scaled, logits, branch, factor)]
+                table.append([(chosen - each.logsumexp(-1)).numpy() for each in among])
         return np.asarray(table, np.float32).swapaxes(0, 1)
 
     def _logits(self, reading: BranchTokens, causes: frozenset[GapCause]) -> Tensor:
         """Return the logits [tokens, vocabulary] of the audited tokens."""
         dtype = torch.bfloat16 if GapCause.DTYPE in causes else torch.float32
         before, cache = reading.positions - 1, None
-        logits = torch.empty(before.size, self.vocab_size)
-        for start, stop, version, is_wanted in self._plan(reading, causes):
-            rows = None
-            if GapCause.EXPERTS in causes and reading.rows is not None:
-                is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
-                rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
-            cache = _crop(cache, start) if GapCause.CACHE in causes else None
-            model, ids = self._model(version, dtype), torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]
-            wanted = torch.from_numpy(before[is_wanted] - start)
-            with replaying(model.routers, rows, ids.device):
+        logits, models = torch.empty(before.size, self.vocab_size), dict[int, _Model]()
+        with ExitStack() as stack:
+            for start, stop, version, is_wanted in self._plan(reading, causes):
+                if version not in models:
+                    models[version] = self._model(version)
+                    stack.enter_context(models[version].computing_in(dtype))
+                model, rows = models[version], None
+                if GapCause.EXPERTS in causes and reading.rows is not None:
+                    is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
+                    rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
+                cache = _crop(cache, start) if GapCause.CACHE in causes else None
+                ids = torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]
+                wanted = torch.from_numpy(before[is_wanted] - start)
                 told = {"input_ids": ids, "logits_to_keep": wanted, "use_cache": cache is not None}
-                logits[torch.from_numpy(is_wanted)] = model.causal(**told, **model.taking(cache)).logits[0].float()
+                with replaying(model.routers, rows, ids.device):
+                    logits[torch.from_numpy(is_wanted)] = model.causal(**told, **model.taking(cache)).logits[0].float()
         return logits
 
     def _plan(
@@ -116,26 +159,22 @@ class Reference:
             if own.any():
                 yield 0, int(before[own].max()) + 1, version, own
 
-    def _model(self, version: int, dtype: torch.dtype) -> _Model:
-        key = (version, dtype)
-        if key not in self._models:
+    def _model(self, version: int) -> _Model:
+        if version not in self._models:
             try:
                 causal = AutoModelForCausalLM.from_pretrained(
                     self.weights[version], dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
                 ).eval()
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ModelError(f"cannot load the model in {self.weights[version]}: {error}") from error
-            # Loading in another dtype would change torch's default for a local engine in this process.
-            for parameter in causal.parameters():
-                parameter.data = parameter.data.to(dtype)
             routers = Routers(causal)
-            with routers.proving(), torch.inference_mode():
+            with routers.proving(), torch.no_grad():
                 causal(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-            self._models[key] = _Model(causal, routers)
+            self._models[version] = _Model(causal, routers)
             if len(self._models) > _MODELS:
                 self._models.popitem(last=False)
-        self._models.move_to_end(key)
-        return self._models[key]
+        self._models.move_to_end(version)
+        return self._models[version]
 
 
 def _crop(cache: Any, tokens: int) -> Any:

@@ -19,14 +19,14 @@ def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
     """Write an OTLP request per session to `SPANS_FILE`. Return the number of spans. Raises as `look_at`."""
     view = look_at(run)
     missing += view.missing
-    count = 0
+    count, gaps = 0, view.audit.get("sessions", {})
     with (folder / SPANS_FILE).open("wb") as file:
         for line in view.sessions:
             if line.session_id is None:
                 continue
             spans: list[Json] = []
             with say_missing(f"session {line.session_id}", missing):
-                spans = list(session_spans(line, look_into(run, line.session_id)))
+                spans = list(session_spans(line, look_into(run, line.session_id), gaps.get(line.session_id)))
             if spans:
                 scope = {"scope": {"name": "harness"}, "spans": spans}
                 resource = {"resource": {"attributes": _attributes(SERVICE)}, "scopeSpans": [scope]}
@@ -35,7 +35,7 @@ def write_spans(run: Path, folder: Path, missing: list[str]) -> int:
     return count
 
 
-def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
+def session_spans(line: SessionLine, session: SessionView, audit_gap: float | None = None) -> Iterator[Json]:
     """Yield the spans of `session`, parents first; none without turns. Raises `ValueError`, `OverflowError`."""
     turns = [_trace_turn(session.session_id, turn) for turn in session.turns]
     if not turns:
@@ -49,6 +49,7 @@ def session_spans(line: SessionLine, session: SessionView) -> Iterator[Json]:
         line.outcome,
         line.cause,
         line.reward,
+        audit_gap,
     )
     yield from map(_to_json, traced.spans())
     for turn in turns:

@@ -1,5 +1,5 @@
 // What a reader wants to know of a run first: its verdict, where to look, its training steps, and its facts.
-const CURVES = /reward|length|tokens|kl|stale|lag|dropped|loss|entropy|clip/i;
+const CURVES = /reward|length|tokens|kl|stale|lag|dropped|loss|entropy|clip|audit/i;
 const MOST_CURVES = 12;
 const CURVE = { width: 240, height: 72 };
 const ALIKE = 3; // findings of one kind

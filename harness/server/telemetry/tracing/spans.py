@@ -26,6 +26,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "harness.outcome": "session: how the rollout ended",
     "harness.cause": "session: who is to blame",
     "harness.reward": "session: its reward",
+    "harness.audit.gap": "session: mean gap between engine and trainer in nats, if it was audited",
     "harness.turns": "session: its turns",
     "session.id": "session, turn: the session's id",
     "harness.turn.index": "turn: its index",
@@ -223,6 +224,7 @@ class TracedSession(NamedTuple):
     outcome: str | None = None
     cause: str | None = None
     reward: float | None = None
+    audit_gap: float | None = None
 
     @property
     def span_count(self) -> int:
@@ -236,6 +238,7 @@ class TracedSession(NamedTuple):
             "harness.outcome": self.outcome,
             "harness.cause": self.cause,
             "harness.reward": self.reward,
+            "harness.audit.gap": self.audit_gap,
             "harness.turns": self.turns,
             "session.id": self.session_id,
         }

@@ -61,4 +61,8 @@ def shared_program() -> Iterator[SharedProgram]:
 def lookups(shared_program: SharedProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a test take turns with one program; a module whose subject it is overrides this."""
     monkeypatch.setattr(peer_processes, "_start", shared_program.take)
-    monkeypatch.setattr(PeerProcesses, "close", lambda lookups: shared_program.close(lookups))
+
+    async def close(lookups: PeerProcesses) -> None:
+        await shared_program.close(lookups)
+
+    monkeypatch.setattr(PeerProcesses, "close", close)

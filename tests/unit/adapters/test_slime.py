@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from harness.adapters.miles.convert import COLUMNS
 from harness.adapters.miles.samples import FIELDS
@@ -213,6 +212,8 @@ class Given(NamedTuple):
 
 def columns_of(source: Path, sample: Any) -> Any:
     """A class with the methods that make columns, of that source; the rest of its module starts engines."""
+    import torch
+
     tree = ast.parse((source / "slime/ray/rollout.py").read_text(encoding="utf-8"))
     methods = [node for node in ast.walk(tree) if getattr(node, "name", None) in (METHOD, "_post_process_rewards")]
     for method in methods:

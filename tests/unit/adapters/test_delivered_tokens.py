@@ -233,6 +233,7 @@ async def output_of(calls: Sequence[Call], seed: int, room: Json, **changes: Any
     return Outputs(run, made)
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("seed", SEEDS[::2])
 async def test_a_trajectory_of_areal(seed: int) -> None:
     """One sample: AReaL takes fixed numbers of rows for groups. It is the one with the most tokens to train."""

@@ -48,6 +48,7 @@ def halve(args: argparse.Namespace, samples: list[Any]) -> tuple[list[float], li
     return [sample.reward for sample in samples], [sample.reward / 2 for sample in samples]
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.usefixtures("trainers")
 async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample comes back whole; one that the end of a step meets comes back ABORTED."""
@@ -149,6 +150,7 @@ def test_slimes_columns_are_made_of_what_the_adapter_gives(source: Path) -> None
     assert (len(methods), read) == (2, READ)
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.usefixtures("trainers")
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_a_rollout_with_several_samples_counts_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

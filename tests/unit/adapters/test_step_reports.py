@@ -87,6 +87,7 @@ async def test_a_step_of_miles_is_in_the_stores_beside_a_run_of_its_own(folder: 
     assert lines[0] == pytest.approx(lines[0] | {"ledger/trained": trained, "rollout/reward_mean": 0.5})
 
 
+@pytest.mark.xdist_group("torch")
 async def test_a_batch_of_verl_is_in_the_stores(folder: Path) -> None:
     """With the figures that its agent gave."""
     import torch

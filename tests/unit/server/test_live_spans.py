@@ -175,6 +175,7 @@ async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):
     assert "traceparent" not in notes[1]
 
 
+@pytest.mark.xdist_group("command")
 async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
     """With the ids of its report, which knows besides how each rollout ended."""
     folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
@@ -194,6 +195,7 @@ async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
         assert {*said(span)} - {*live} <= {f"harness.{name}" for name in ("scenario", "rollout", "outcome", "reward")}
 
 
+@pytest.mark.xdist_group("command")
 def test_a_run_on_a_server_of_others_sends_no_spans_and_says_so(tmp_path: Path):
     """Its server sends them, where it was told to; nothing is left of the run."""
     folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"

@@ -26,6 +26,7 @@ pytest_plugins = (
     "tests.processes.fixtures",
     "tests.real_engines",
     "tests.real_gateways",
+    "tests.shared_lookups",
     "tests.workers",
 )
 

@@ -47,9 +47,11 @@ async def write_run(path: Path, rollouts: Sequence[tuple[str, float | None]], *,
     folder = write_scenario(path.parent / "small")
     directory = RunDirectory.create(path, select(str(folder), Overrides()).config)
     records: list[Json] = []
-    for text, _ in rollouts:
-        async with serving(*says("One.", text), store=directory.database) as client:
+    steps = says(*(said for text, _ in rollouts for said in ("One.", text)))
+    async with serving(*steps, store=directory.database) as client:
+        for number in range(len(rollouts)):
             session = await client.create()
+            client.engine.play_from(session.session_id, 2 * number)
             first = await client.say(session, [user("Begin.")])
             await client.say(session, [user("Begin."), first, user("Go on.")])
             records.append(await client.record(session))

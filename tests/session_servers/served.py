@@ -76,6 +76,14 @@ class Client(Generic[E]):
         message: Message = answer.json()["choices"][0]["message"]
         return message
 
+    async def converse(self, session: Served, turns: int, history: Sequence[Message] = ()) -> list[Message]:
+        """Take `turns` behind `history`; the history after them."""
+        messages = list(history)
+        for number in range(turns):
+            messages.append({"role": "user", "content": f"question {number}"})
+            messages.append(await self.say(session, messages))
+        return messages
+
     async def record(self, session: Served) -> Json:
         """The session's record, with whole prompts."""
         answer = await self.http.get(f"/sessions/{session.session_id}?ids=prompts")

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
+import pytest
 
 from harness import AgentTask, FunctionAgent, Rollout, SessionManager
 from harness.engines.scripted import ScriptStep
@@ -87,6 +88,7 @@ def test_a_card_stays_small() -> None:
     assert "20 of 5,000 rows" in Seen(html).text
 
 
+@pytest.mark.browser
 async def test_a_browser_shows_it_on_light_and_dark(tmp_path: Path) -> None:
     """In the notebook's color, no wider than a telephone, and nothing of it is executed."""
     html = (await play(tmp_path))._repr_html_()

@@ -12,6 +12,8 @@ import pytest
 
 import harness
 
+pytestmark = pytest.mark.xdist_group("torch")  # which two of the names import
+
 PUBLIC = [
     "SessionManager",
     "AgentTask",

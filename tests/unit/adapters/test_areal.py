@@ -12,7 +12,7 @@ from harness.errors import AdapterError, SessionServerError
 from harness.types import Json
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
 
-pytestmark = pytest.mark.usefixtures("trainers")
+pytestmark = [pytest.mark.usefixtures("trainers"), pytest.mark.xdist_group("torch")]
 
 STEPS = (ScriptStep(text="One moment."), ScriptStep(text="Done."))
 ROW = {"messages": [{"role": "user", "content": "Do it."}], "answer": object(), "agent": {"level": 3}}

@@ -23,13 +23,14 @@ from harness.samples.delivery import TRAINED_ROLES
 from harness.types import Json, as_ids
 from tests.session_servers.served import Served
 from tests.system.roles.random_agents import Call, plan, play, roles_of, steps_of
+from tests.thoroughness import examples
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
 from tests.unit.adapters.test_miles_generate import generate_all, state_of
 from tests.unit.adapters.verl_runs import verl_config
 
 pytestmark = pytest.mark.usefixtures("trainers")
 
-SEEDS = range(int(os.environ.get("HARNESS_SOAK_AGENTS", "8")))
+SEEDS = range(int(os.environ.get("HARNESS_SOAK_AGENTS", max(4, examples(8)))))
 ROOM = {"prompt_length": 30_000, "response_length": 30_000}
 ROOMS = [ROOM, {"prompt_length": 300, "response_length": 30_000}, {"prompt_length": 30_000, "response_length": 200}]
 
@@ -232,6 +233,7 @@ async def output_of(calls: Sequence[Call], seed: int, room: Json, **changes: Any
     return Outputs(run, made)
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("seed", SEEDS[::2])
 async def test_a_trajectory_of_areal(seed: int) -> None:
     """One sample: AReaL takes fixed numbers of rows for groups. It is the one with the most tokens to train."""

@@ -92,6 +92,7 @@ async def test_the_example_runs_without_the_adapter(monkeypatch: pytest.MonkeyPa
     assert 0 < sum(made.loss_mask) < made.response_length
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.usefixtures("trainers")
 async def test_the_example_of_areal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its agent and its script, in a loop of AReaL's own: a trajectory, which AReaL's checks let pass."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from harness.adapters.miles import convert
 from harness.engines.scripted import ScriptStep
-from harness.training.learner.losses import TrainedTokens, decoupled_ppo
 from harness.training.learner.settings import LossSettings
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
 from tests.unit.adapters.test_embedding_page import blocks
+
+pytestmark = pytest.mark.xdist_group("torch")
 
 STORY = ScriptStep(text="and then " * 4, token_delay_s=0.05)
 CLIP = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.3)
@@ -46,6 +46,8 @@ async def samples_of(run: MilesRun, play: Play) -> list[Any]:
 
 def batch_of(columns: dict[str, list[Any]], advantages: list[float]) -> dict[str, Any]:
     """What miles makes of the columns before a loss sees them."""
+    import torch
+
     batch: dict[str, Any] = {
         name: [torch.tensor(column, dtype=torch.float32) for column in columns[name]]
         for name in ("rollout_log_probs", "proximal_log_probs", "loss_masks")
@@ -61,6 +63,10 @@ def batch_of(columns: dict[str, list[Any]], advantages: list[float]) -> dict[str
 @pytest.mark.usefixtures("trainers")
 async def test_the_loss_is_decoupled_ppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum that the learner of this project finds; a token without a proximal value has weight 1."""
+    import torch
+
+    from harness.training.learner.losses import TrainedTokens, decoupled_ppo
+
     play = Play()
     monkeypatch.setattr(miles_agents, "play", play)
     [source] = blocks("miles", "python")

@@ -65,7 +65,8 @@ def flatten(member: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("trainers")
-async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch, admin_token: str | None) -> None:
+@pytest.mark.parametrize("admin_token", ["sekret"], indirect=True)
+async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch, admin_token: str) -> None:
     """8 groups of 4 out of 16, one of them filtered out, seven of them endless; then the abort."""
     from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
     from miles.rollout.inference_rollout.inference_rollout_train import generate_rollout_async

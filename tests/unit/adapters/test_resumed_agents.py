@@ -94,6 +94,7 @@ def options_of(agent: str) -> tuple[str, ...]:
     return ("--harness-agent", agent, "--harness-trust-agent-result", "--harness-resume-attempts", "1")
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("mask_of", [mask_of_miles, mask_of_slime, mask_of_areal, mask_of_verl])
 async def test_a_killed_agent_goes_on_under_each_trainer(
     tmp_path: Path, agent: str, mask_of: Callable[[MilesRun, str], Awaitable[list[int]]]

@@ -85,6 +85,7 @@ async def test_replay_of_a_dense_model_is_refused_by_name(trainer: str) -> None:
             await (generate(state_of(run)) if trainer == "miles" else output(run, two_turns, room=REPLAY))
 
 
+@pytest.mark.xdist_group("torch")
 async def test_slime_gets_experts_and_the_tokens_that_top_p_kept() -> None:
     """Its wish for them, `custom_params`, is the session's `record`; none of a token that nobody sampled."""
     from slime.rollout.sglang_rollout import generate_and_rm

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from harness.adapters.miles.convert import COLUMNS
 from harness.adapters.miles.samples import FIELDS
@@ -49,6 +48,7 @@ def halve(args: argparse.Namespace, samples: list[Any]) -> tuple[list[float], li
     return [sample.reward for sample in samples], [sample.reward / 2 for sample in samples]
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.usefixtures("trainers")
 async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample comes back whole; one that the end of a step meets comes back ABORTED."""
@@ -150,6 +150,7 @@ def test_slimes_columns_are_made_of_what_the_adapter_gives(source: Path) -> None
     assert (len(methods), read) == (2, READ)
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.usefixtures("trainers")
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_a_rollout_with_several_samples_counts_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +214,8 @@ class Given(NamedTuple):
 
 def columns_of(source: Path, sample: Any) -> Any:
     """A class with the methods that make columns, of that source; the rest of its module starts engines."""
+    import torch
+
     tree = ast.parse((source / "slime/ray/rollout.py").read_text(encoding="utf-8"))
     methods = [node for node in ast.walk(tree) if getattr(node, "name", None) in (METHOD, "_post_process_rewards")]
     for method in methods:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from harness.adapters import miles, slime, verl
 from harness.adapters.step_reports import ReportedSample, close_reports, step_figures
@@ -88,8 +87,11 @@ async def test_a_step_of_miles_is_in_the_stores_beside_a_run_of_its_own(folder: 
     assert lines[0] == pytest.approx(lines[0] | {"ledger/trained": trained, "rollout/reward_mean": 0.5})
 
 
+@pytest.mark.xdist_group("torch")
 async def test_a_batch_of_verl_is_in_the_stores(folder: Path) -> None:
     """With the figures that its agent gave."""
+    import torch
+
     async with miles_run(*STEPS) as run:
         made: Any = await output(run, two_turns)
     stamps = np.array([made.extra_fields["harness"]], dtype=object)

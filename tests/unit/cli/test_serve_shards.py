@@ -67,6 +67,7 @@ def test_what_shards_cannot_share_is_refused(
     assert not Path("shards").exists()
 
 
+@pytest.mark.xdist_group("command")
 @pytest.mark.parametrize("number", ["0", "257", "-1", "two"])
 def test_a_number_that_is_none_is_refused(number: str):
     """As every option that is wrong."""

@@ -17,6 +17,7 @@ from harness.errors import HarnessError
 from harness.tokens.history import History
 from harness.tokens.matching import Matching, chain_keys, normal_form
 from harness.tokens.sent_body import SentBody
+from tests.thoroughness import examples
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
 LOOSE_CALL = {**CALL, "function": {"name": "find", "arguments": '{"a":1}'}}
@@ -81,7 +82,7 @@ def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
     [(), *((each,) for each in Matching), tuple(Matching), ("tests.unit.dialects.test_history:first_letters",)],
     ids=str,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sent=bodies(), arguments_bytes=st.sampled_from((7, 8)))
 def test_both_ways_come_to_the_same(matching: Sequence[str], sent: list[bytes], arguments_bytes: int):
     """Whatever was sent before; errors name the same message, and limits count what is known."""

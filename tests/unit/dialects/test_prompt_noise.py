@@ -9,7 +9,7 @@ from harness.errors import ScenarioError
 from harness.server.settings import ServerSettings
 from harness.tokens.history import History
 from tests.builders import assistant, body, user
-from tests.session_servers.served import Client, Served, says, serving
+from tests.session_servers.served import Client, Served, says, session_on
 
 HEADER = "x-anthropic-billing-header: cch=1;\n"
 
@@ -82,8 +82,7 @@ async def ask(client: Client, session: Served, number: int, *messages: object) -
 async def test_a_conversation_with_another_header_each_time_is_one_branch() -> None:
     """The record has the header once, and the model never saw it; a history that is known by its bytes is no matter."""
     history = [user("hi"), assistant("one"), user("and?"), assistant("two"), user("so?")]
-    async with serving(*says("one", "two", "three")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three")) as (client, session):
         await ask(client, session, 1, *history[:1])
         await ask(client, session, 1, *history[:3])
         await ask(client, session, 2, *history)

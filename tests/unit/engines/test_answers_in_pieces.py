@@ -26,6 +26,7 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.providers import FAKE_KINDS, fake_provider, make_fake, toy_tokenizer
 from tests.session_servers.served import eventually
+from tests.thoroughness import examples
 
 GUARD = RepeatTerminateConfig(
     enabled=True, min_new_tokens=60, max_consecutive_token_repeats=30, ngram_size=3, ngram_repeats=15
@@ -137,7 +138,7 @@ async def look_around(provider: RemoteProvider) -> None:
 
 
 @pytest.mark.parametrize("kind", FAKE_KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(case=CASES)
 @example(case=UPDATED_IN_THE_SECOND_PIECE)
 def test_an_answer_in_pieces_is_the_whole_answer(kind: str, case: Case):

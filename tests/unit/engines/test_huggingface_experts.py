@@ -15,6 +15,8 @@ from harness.types import FinishReason, GenerationRequest, GenerationResult, Sam
 from tests.plain_experts import MIXTURES, plain_experts, write_mixture
 from tests.toy_model import write_toy_weights
 
+pytestmark = pytest.mark.xdist_group("torch")  # one worker imports it, and makes each engine
+
 PROMPT = as_ids([3, 14, 15, 9, 26, 5])
 
 

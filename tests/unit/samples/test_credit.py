@@ -16,6 +16,7 @@ from harness.samples.credit import (
     turn_advantages,
     value_advantages,
 )
+from tests.thoroughness import examples
 
 Floats = npt.NDArray[np.float64]
 Rollout = list[tuple[int, int]]
@@ -26,7 +27,7 @@ STATES = 1 + (TURNS - 1) * (ACTIONS - 1)
 """The beginning; afterwards the turn, and whether the last action was good or bad."""
 EARNS = np.array([0.2, 1.0, 0.4])
 """Of an action after a good one, or at the beginning; after a bad one it earns half."""
-SAMPLES, GROUP = 10_000, 3
+SAMPLES, GROUP = examples(10_000), 3
 
 
 def step(state: int, action: int) -> tuple[float, int | None]:
@@ -95,7 +96,7 @@ def all_games(seed: int) -> tuple[Floats, list[list[tuple[Rollout, list[float]]]
 
 def gradients(estimate: Callable[[Group], Advantages], odds: Floats) -> Iterator[Floats]:
     """One estimate of the gradient for each group."""
-    for games in all_games(1)[1]:
+    for games in all_games(2)[1]:
         gradient = np.zeros_like(odds)
         for (rollout, _), advantages in zip(games, estimate([rewards for _, rewards in games]), strict=True):
             for (state, action), advantage in zip(rollout, advantages, strict=True):
@@ -106,7 +107,7 @@ def gradients(estimate: Callable[[Group], Advantages], odds: Floats) -> Iterator
 
 def distances(estimate: Callable[[Group], Advantages]) -> Floats:
     """How far the mean estimate is from the gradient, in its standard errors, by state and action."""
-    logits, _ = all_games(1)
+    logits, _ = all_games(2)
     made = np.array(list(gradients(estimate, probabilities(logits))))
     error = made.std(axis=0, ddof=1) / np.sqrt(len(made))
     distance: Floats = (made.mean(axis=0) - finite_differences(logits)) / error
@@ -123,7 +124,7 @@ def test_an_unbiased_estimator_has_the_gradient_of_finite_differences(estimate: 
 
 def test_values_of_forks_give_the_gradient():
     """Each turn's value is the reward of a single fork: noise without bias. The first one's is the same for all."""
-    logits, groups = all_games(1)
+    logits, groups = all_games(2)
     odds, rng = probabilities(logits), np.random.default_rng(7)
     turns = {id(rewards): [state for state, _ in rollout] for games in groups for rollout, rewards in games}
 

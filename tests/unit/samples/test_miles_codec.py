@@ -12,7 +12,7 @@ from harness.samples.miles_codec import cut_sample, encode_for_miles, require_ex
 from harness.token_rows import SampleRows
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import says, serving
+from tests.session_servers.served import says, serving, session_on
 from tests.session_servers.true_rows import rows_of
 
 DTYPES = {"I64": np.int64, "U8": np.uint8, "F64": np.float64, "I32": np.int32}
@@ -64,8 +64,7 @@ def test_a_prompt_that_fills_everything_is_no_sample(most: int) -> None:
 
 async def test_miles_collects_a_session() -> None:
     """The route: the session's sample, column by column, with what the agent returned."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two")) as (client, session):
         first = await client.say(session, [user("hi")])
         await client.say(session, [user("hi"), first, user("and?")])
         [expected] = await client.samples(session)
@@ -97,8 +96,7 @@ async def test_miles_collects_a_session() -> None:
 
 async def test_miles_gets_one_sample_unless_it_says_what_the_agent_returned() -> None:
     """Its first version states no metadata and takes one: that with the most tokens to train, whole."""
-    async with serving(*says("one", "two", "three")) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three")) as (client, session):
         system = {"role": "system", "content": "Be brief."}
         first = await client.say(session, [system, user("hi")])
         await client.say(session, [system, user("hi"), first, user("and?")])

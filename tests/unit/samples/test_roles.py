@@ -15,7 +15,7 @@ from harness.server.settings import ServerSettings
 from harness.sessions.session import Session
 from harness.types import Json
 from tests.builders import new_session, take_turn, tool
-from tests.session_servers.served import Client, Served, bearer, says, serving, url_of
+from tests.session_servers.served import Client, Served, bearer, says, serving, session_on, url_of
 
 TOOLS = [tool("add", a={"type": "integer"})]
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -41,8 +41,7 @@ async def roles(client: Client[Any], session: Served) -> list[str]:
 async def test_an_empty_call_never_replaces_a_rollout():
     """Three completed turns, then a title that is cut before its first token: the sample is what it was (A3)."""
     steps = says("one", "two", "three")
-    async with serving(*steps, ScriptStep(text="a title", fault=ScriptedFault.HANG)) as client:
-        session = await client.create()
+    async with session_on(*steps, ScriptStep(text="a title", fault=ScriptedFault.HANG)) as (client, session):
         history: list[Json] = [SYSTEM]
         for text in ("Go.", "On.", "And?"):
             history = await ask(client, session, [*history, user(text)], tools=TOOLS)
@@ -59,8 +58,7 @@ async def test_an_empty_call_never_replaces_a_rollout():
 
 async def test_a_failed_call_decides_nothing_about_others():
     """The first call has tools and is rejected, the client falls back to text: its turns are the rollout (A4)."""
-    async with serving(ScriptStep(fault=ScriptedFault.REJECT), *says("one", "two")) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(fault=ScriptedFault.REJECT), *says("one", "two")) as (client, session):
         assert (await client.chat(session, [user("Go.")], tools=TOOLS)).status_code >= 400
         history = await ask(client, session, [user("Go.")])
         await ask(client, session, [*history, user("On.")])
@@ -80,8 +78,7 @@ async def test_a_failed_call_decides_nothing_about_others():
 )
 async def test_a_summary_is_trained_when_its_text_is_used(kept: str, role: str, trained: bool):
     """A compaction whose text the client has replaced by its own is nothing that the agent went on with (A5)."""
-    async with serving(*says("one", SUMMARY, "two", "three")) as client:
-        session = await client.create()
+    async with session_on(*says("one", SUMMARY, "two", "three")) as (client, session):
         history = await ask(client, session, [SYSTEM, user("Go.")], tools=TOOLS)
         told = "\n".join(str(each["content"]) for each in history)
         await ask(client, session, [{"role": "system", "content": "You sum up."}, user(told)])
@@ -97,8 +94,7 @@ async def test_a_summary_is_trained_when_its_text_is_used(kept: str, role: str, 
 async def test_a_compaction_of_a_compaction_is_one():
     """Each summary stands in the prompt of the next context."""
     second = SUMMARY.replace("third line", "seventh line").replace("mended it yet", "looked at the rest of that file")
-    async with serving(*says("one", SUMMARY, "two", second, "three")) as client:
-        session = await client.create()
+    async with session_on(*says("one", SUMMARY, "two", second, "three")) as (client, session):
         prompt = [SYSTEM, user("Go.")]
         for summary in (SUMMARY, second):
             history = await ask(client, session, prompt, tools=TOOLS)
@@ -135,8 +131,7 @@ async def test_a_call_of_another_client_while_a_tool_runs_is_a_stray():
 
 async def test_two_agents_in_one_session():
     """The one that goes on longer is the rollout; the other client is another program."""
-    async with serving(*says(*(f"answer {number}" for number in range(5)))) as client:
-        session = await client.create()
+    async with session_on(*says(*(f"answer {number}" for number in range(5)))) as (client, session):
         first, second = [SYSTEM, user("Go.")], [{"role": "system", "content": "You are another."}, user("Go, too.")]
         headers = bearer(session.api_key) | {"user-agent": "other/1.0"}
         for step in range(3):

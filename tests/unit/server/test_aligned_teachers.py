@@ -16,7 +16,7 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message, Sample, as_ids
 from tests.builders import EOS, tool, toy_tokenizer, user
-from tests.session_servers.served import says, serving
+from tests.session_servers.served import says, session_on
 from tests.unit.server.test_teachers import collect, take_turns
 
 TEXTS = (
@@ -54,8 +54,7 @@ def must_sum_up(sample: Sample, turns: Sequence[Sequence[Message]], family: Chat
 
 async def test_chunks_sum_to_the_teachers_logprob_of_the_text(family: ChatTokenizer, model_dir: Path) -> None:
     """In each of several turns, with tools and characters of many bytes."""
-    async with serving(*says(*TEXTS), settings=taught_by(family, model_dir)) as client:
-        session = await client.create()
+    async with session_on(*says(*TEXTS), settings=taught_by(family, model_dir)) as (client, session):
         history: list[Message] = []
         turns: list[list[Message]] = []
         for number in range(len(TEXTS)):
@@ -68,8 +67,7 @@ async def test_chunks_sum_to_the_teachers_logprob_of_the_text(family: ChatTokeni
 async def test_bytes_that_are_no_text_are_missing_by_name(family: ChatTokenizer, model_dir: Path) -> None:
     """The tokens around them are scored."""
     broken = ScriptStep(tokens=(*toy_tokenizer().encode("Before "), *toy_tokenizer().encode("👍")[:2], EOS))
-    async with serving(broken, settings=taught_by(family, model_dir)) as client:
-        session = await client.create()
+    async with session_on(broken, settings=taught_by(family, model_dir)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
     is_missing = np.isnan(sample.teachers["big"])[sample.behavior_versions >= 0]
@@ -79,8 +77,7 @@ async def test_bytes_that_are_no_text_are_missing_by_name(family: ChatTokenizer,
 
 async def test_a_turn_beyond_the_teachers_context_is_missing(family: ChatTokenizer, model_dir: Path) -> None:
     """In its own tokens."""
-    async with serving(*says("one"), settings=taught_by(family, model_dir, context_length=8)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=taught_by(family, model_dir, context_length=8)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == TOO_LONG
@@ -102,8 +99,7 @@ def test_the_folder_of_a_local_teacher_tells_its_tokenizer(model_dir: Path) -> N
 async def test_a_required_call_that_the_prompt_begins_is_not_aligned(family: ChatTokenizer, model_dir: Path) -> None:
     """The teacher would read the rest of the call behind nothing."""
     rest = ' "add", "arguments": {}}\n</tool_call>'
-    async with serving(ScriptStep(text=rest), settings=taught_by(family, model_dir)) as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text=rest), settings=taught_by(family, model_dir)) as (client, session):
         answer = await client.chat(session, [user("question")], tools=[tool()], tool_choice="required")
         [sample] = await collect(client, session)
 

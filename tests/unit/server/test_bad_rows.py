@@ -50,14 +50,6 @@ async def served(kind: str, folder: Path) -> AsyncIterator[tuple[FakeServer, Cli
         yield fake, client
 
 
-async def converse(client: Client[Any], session: Served, turns: int) -> None:
-    """Take `turns`."""
-    history: list[Any] = []
-    for number in range(turns):
-        history.append(user(f"question {number}"))
-        history.append(await client.say(session, history))
-
-
 async def must_refuse(client: Client[Any], session: Served, word: str) -> None:
     """The next turn is one clear error; nothing of it is recorded, and the session goes on."""
     refused = await client.chat(session, [user("question 0")])
@@ -81,20 +73,20 @@ async def test_bad_rows_are_an_error_of_their_turn(kind: str, bad: str, tmp_path
         fake.change_rows = BAD_ROWS[bad]
         await must_refuse(client, session, "expected")
         fake.change_rows = lambda rows: rows
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
         await must_balance(client, session)
     must_be_true(sample)
 
 
-async def test_two_hundred_megabytes_of_rows_are_an_error_of_their_turn(tmp_path: Path) -> None:
+async def test_more_rows_than_any_prompt_has_are_an_error_of_their_turn(tmp_path: Path) -> None:
     async with served("sglang", tmp_path) as (fake, client):
         session, body = await client.create(**EXPERTS), fake._body
-        much = "A" * 200_000_000
+        much = "A" * 120_000_000
         fake._body = lambda *told: (answer := body(*told), answer["meta_info"].update(routed_experts=much))[0]
         await must_refuse(client, session, "a line of more than")
         fake._body = body
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
     must_be_true(sample)
 
@@ -121,7 +113,7 @@ async def test_a_server_that_sends_none_leaves_them_missing(kind: str, tmp_path:
     async with served(kind, tmp_path) as (fake, client):
         session = await client.create(**EXPERTS)
         fake.change_rows = lambda rows: None
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
     must_be_true(sample, {RowState.NOT_RETURNED})
 
@@ -136,7 +128,7 @@ async def test_rows_of_a_dense_model_are_not_read(tmp_path: Path) -> None:
     ):
         refused = await client.http.post("/sessions", json=EXPERTS)
         session = await client.create()
-        await converse(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await client.samples(session)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "record")
     assert "routed_experts" not in sample
@@ -154,7 +146,7 @@ async def test_workers_may_send_different_dtypes(tmp_path: Path) -> None:
     ):
         sessions = [await client.create(**EXPERTS) for _ in range(2)]
         for session in sessions:
-            await converse(client, session, 2)
+            await client.converse(session, 2)
         samples = [sample for session in sessions for sample in await client.samples(session)]
     assert all(fake.sampled for fake in fakes)
     for sample in samples:
@@ -170,7 +162,7 @@ async def test_bad_masks_are_an_error_of_their_turn(kind: str, bad: str, tmp_pat
         fake.change_masks = BAD_MASKS[bad]
         await must_refuse(client, session, "sampling mask")
         fake.change_masks = lambda masks: masks
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
         await must_balance(client, session)
     masks_must_be_true(sample)
@@ -184,16 +176,16 @@ async def test_a_worker_without_rows_serves_other_sessions_only(tmp_path: Path) 
     pool = EnginePool([able])
     async with serving_with(pool) as client:
         before = await client.create(**EXPERTS)
-        await converse(client, before, 1)
+        await client.converse(before, 1)
         await pool.workers.join("unable", unable)
         sessions = [before, *[await client.create(**record) for record in (EXPERTS, MASKS) for _ in range(3)]]
         for session in sessions:
-            await converse(client, session, 2)
+            await client.converse(session, 2)
         samples = [sample for session in sessions for sample in await client.samples(session)]
         [name] = [name for name, each in pool.workers.providers.items() if each is able]
         await pool.workers.retire(name, "test")
         refused = await client.chat(before, [user("more")])
-        await converse(client, await client.create(), 1)
+        await client.converse(await client.create(), 1)
 
     assert (refused.status_code, "returns the rows" in refused.json()["error"]["message"]) == (503, True)
     for sample in samples:

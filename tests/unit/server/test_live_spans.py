@@ -23,8 +23,7 @@ from harness.viewer.exports.spans import SPANS_FILE, write_spans
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.harness_command import harness, write_scenario
 from tests.otlp_collector import OtlpCollector, collecting, read_request, said
-from tests.session_servers.served import Client, Served, SetClock, bearer, eventually, says, serving, session_on, url_of
-from tests.shard_fleet import ShardFleet
+from tests.session_servers.served import Client, SetClock, bearer, eventually, says, serving, session_on, url_of
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +175,7 @@ async def test_a_turn_has_a_link_to_the_span_of_its_agent(tmp_path: Path):
     assert "traceparent" not in notes[1]
 
 
+@pytest.mark.xdist_group("command")
 async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
     """With the ids of its report, which knows besides how each rollout ended."""
     folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
@@ -195,6 +195,7 @@ async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
         assert {*said(span)} - {*live} <= {f"harness.{name}" for name in ("scenario", "rollout", "outcome", "reward")}
 
 
+@pytest.mark.xdist_group("command")
 def test_a_run_on_a_server_of_others_sends_no_spans_and_says_so(tmp_path: Path):
     """Its server sends them, where it was told to; nothing is left of the run."""
     folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
@@ -218,24 +219,6 @@ async def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path):
         assert collector.spans == exported(store, tmp_path / "spans")
     assert (turn["seconds"], [each["seconds"] for each in turn["segments"]]) == (0.0, [0.0])
     assert [span for span in collector.taken if span.end_time_unix_nano < span.start_time_unix_nano] == []
-
-
-async def test_every_shard_sends_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the headers that the environment has for all of them."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=two")
-    async with collecting() as collector:
-        places: set[str] = set()
-        async with ShardFleet(tmp_path, "--otlp", collector.url) as fleet, fleet.client() as http:
-            while len(places) < 2:
-                session = Served(**(await http.post("/sessions", json={})).json())
-                places.add(session.base_url.rpartition("/sessions")[0])
-                body = {"model": "m", "messages": [user("Begin.")]}
-                answer = await http.post(
-                    f"{session.base_url}/v1/chat/completions", json=body, headers=bearer(session.api_key)
-                )
-                assert answer.status_code == 200, answer.text
-    assert {each["x-tenant"] for each in collector.headers} == {"two"}
-    assert names(collector.spans).count("session") == names(collector.spans).count("turn") >= 2
 
 
 async def test_a_session_that_is_paged_out_has_its_span_when_it_is_deleted(tmp_path: Path):

@@ -18,28 +18,35 @@ from harness.engines.teachers import TeacherSpec
 from harness.samples.codec import sample_from_json
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
-from harness.token_rows import RowState, TokenRows
-from harness.types import GenerationRequest, GenerationResult, SampleStatus, TokenIds, VersionSpan
+from harness.token_rows import RaggedRows, RowState, TokenRows
+from harness.types import GenerationRequest, GenerationResult, Json, SampleStatus, TokenIds, VersionSpan
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, serving_with
-from tests.session_servers.true_rows import must_be_true, rows_of
+from tests.session_servers.served import SetClock, eventually, says, serving, serving_with
+from tests.session_servers.true_rows import masks_must_be_true, must_be_true, rows_of
 
 RECORD = {"record": ["routed_experts"]}
+MASKS = {"record": ["sampling_mask"], "sampling": {"top_p": 0.9}}
+KINDS: dict[str, tuple[Json, Any, str]] = {
+    "rows": (RECORD, must_be_true, "nothing of it is used"),
+    "masks": (MASKS, masks_must_be_true, "mask"),
+}
+"""By the name of a column: what a session records, what must hold of its samples, what an error of a lie says."""
 
 
 class LyingEngine(ScriptedEngine):
-    """Returns other rows than it was asked for, for its first answer."""
+    """Returns other rows than it was asked for, or other masks, for its first answer."""
 
-    def __init__(self, lie: Any) -> None:
+    def __init__(self, column: str, lie: Any) -> None:
         super().__init__(toy_tokenizer(), Script(says("one", "two", "three")))
-        self.lie = lie
+        self.column, self.lie = column, lie
         self.asked: list[int | None] = []
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         self.asked.append(request.rows_from)
         result = await super().generate(request)
-        if result.rows is not None and self.lie is not None:
-            result, self.lie = replace(result, rows=self.lie(result.rows)), None
+        true = getattr(result, self.column)
+        if true is not None and self.lie is not None:
+            result, self.lie = replace(result, **{self.column: self.lie(true)}), None
         return result
 
 
@@ -50,34 +57,30 @@ class ForgetfulEngine(ScriptedEngine):
         return None if request.continues else super()._route(request, output, spans)
 
 
-LIES = {
-    "half a token": lambda rows: TokenRows(rows.start, rows.values[:-1]),
-    "one layer": lambda rows: TokenRows(rows.start, rows.values[:, :1]),
-    "more experts of a token": lambda rows: TokenRows(rows.start, np.tile(rows.values, 2)),
-    "an id beyond the experts": lambda rows: TokenRows(rows.start, rows.values + np.uint8(8)),
-    "another dtype": lambda rows: TokenRows(rows.start, rows.values.astype(np.uint16)),
-    "another offset": lambda rows: TokenRows(rows.start + 1, rows.values),
-    "no row": lambda rows: TokenRows(rows.start, rows.values[:0]),
+LIES: dict[str, tuple[str, Any]] = {
+    "half a token": ("rows", lambda rows: TokenRows(rows.start, rows.values[:-1])),
+    "one layer": ("rows", lambda rows: TokenRows(rows.start, rows.values[:, :1])),
+    "more experts of a token": ("rows", lambda rows: TokenRows(rows.start, np.tile(rows.values, 2))),
+    "an id beyond the experts": ("rows", lambda rows: TokenRows(rows.start, rows.values + np.uint8(8))),
+    "another dtype": ("rows", lambda rows: TokenRows(rows.start, rows.values.astype(np.uint16))),
+    "another offset": ("rows", lambda rows: TokenRows(rows.start + 1, rows.values)),
+    "no row": ("rows", lambda rows: TokenRows(rows.start, rows.values[:0])),
+    "without its token": ("masks", lambda masks: RaggedRows(masks.start, masks.values + 1, masks.offsets)),
+    "beyond the bound": ("masks", lambda masks: RaggedRows.of(masks.start, [[40] * 5000] * (len(masks.offsets) - 1))),
+    "beyond the vocabulary": ("masks", lambda masks: RaggedRows(masks.start, masks.values + 9999, masks.offsets)),
+    "a token too few": ("masks", lambda masks: masks.until(masks.stop - 1)),
+    "none of a token": ("masks", lambda masks: RaggedRows.of(masks.start, [[]] * (len(masks.offsets) - 1))),
 }
-
-
-async def converse(client: Client[Any], session: Served, turns: int, messages: list[Any] | None = None) -> list[Any]:
-    """Take `turns`; the history after them."""
-    history = list(messages or ())
-    for number in range(turns):
-        history.append(user(f"question {number}"))
-        history.append(await client.say(session, history))
-    return history
 
 
 async def test_turns_bring_their_rows_across_updates_and_branches() -> None:
     """Each branch has its own row of the token where it leaves the other."""
     async with serving(*says("one", "two", "three", "four")) as client:
         session = await client.create(**RECORD)
-        history = await converse(client, session, 2)
+        history = await client.converse(session, 2)
         await client.engine.update_weights(Path("w"), "1")
-        await converse(client, session, 1, history)
-        await converse(client, session, 1, history[:2])
+        await client.converse(session, 1, history)
+        await client.converse(session, 1, history[:2])
 
         samples = await client.samples(session)
 
@@ -91,7 +94,7 @@ async def test_an_evicted_session_and_the_next_server_still_have_all_rows(tmp_pa
     clock, settings, store = SetClock(), ServerSettings(idle_page_out_s=60.0), tmp_path / "s.db"
     async with serving(*says("one", "two"), store=store, settings=settings, clock=clock) as client:
         session = await client.create(**RECORD)
-        history = await converse(client, session, 2)
+        history = await client.converse(session, 2)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None
         assert [turn.rows for turn in held.turns] == [None, None]
@@ -102,7 +105,7 @@ async def test_an_evicted_session_and_the_next_server_still_have_all_rows(tmp_pa
         must_be_true(evicted)
 
     async with serving(*says("three"), store=store) as client:
-        await converse(client, session, 1, history)
+        await client.converse(session, 1, history)
         [sample] = await client.samples(session)
     must_be_true(sample)
     assert sample["response_length"] > evicted["response_length"]
@@ -113,14 +116,14 @@ async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) ->
     slow = ScriptStep(text="a slow answer", token_delay_s=0.01)
     async with serving(*says("one"), slow, store=tmp_path / "s.db") as client:
         old = await client.create(**RECORD)
-        history = await converse(client, old, 1)
+        history = await client.converse(old, 1)
         async with asyncio.TaskGroup() as group:
             group.create_task(client.chat(old, [*history, user("go on")]))
             await client.sampling()
             await client.http.post(f"/sessions/{old.session_id}/drain")
         await client.engine.update_weights(tmp_path, "1")
         new = await client.create(resumes=old.session_id)
-        assert await converse(client, new, 1) == history
+        assert await client.converse(new, 1) == history
         await client.say(new, [*history, user("go on")])
 
         [sample] = await client.samples(new)
@@ -128,18 +131,19 @@ async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) ->
     assert {*sample["behavior_versions"]} >= {0, 1}
 
 
-async def test_a_cut_request_continues_behind_its_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("record", "must_hold", "_"), KINDS.values(), ids=KINDS)
+async def test_a_cut_request_continues_behind_its_rows(record: Json, must_hold: Any, _: str, tmp_path: Path) -> None:
     """The engine is asked from the last known token on, in a session that the next server goes on with."""
     slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
     async with serving(slow, store=tmp_path / "s.db") as client:
-        session = await client.create(**RECORD)
+        session = await client.create(**record)
         async with asyncio.TaskGroup() as group:
             group.create_task(client.say(session, [user("question")]))
             await client.sampling()
             await client.engine.update_weights(tmp_path, "1")
             await client.engine.abort(None)
         [sample] = await client.samples(session)
-    must_be_true(sample)
+    must_hold(sample)
     assert {*sample["behavior_versions"]} == {0, 1}
 
 
@@ -175,7 +179,7 @@ async def test_rows_have_a_limit_in_bytes(limit: str) -> None:
     async with serving(slow, settings=bound) as client:
         session, other = [await client.create(**RECORD) for _ in range(2)]
         if limit == "session_row_bytes":
-            await converse(client, session, 1)
+            await client.converse(session, 1)
             refused = await client.chat(session, [user("more")])
         else:
             async with asyncio.TaskGroup() as group:
@@ -192,33 +196,37 @@ async def test_rows_have_a_limit_in_bytes(limit: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-async def test_wrong_rows_are_an_error_of_their_turn_alone(lie: Any) -> None:
+@pytest.mark.parametrize(("column", "lie"), LIES.values(), ids=LIES)
+async def test_wrong_rows_and_masks_are_an_error_of_their_turn_alone(column: str, lie: Any) -> None:
     """Nothing of the reply is kept, and the session goes on."""
-    async with serving_with(LyingEngine(lie)) as client:
-        session = await client.create(**RECORD)
+    config, must_hold, word = KINDS[column]
+    async with serving_with(LyingEngine(column, lie)) as client:
+        session = await client.create(**config)
         refused = await client.chat(session, [user("question 0")])
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
-        record = await client.record(session)
+        ledger = (await client.record(session))["ledger"]
 
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (502, "engine_reply_invalid")
-    assert "nothing of it is used" in error["message"]
-    must_be_true(sample)
-    ledger = record["ledger"]
+    assert word in error["message"]
+    must_hold(sample)
     assert ledger["generated"] == ledger["trained"] + sum(ledger["dropped"].values())
+    assert sample.get("sampling_mask", {}).get("dtype", "<u2") == "<u2"
 
 
-async def test_an_engine_that_returns_no_rows_leaves_them_missing() -> None:
-    async with serving_with(LyingEngine(lambda rows: None)) as client:
-        session = await client.create(**RECORD)
-        await converse(client, session, 2)
+@pytest.mark.parametrize("column", KINDS)
+async def test_an_engine_that_returns_none_leaves_them_missing(column: str) -> None:
+    config, must_hold, _ = KINDS[column]
+    async with serving_with(LyingEngine(column, lambda true: None)) as client:
+        session = await client.create(**config)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
 
-    must_be_true(sample, {RowState.NOT_RETURNED})
-    assert rows_of(sample).states[0] == RowState.NOT_RETURNED
-    assert list(sample["metadata"]["missing_rows"]) == ["not_returned"]
+    must_hold(sample, {RowState.NOT_RETURNED})
+    if column == "rows":
+        assert rows_of(sample).states[0] == RowState.NOT_RETURNED
+        assert list(sample["metadata"]["missing_rows"]) == ["not_returned"]
 
 
 async def test_rows_that_a_model_does_not_have_are_refused_at_creation() -> None:
@@ -231,9 +239,9 @@ async def test_rows_that_a_model_does_not_have_are_refused_at_creation() -> None
 
 
 async def test_a_session_without_record_asks_for_no_rows_and_stores_none(tmp_path: Path) -> None:
-    async with serving_with(LyingEngine(None), store=SQLiteStore(tmp_path / "s.db")) as client:
+    async with serving_with(LyingEngine("rows", None), store=SQLiteStore(tmp_path / "s.db")) as client:
         session = await client.create()
-        await converse(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await client.samples(session)
 
         assert client.engine.asked == [None, None]
@@ -245,7 +253,7 @@ async def test_a_session_without_record_asks_for_no_rows_and_stores_none(tmp_pat
 async def test_a_closed_session_leaves_no_rows_behind(tmp_path: Path) -> None:
     async with serving(*says("one"), store=tmp_path / "s.db") as client:
         session = await client.create(**RECORD)
-        await converse(client, session, 1)
+        await client.converse(session, 1)
         await client.http.delete(f"/sessions/{session.session_id}")
         assert await client.server._turns.store.forget_closed(-1.0, 10) == 1
     with closing(sqlite3.connect(tmp_path / "s.db")) as connection:

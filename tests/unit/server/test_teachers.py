@@ -33,7 +33,7 @@ from harness.sessions.teaching import next_teaching, teach
 from harness.top_logprobs import TopLogprobs
 from harness.types import Message, PromptLogprobs, Sample, TokenIds
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving
+from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, session_on
 from tests.thoroughness import examples
 
 Answer = Callable[[PromptLogprobs], PromptLogprobs]
@@ -90,8 +90,7 @@ def must_be_taught(sample: Sample, versions: Sequence[str] = ("0",), name: str =
 async def test_every_sampled_token_has_its_teachers_logprob() -> None:
     """Across branches and updates of the policy; each turn is asked for once, from its first token on."""
     teacher = Teacher()
-    async with serving(*says("one", "two", "three", "four"), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three", "four"), settings=one(teacher)) as (client, session):
         history = await take_turns(client, session, 2)
         await client.engine.update_weights(Path("w"), "1")
         await take_turns(client, session, 1, history)
@@ -107,8 +106,7 @@ async def test_every_sampled_token_has_its_teachers_logprob() -> None:
 async def test_a_turn_is_scored_while_the_tool_runs() -> None:
     """Nobody has collected yet."""
     teacher = Teacher()
-    async with serving(*says("one", "two"), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), settings=one(teacher)) as (client, session):
         history = await take_turns(client, session, 1)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None
@@ -123,8 +121,7 @@ async def test_a_turn_is_scored_while_the_tool_runs() -> None:
 async def test_a_teacher_of_the_end_scores_all_turns_at_once() -> None:
     """One request, when samples are collected."""
     teacher = Teacher()
-    async with serving(*says("one", "two", "three"), settings=one(teacher, TeachAfter.END)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three"), settings=one(teacher, TeachAfter.END)) as (client, session):
         await take_turns(client, session, 3)
         assert teacher.asked == []
         [sample] = await collect(client, session)
@@ -135,8 +132,7 @@ async def test_a_teacher_of_the_end_scores_all_turns_at_once() -> None:
 async def test_versions_are_the_teachers_own() -> None:
     """A teacher that changes its weights in mid-rollout says so."""
     teacher = Teacher()
-    async with serving(*says("one", "two"), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), settings=one(teacher)) as (client, session):
         history = await take_turns(client, session, 1)
         await eventually(lambda: len(teacher.asked) == 1)
         await teacher.update_weights(Path("w"), "7")
@@ -164,8 +160,7 @@ async def test_scores_survive_eviction_restart_and_takeover(tmp_path: Path) -> N
     """The store has them: no turn is asked for again."""
     clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
     paging = with_teachers(TeacherSpec("big", lambda: teacher), idle_page_out_s=60.0)
-    async with serving(*says("one", "two"), store=store, settings=paging, clock=clock) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), store=store, settings=paging, clock=clock) as (client, session):
         history = await take_turns(client, session, 2)
         await collect(client, session)
         held = client.server.sessions.in_memory(session.session_id)
@@ -189,8 +184,7 @@ async def test_scores_survive_eviction_restart_and_takeover(tmp_path: Path) -> N
 async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> None:
     """A resumed rollout's teacher scores only what is new."""
     teacher = Teacher()
-    async with serving(*says("one", "two"), store=tmp_path / "s.db", settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), store=tmp_path / "s.db", settings=one(teacher)) as (client, session):
         history = await take_turns(client, session, 1)
         await collect(client, session)
         await client.http.post(f"/sessions/{session.session_id}/end")
@@ -216,8 +210,7 @@ async def test_most_likely_tokens_survive_branches_eviction_restart_and_inherita
     """They are stored and shared with the scores: nothing is asked for again."""
     clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
     paging = with_teachers(TeacherSpec("big", lambda: teacher, top_k=3), idle_page_out_s=60.0)
-    async with serving(*says("one", "two", "three"), store=store, settings=paging, clock=clock) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two", "three"), store=store, settings=paging, clock=clock) as (client, session):
         history = await take_turns(client, session, 2)
         await take_turns(client, session, 1, history[:2])
         branches = await collect(client, session)
@@ -243,8 +236,7 @@ async def test_most_likely_tokens_survive_branches_eviction_restart_and_inherita
 async def test_more_most_likely_tokens_than_the_engine_returns_are_refused() -> None:
     """By name, and nothing is asked."""
     teacher = Teacher()
-    async with serving(*says("one"), settings=one(teacher, top_k=6)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(teacher, top_k=6)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
@@ -285,8 +277,7 @@ def _top(scoring: PromptLogprobs) -> TopLogprobs:
 @pytest.mark.parametrize("answer", WRONG_TOPS.values(), ids=WRONG_TOPS)
 async def test_wrong_most_likely_tokens_are_missing(answer: Answer) -> None:
     """With the score that came beside them."""
-    async with serving(*says("one"), settings=one(Teacher(answer), top_k=3)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(Teacher(answer), top_k=3)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == "engine_reply_invalid"
@@ -312,8 +303,7 @@ WRONG: Mapping[str, Answer] = {
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
 async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
     """Nothing false is kept, nothing is zero, and the turn was served."""
-    async with serving(*says("one"), settings=one(Teacher(answer))) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(Teacher(answer))) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
     assert np.isnan(sample.teachers["big"]).all()
@@ -324,8 +314,7 @@ async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
 
 async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
     """Earlier ones are scored."""
-    async with serving(*says("one", "two"), settings=one(Teacher(context_length=60))) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), settings=one(Teacher(context_length=60))) as (client, session):
         history = await take_turns(client, session, 1)
         await take_turns(client, session, 1, [*history[:1], history[1]])
         [sample] = await collect(client, session)
@@ -339,8 +328,7 @@ async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
 async def test_a_teacher_that_does_not_score_is_named() -> None:
     """The turn was served, and its tokens are missing."""
     teacher = Teacher(_broken(EngineRejected("this engine scores nothing")))
-    async with serving(*says("one"), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(teacher)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
         metrics = (await client.http.get("/metrics")).text
@@ -362,8 +350,7 @@ async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody(error: E
             return self
 
     teacher = Reached()
-    async with serving(*says("one"), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(teacher)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
         assert sample.metadata["teachers"]["big"]["reason"] == error.code
@@ -408,8 +395,7 @@ async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) ->
             await blocked.wait()
             return await super().score(input_ids, start=start, session_id=session_id)
 
-    async with serving(*says("one", "two"), settings=one(Slow())) as client:
-        session = await client.create()
+    async with session_on(*says("one", "two"), settings=one(Slow())) as (client, session):
         await take_turns(client, session, 2)
         [sample] = await collect(client, session)
         assert sample.metadata["teachers"]["big"]["reason"] == NOT_IN_TIME
@@ -476,8 +462,7 @@ async def test_no_fault_makes_a_score_false(faults: list[str], moves: list[str])
 
 async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
     """Every turn is answered, whatever the teacher does."""
-    async with serving(*says(*map(str, range(9))), settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(*says(*map(str, range(9))), settings=one(teacher)) as (client, session):
         history: list[Message] = []
         for number, move in enumerate(moves):
             if move == "update":
@@ -515,8 +500,7 @@ async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -
     """In memory and in the store, from which a restarted server reads them."""
     specs = [TeacherSpec(name, Teacher) for name in ("big", "small")]
     store = tmp_path / "s.db"
-    async with serving(*says("one"), store=store, settings=with_teachers(*specs)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), store=store, settings=with_teachers(*specs)) as (client, session):
         history = await take_turns(client, session, 1)
         await collect(client, session)
         await client.http.post(f"/sessions/{session.session_id}/drain")
@@ -535,8 +519,7 @@ async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:
     """It cannot change any more."""
     teacher = Teacher()
     slow = ScriptStep(text="a slow answer", token_delay_s=0.01)
-    async with serving(slow, settings=one(teacher)) as client:
-        session = await client.create()
+    async with session_on(slow, settings=one(teacher)) as (client, session):
         async with asyncio.TaskGroup() as group:
             group.create_task(client.chat(session, [user("go")]))
             await client.sampling()
@@ -549,8 +532,7 @@ async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:
 
 async def test_scores_of_other_tokens_are_not_taken() -> None:
     """The turn changed while its teacher was asked."""
-    async with serving(*says("one"), settings=one(Teacher(), TeachAfter.END)) as client:
-        session = await client.create()
+    async with session_on(*says("one"), settings=one(Teacher(), TeachAfter.END)) as (client, session):
         await take_turns(client, session, 1)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None

@@ -47,6 +47,7 @@ from harness.types import (
 )
 from tests.builders import EOS, admit, assistant, new_session, toy_tokenizer, user
 from tests.session_servers.true_rows import ROUTER, masks_must_be_true, masks_of, must_be_true, rows_of
+from tests.thoroughness import examples
 
 ENDINGS = Endings(frozenset({EOS}), lambda ids: "".join(map(chr, ids)))
 
@@ -155,7 +156,7 @@ class RandomSession:
         self.session = again
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_row_of_every_sample_is_the_one_first_computed(random: Random) -> None:
     """Only broken requests lose rows, and the last token of a sample has none yet; all others have masks too (I12)."""
@@ -166,7 +167,7 @@ def test_every_row_of_every_sample_is_the_one_first_computed(random: Random) -> 
         masks_must_be_true(sample, {RowState.LOST} if played.has_lost_rows else set())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_sample_that_requires_rows_ends_at_the_first_gap(random: Random) -> None:
     """In the middle of a turn too, and not before; its ledger has the rest."""

@@ -19,7 +19,7 @@ from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from tests.builders import take_turn, user
 from tests.checkout import ROOT
-from tests.session_servers.served import serving
+from tests.session_servers.served import session_on
 from tests.session_servers.store_file import read_file
 
 PATIENCE_S = 20
@@ -116,8 +116,7 @@ async def test_a_note_is_written_though_nothing_comes_behind_it(tmp_path: Path) 
 
 async def test_a_server_whose_store_has_ended_says_so(tmp_path: Path) -> None:
     """Turns and new sessions are refused with `store_failed` at once, and `/health` is 503."""
-    async with serving(store=tmp_path / "s.db") as client:
-        session = await client.create()
+    async with session_on(store=tmp_path / "s.db") as (client, session):
         before = await client.http.get("/health")
         end_the_writer()
         chats = await asyncio.gather(*(client.chat(session, [user(text)]) for text in "abc"))

@@ -135,6 +135,7 @@ def test_another_agent_replaces_the_agent_alone(tmp_path: Path):
     assert (found.agent.name, found.agent.command, found.engine.script) == ("react_chat", [], "script.json")
 
 
+@pytest.mark.xdist_group("command")
 def test_no_task_is_nothing_to_run(tmp_path: Path):
     ended = harness("run", "--harbor", tmp_path)
     assert ended.code == exit_code_of(NothingSelected("")) == ExitCode.NOTHING_SELECTED

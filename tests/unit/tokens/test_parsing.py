@@ -164,12 +164,12 @@ def test_a_well_formed_call_says_what_was_written(name, arguments):
 @pytest.mark.parametrize("unit", ["<tool_call>", "</tool_call>", call(), "<tool_call>x</tool_call>", "<tool_"])
 def test_a_degenerate_output_is_read_in_one_pass(unit):
     """A model that repeats a marker for its whole budget must not stop the server: a quadratic search takes minutes."""
-    output = SampledOutput(ids(unit * (2_000_000 // len(unit))))
+    output = SampledOutput(ids(unit * (500_000 // len(unit))))
     began = time.process_time()
 
     READER.read(output, [tool()])
 
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 2
 
 
 def ids(text: str) -> list[int]:

@@ -23,7 +23,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look import look_at
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import SetClock, says, serving
+from tests.session_servers.served import SetClock, says, serving, session_on
 
 DUMP = Path(__file__).parents[1] / "store" / "store_of_version_6.sql"
 
@@ -93,8 +93,7 @@ async def test_a_store_says_why_sessions_without_a_rollout_are_closed(
 @pytest.mark.parametrize("query", ["outcome=x&reward=nan", "outcome=x&reward=1_0", f"outcome={'x' * 41}"])
 async def test_an_end_that_cannot_be_meant_is_refused(query: str):
     """By the name of its parameter; the session stays."""
-    async with serving() as client:
-        session = await client.create()
+    async with session_on() as (client, session):
         refused = await client.http.delete(f"/sessions/{session.session_id}?{query}")
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] in query
@@ -104,8 +103,7 @@ async def test_an_end_that_cannot_be_meant_is_refused(query: str):
 async def test_a_server_names_the_tokenizer_of_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """`show --server` and the page read them without an option."""
     settings = ServerSettings(admin_token="t0ken")
-    async with serving(*says("Good morning."), settings=settings) as client:
-        session = await client.create()
+    async with session_on(*says("Good morning."), settings=settings) as (client, session):
         await client.say(session, [user("Hi.")])
         at_server = {"server": client.url, "admin_token": "t0ken"}
         await asyncio.to_thread(partial(show, Path(session.session_id), tokens=True, **at_server))  # type: ignore[arg-type]
@@ -124,8 +122,7 @@ async def test_another_tokenizer_is_told_and_ids_that_it_lacks_are_named(
     large = write_small_tokenizer(tmp_path / "large", ("Good morning",))
     small = write_small_tokenizer(tmp_path / "small")
     store = tmp_path / "s.db"
-    async with serving(*says("Good morning."), store=store) as client:
-        session = await client.create()
+    async with session_on(*says("Good morning."), store=store) as (client, session):
         await client.say(session, [user("Hi.")])
     top = next(token_id for token_id in range(400) if Tokenizer.load(large).decode([token_id]) == "Good morning")
     with closing(sqlite3.connect(store)) as connection:
@@ -153,8 +150,7 @@ async def test_another_tokenizer_is_told_and_ids_that_it_lacks_are_named(
 async def test_a_turn_that_was_cut_shows_what_it_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """As far as it had come when the server was told to end."""
     store, slow = tmp_path / "s.db", ScriptStep(text="Once upon a time there was a fox.", token_delay_s=0.02)
-    async with serving(slow, store=store, settings=ServerSettings(stop_grace_s=0.0)) as client:
-        session = await client.create()
+    async with session_on(slow, store=store, settings=ServerSettings(stop_grace_s=0.0)) as (client, session):
         asking = asyncio.create_task(client.chat(session, [user("Tell.")]))
         async with asyncio.timeout(30):
             while not any(live.sampled > 5 for live in client.engine.live):  # it calls nobody

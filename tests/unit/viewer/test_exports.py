@@ -84,6 +84,7 @@ def test_tensorboard_reads_the_figures_of_the_report(run: RunDirectory, tmp_path
     ]
 
 
+@pytest.mark.xdist_group("command")
 def test_wandb_reads_the_figures_of_the_report(run: RunDirectory, tmp_path: Path):
     """Off line, without a login, whatever the environment says; nothing but the run is in the folder."""
     out = tmp_path / "offline"

@@ -22,7 +22,7 @@ from harness.types import Json
 from harness.viewer.live.live_page import serve_live
 from tests.builders import user
 from tests.session_servers.scripted import canned_server, http_answer
-from tests.session_servers.served import says, serving
+from tests.session_servers.served import says, serving, session_on
 
 TOKEN = "the-operators-own"
 SETTINGS = ServerSettings(admin_token=TOKEN)
@@ -139,8 +139,7 @@ async def test_a_server_that_cannot_be_looked_at_is_said_at_once():
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 async def test_the_command_shows_it_until_it_is_told_to_end(signum: signal.Signals):
     """The address in one document, the exit code 0, and the token in no argument."""
-    async with serving(settings=SETTINGS) as client:
-        session = await client.create()
+    async with session_on(settings=SETTINGS) as (client, session):
         command = (sys.executable, "-m", "harness", "view", "--server", client.url, "--json")
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "HARNESS_ADMIN_TOKEN": TOKEN}

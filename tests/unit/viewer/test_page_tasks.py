@@ -16,7 +16,7 @@ from harness.engines.scripted import Script, ScriptedEngine
 from harness.types import Json
 from tests.browser import Sight, browsing, looking_at
 from tests.builders import tool, user
-from tests.session_servers.served import Client, says, serving, url_of
+from tests.session_servers.served import Client, says, session_on, url_of
 from tests.toy_model import write_toy_model
 from tests.viewed_run import CRASH, WHY_ZERO, write_viewed_diff, write_viewed_run
 
@@ -92,8 +92,7 @@ async def reading_store(browser: Browser, folder: Path) -> AsyncIterator[tuple[R
     """A reader at the page of a store that a server holds open, with a session that sends tools and parameters."""
     write_toy_model(folder / "toy")
     asked = {**SAMPLING, "max_tokens": 50, "tools": [tool("guess")]}
-    async with serving(*says(*ANSWERS), store=folder / "run.db") as client:
-        session = await client.create()
+    async with session_on(*says(*ANSWERS), store=folder / "run.db") as (client, session):
         first = await client.say(session, [user("It's from 1 to 20.")], **asked)
         await client.say(session, [user("It's from 1 to 20."), first, user("Too low.")], **asked)
         write = partial(view, folder / "run.db", tokenizer=folder / "toy")
@@ -181,8 +180,7 @@ async def test_copy_a_session_as_test_input(browser: Browser, tmp_path: Path):
     """The script of a scripted engine, which gives the same answers."""
     async with reading_store(browser, tmp_path) as (reader, _):
         (tmp_path / "script.toml").write_text(await reader.copy("copy as test input"), "utf-8")
-    async with serving(*Script.load(tmp_path / "script.toml").steps) as client:
-        session = await client.create()
+    async with session_on(*Script.load(tmp_path / "script.toml").steps) as (client, session):
         assert [(await client.say(session, [user(each)]))["content"] for each in "12"] == ANSWERS
 
 

@@ -163,6 +163,7 @@ class _Page(HTMLParser):
         self.texts.append((self.tags[-1][0] if self.tags else "", data))
 
 
+@pytest.mark.xdist_group("matplotlib")
 def test_nothing_that_was_recorded_is_markup_of_the_page(run: RunDirectory, tmp_path: Path):
     """The hostile text is text, characters that steer are written out, and the policy lets nothing else in."""
     out = tmp_path / "report.html"
@@ -197,6 +198,7 @@ def test_nothing_that_was_recorded_is_markup_of_markdown(run: RunDirectory, tmp_
     assert not re.search(r"[<>`\[\]\\]", nasty)
 
 
+@pytest.mark.xdist_group("matplotlib")
 @pytest.mark.parametrize("ending", ["html", "md", "xml"])
 def test_the_same_run_gives_the_same_report(run: RunDirectory, tmp_path: Path, ending: str):
     """To the byte, in the place of the first one too; charts included."""
@@ -207,6 +209,7 @@ def test_the_same_run_gives_the_same_report(run: RunDirectory, tmp_path: Path, e
     assert out.read_bytes() == first
 
 
+@pytest.mark.xdist_group("matplotlib")
 def test_charts_have_titles_and_heads_of_tables_do_not_break(run: RunDirectory, tmp_path: Path):
     out = tmp_path / "report.html"
     report(run.path, out=out, plots=True)

@@ -30,7 +30,7 @@ from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import HOSTILE
 from tests.builders import user
-from tests.session_servers.served import says, serving
+from tests.session_servers.served import says, session_on
 from tests.toy_model import write_toy_model
 
 
@@ -68,8 +68,7 @@ async def _store(tmp_path: Path) -> tuple[Path, Json]:
     """A store with a session of three turns and a fork, hostile on both sides, and its record."""
     store = tmp_path / "run.db"
     write_toy_model(tmp_path / "toy")
-    async with serving(*says("One.", HOSTILE, "Three."), store=store) as client:
-        session = await client.create()
+    async with session_on(*says("One.", HOSTILE, "Three."), store=store) as (client, session):
         first = await client.say(session, [user("Begin.")])
         await client.say(session, [user("Begin."), first, user(HOSTILE)])
         await client.say(session, [user("Begin."), first, user("Or else?")])
@@ -162,8 +161,7 @@ async def test_a_store_that_is_being_written_has_a_page(tmp_path: Path):
     """It has what was recorded by then; a turn in flight comes with its end."""
     hangs = ScriptStep(text="Two.", fault=ScriptedFault.HANG, fault_after=1)
     write_toy_model(tmp_path / "toy")
-    async with serving(ScriptStep(text="One."), hangs, store=tmp_path / "run.db") as client:
-        session = await client.create()
+    async with session_on(ScriptStep(text="One."), hangs, store=tmp_path / "run.db") as (client, session):
         first = await client.say(session, [user("Begin.")])
         under_way = asyncio.create_task(client.chat(session, [user("Begin."), first, user("More.")]))
         await client.sampling()
@@ -195,8 +193,7 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
     """Of the sessions that it has; one that is gone before it is looked into is said, and so is a server that is."""
     write_toy_model(tmp_path / "toy")
     out = tmp_path / "now.html"
-    async with serving(*says("One."), settings=ServerSettings(admin_token="t0ken")) as client:
-        session = await client.create()
+    async with session_on(*says("One."), settings=ServerSettings(admin_token="t0ken")) as (client, session):
         await client.say(session, [user("Begin.")])
         at_server = partial(asyncio.to_thread, view, out=out, server=client.url, tokenizer=tmp_path / "toy")
         with pytest.raises(SessionServerError):

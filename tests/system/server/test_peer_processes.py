@@ -37,6 +37,11 @@ MADE = {
 }
 
 
+@pytest.fixture(autouse=True, name="lookups")
+def _lookups() -> None:
+    """Each server has a program of its own, as servers have that no test starts."""
+
+
 def call(command: str) -> str:
     """What the model says to have a command run."""
     arguments = {"name": "run_shell", "arguments": {"command": command}}

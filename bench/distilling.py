@@ -7,8 +7,6 @@ Exits 1 if a seed does not get there.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from bench.turn_credit import run_training
 from harness.samples.packs import Pack
 from harness.samples.segments import Segment
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
@@ -72,16 +71,10 @@ def distill(folder: Path, seed: int, steps: int) -> list[float]:
     (directory / "scenario.toml").write_text(tomli_w.dumps(scenario))
     (directory / "instruction.md").write_text(PROMPT)
     (directory / "check.py").write_text("def score(session, result, metadata):\n    return 0.0\n")
-    command = (sys.executable, "-m", "harness", "train", directory, "--steps", steps, "--out", folder / "run")
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        sys.exit(ended.stderr)
-    lines = (folder / "run" / "telemetry.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["rollout/teacher_gap/rule"]) for line in lines]
+    return run_training(directory, folder / "run", "rollout/teacher_gap/rule", "--steps", steps)
 
 
 def main() -> None:
-    """Print a line per seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=60)

@@ -24,8 +24,6 @@ SHARE = 0.95
 
 
 class Slow(harness.ScriptedEngine):
-    """Takes its time to score."""
-
     def __init__(self, tokenizer: Tokenizer, score_s: float) -> None:
         super().__init__(tokenizer)
         self._score_s = score_s
@@ -72,7 +70,6 @@ async def play(given: argparse.Namespace, *, is_taught: bool) -> Played:
 
 
 def main() -> None:
-    """Print both runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=8, help="At a time.")
     parser.add_argument("--turns", type=int, default=5)

@@ -50,7 +50,6 @@ Shape = tuple[int, int]
 async def measure(
     name: str, opened: AbstractAsyncContextManager[ServerProcess], shape: Shape, engine: ServerProcess, texts: list[str]
 ) -> Figures:
-    """A fresh server under one shape of load, after a short warm-up."""
     sessions, turns = shape
     is_streamed = name == STREAMED
     seconds: list[tuple[int, float]] = []

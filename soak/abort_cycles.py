@@ -57,6 +57,7 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 from soak.cycle_figures import Figures
 from soak.tool_loops import ToolLoops
+from tests.toy_model import write_toy_model
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = AbortBudget(
@@ -92,8 +93,6 @@ while True:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a process must give back."""
-
     tasks: int
     processes: int
     descriptors: int
@@ -143,8 +142,6 @@ class Agents:
 
 @dataclass
 class Cycles:
-    """The cycles of one run."""
-
     served: "Served"
     manager: SessionManager
     agents: list[FunctionAgent]
@@ -152,7 +149,6 @@ class Cycles:
     figures: Figures
 
     async def run_one(self) -> None:
-        """Start, wait a moment, abort, check."""
         began, cycle = perf_counter(), self.figures.cycles + 1
         chance = random.Random(f"{self.options.seed} {cycle}")  # the same moments, whichever slice it is run in
         pending = [asyncio.create_task(self.manager.run(task)) for task in self._tasks(chance)]
@@ -312,8 +308,6 @@ async def _cycles(
 
 @dataclass(frozen=True)
 class Served:
-    """What cycles are run against."""
-
     server: RunningServer
     engine: TokenProvider
     worker: EngineWorker | str
@@ -328,7 +322,7 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory() as name, _busy_cores(options.busy), _sandbox(options.sandbox, Path(name)) as box:
         directory = Path(name)
         is_scripted = options.engine == "scripted"
-        model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)
+        model = write_toy_model(directory / "toy") if is_scripted else resolve_model(options.model)
         chat_tokenizer = open_chat_tokenizer(model)
         async with _address(options.engine, model, Dtype(options.dtype)) as address:
             engine: TokenProvider
@@ -364,13 +358,6 @@ async def _address(engine: str, model: Path, dtype: Dtype) -> AsyncIterator[str]
             yield f"{engine}={lane.url}"
     else:
         yield engine
-
-
-def toy_folder(directory: Path) -> Path:
-    """A model without weights, made in `directory`."""
-    from tests.toy_model import write_toy_model
-
-    return write_toy_model(directory)
 
 
 def _program(box: SandboxSpec) -> ProgramAgent:

@@ -102,8 +102,6 @@ class DeathFigures:
 
 @dataclass
 class Deaths:
-    """A victim, a survivor, and sessions that are served by both."""
-
     victim: Noted
     survivor: Noted
     lane: KillableLane

@@ -41,8 +41,6 @@ FEW = 4  # descriptors, threads or tasks that a moment may have more than anothe
 
 
 class Vitals(NamedTuple):
-    """What the server holds at one moment."""
-
     at_s: float
     rss_mib: float
     store_mib: float
@@ -82,7 +80,6 @@ class Load:
 
 
 def look(server: ServerProcess, folder: Path, began: float) -> Vitals:
-    """The server now. Blocks for a moment."""
     store = sum(each.stat().st_size for each in folder.glob("*.db*"))
     process = server.process
     return Vitals(

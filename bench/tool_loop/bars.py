@@ -10,8 +10,6 @@ STREAMED = "streamed"
 
 @dataclass(frozen=True)
 class Figures:
-    """One server under one shape of load."""
-
     server: str
     sessions: int
     turns: int
@@ -31,14 +29,11 @@ class Figures:
     others_cores: float
     """Cores that everything else on the machine was on meanwhile."""
     latency_ms_by_turn: tuple[float, ...]
-    """The median of each turn."""
     cpu_ms_by_tenth: tuple[float, ...]
     """CPU of the server a turn, in each tenth of the run: contexts grow from one to the next."""
 
 
 class Bar(NamedTuple):
-    """A figure and its bound."""
-
     what: str
     found: float
     bound: float

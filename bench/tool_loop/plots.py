@@ -33,7 +33,6 @@ def write_plots(report: Sequence[Figures], tokens_per_turn: int, folder: Path) -
 
 
 def load_pyplot() -> Any:
-    """Matplotlib's drawing board, for files. Raises `SystemExit` when it is not installed."""
     try:
         import matplotlib as mpl
     except ImportError as error:

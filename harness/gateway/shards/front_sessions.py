@@ -125,11 +125,7 @@ class FrontSessions(SessionsApi):
     async def _list_all(self, request: Request) -> Response:
         limit = parse_list(request.query_params).limit
         query = f"?{request.url.query}" if request.url.query else ""
-
-        async def ask(link: ShardClient) -> _Listed:
-            return (await link.ask("GET", f"/sessions{query}")).read(_Listed)
-
-        asked = await self._links.ask(ask, _READ_S)
+        asked = await self._links.fetch(_Listed, _READ_S, f"/sessions{query}")
         lists = asked.some
         sessions: Sequence[Any] = [each for listed in lists for each in listed.sessions]
         if limit is not None:

@@ -196,7 +196,6 @@ class ScriptedEngine:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             follows_json_schema=True,
             can_update_weights=True,
-            weights_digest="",
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
             follows_scripts=True,
             routed_experts=routed_experts,

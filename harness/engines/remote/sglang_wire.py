@@ -145,8 +145,10 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes | memoryv
     return asked.write_body(fields | _rank(asked) | _rows(asked), "input_ids")
 
 
-def score_body(asked: Asked, start: int) -> Json:
+def score_body(asked: Asked) -> Json:
     """Build the body of a `POST /generate` that samples nothing."""
+    start = asked.request.prompt_logprobs_from
+    assert start is not None
     return {
         "rid": asked.request.request_id,
         "input_ids": asked.request.input_ids.tolist(),

@@ -16,17 +16,19 @@ from harness.lab.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.lab.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.lab.models.tiny import GeneratedModel, generate_tiny, tiny_recipe
 from harness.machine.cache import (
+    FetchPhase,
+    FetchProgress,
     cache_directory,
     install,
     is_intact,
     require_space,
     sha256_of,
+    silent,
     staging,
     storage_error,
     write_manifest,
 )
 from harness.machine.locks import hold_lock
-from harness.machine.progress import FetchPhase, FetchProgress, silent
 from harness.machine.uv import pip_command
 
 _POLL_S = 0.2

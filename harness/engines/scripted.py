@@ -225,7 +225,6 @@ class ScriptedEngine:
         return Counter(self._played)
 
     def play_from(self, session_id: str, step: int) -> None:
-        """Set the step of the session's next generation."""
         self._played[session_id] = step
 
     async def __aenter__(self) -> Self:

@@ -52,8 +52,6 @@ class _LiveRequest:
 
 
 class LocalEngine:
-    """Live requests and the model that serves them."""
-
     def __init__(self, model: RaggedModel, scheduler: Scheduler, rules: StopRules, *, version: str) -> None:
         self.version = version
         self.is_paused = False
@@ -115,7 +113,6 @@ class LocalEngine:
             self.abort(None)
 
     def resume(self) -> None:
-        """Sample again. Idempotent."""
         self.is_paused = False
 
     def update_weights(self, path: Path, version: str) -> None:

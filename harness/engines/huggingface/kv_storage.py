@@ -20,11 +20,6 @@ class LayerKv:
     def bytes_per_token(self) -> int:
         return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory, including unused room."""
-        return int(self.keys.nbytes + self.values.nbytes)
-
     def copy(self, tokens: int, capacity: int) -> "LayerKv":
         """Copy the first `tokens` into room for `capacity`."""
         return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
@@ -60,19 +55,13 @@ class KvStorage:
     def __init__(self) -> None:
         self._sequences: defaultdict[int, SequenceKv] = defaultdict(SequenceKv)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(layer.size_bytes for kv in self._sequences.values() for layer in kv.layers.values())
-
     def __getitem__(self, kv: int) -> SequenceKv:
         return self._sequences[kv]
 
     def bytes_per_token(self, kv: int) -> int:
-        """Return the bytes of one token over all layers."""
         return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out the scheduler's operations."""
         for op in ops:
             match op:
                 case KvDrop(kv):

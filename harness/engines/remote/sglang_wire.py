@@ -271,10 +271,6 @@ class StreamedReply:
         spans = (VersionSpan(self._label, 0, labeled),) if labeled else ()
         return verify_tokens(self._asked, self._ids[begin:end], _read_entries(self._entries[begin:end]), spans)
 
-    @property
-    def is_finished(self) -> bool:
-        return self._last is not None and self._last.is_finished
-
     def whole(self) -> EngineReply:
         """Return the complete reply. Raises the error it reports, or that it is unfinished."""
         if self._last is None or not self._last.is_finished:

@@ -38,8 +38,6 @@ def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
 
 
 class EngineVerbs:
-    """Application of verbs and sessions."""
-
     def __init__(
         self, sessions: ASGIApp, native: NativeServer, trainer: TrainerVerbs, settings: ServerSettings
     ) -> None:

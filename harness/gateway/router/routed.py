@@ -11,7 +11,7 @@ key. Sessions never pass the gateway: the pool picks their worker.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +52,9 @@ _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
 _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+FindKey = Callable[[str], str]
+"""Returns the key of the worker at a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ async def open_routed(
     """
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
-        keys = _Keys.of(workers, settings.engine_key)
+        keys = _key_finder(workers, settings.engine_key)
         address = EngineAddress.parse(settings.router_url) if settings.router_url else None
         # A gateway that is started here is asked for no key.
         gateway_key = address.api_key(os.environ) if address and address.key_variable else ""
@@ -222,19 +225,11 @@ async def route_forever(
         await serve_forever(routed.pool, chat_tokenizer, store, settings, answers, around=routed.around)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    by_origin: Mapping[str, str] = field(repr=False)
-    default: str = field(repr=False)
-
-    @classmethod
-    def of(cls, workers: Sequence[EngineAddress], given: str) -> "_Keys":
-        """Collect the keys of `workers`; others use `given` or the environment's. Raises `ScenarioError`."""
-        own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
-        return cls(own, given or os.environ.get(ENGINE_KEY, ""))
-
-    def __call__(self, url: str) -> str:
-        return self.by_origin.get(_origin(url), self.default)
+def _key_finder(workers: Sequence[EngineAddress], given: str) -> FindKey:
+    """Return a function of a URL; others than `workers` use `given` or the environment's. Raises `ScenarioError`."""
+    own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
+    default = given or os.environ.get(ENGINE_KEY, "")
+    return lambda url: own.get(_origin(url), default)
 
 
 def _origin(url: str) -> str:
@@ -245,7 +240,7 @@ async def _gateway(
     settings: RouterSettings,
     program: GatewayProgram | None,
     http: aiohttp.ClientSession,
-    keys: _Keys,
+    keys: FindKey,
     stack: AsyncExitStack,
 ) -> Gateway:
     try:
@@ -270,7 +265,7 @@ async def _gateway(
         raise LaneError(str(error)) from error
 
 
-def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: _Keys) -> list[FoundWorker]:
+def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: FindKey) -> list[FoundWorker]:
     found = [worker for worker in front.workers.current if worker.engine is not None]
     opening = partial(open_server, vocab_size=vocab_size, tokenizer=tokenizer)
     return [

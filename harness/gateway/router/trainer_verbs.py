@@ -36,8 +36,6 @@ log = get_logger(__name__)
 
 
 class TrainerVerbs:
-    """The sessions' part in a trainer's verbs."""
-
     def __init__(self, server: SessionServer) -> None:
         self._server = server
         self._gatekeeper = server.gatekeeper

@@ -50,8 +50,6 @@ _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 
 
 class FrontSessions(SessionsApi):
-    """Owner requests for sessions."""
-
     def __init__(self, links: ShardClients, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
         self._links = links
         self._gatekeeper = gatekeeper

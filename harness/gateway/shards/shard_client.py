@@ -63,8 +63,6 @@ class ShardAnswer(NamedTuple):
 
 
 class ShardClient:
-    """Link to shard `number`."""
-
     def __init__(
         self,
         number: int,
@@ -134,7 +132,6 @@ class ShardClient:
             return await self._tell(desired_state_of(self._gatekeeper.gate, owes=0))
 
     async def keep_in_step(self) -> None:
-        """Send the gate state forever."""
         while True:
             await self._gatekeeper.until(lambda: bool(self.url))
             await within(_EVERY_S, self._gatekeeper.until(self._is_behind))

@@ -38,7 +38,6 @@ class ShardClients:
         return iter(self._links)
 
     def place_of(self, number: int) -> ShardPlace:
-        """Return the position of the shard among all."""
         return ShardPlace(number, len(self))
 
     def find(self, digits: str) -> ShardClient:

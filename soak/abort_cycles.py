@@ -57,6 +57,7 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 from soak.cycle_figures import Figures
 from soak.tool_loops import ToolLoops
+from tests.builders import user
 from tests.toy_model import write_toy_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,26 +112,26 @@ class Agents:
 
     async def obey(self, base_url: str, **_: Any) -> dict[str, Any]:
         """Goes on until its first refusal."""
-        messages: list[Any] = [_user("go")]
+        messages: list[Any] = [user("go")]
         while (said := await self._call(base_url, messages)) is not None:
-            messages += [said, _user("more")]
+            messages += [said, user("more")]
         return {}
 
     async def ignore(self, base_url: str, **_: Any) -> None:
         """Asks the same again, whatever it is answered."""
         while True:
-            await self._call(base_url, [_user("go")])
+            await self._call(base_url, [user("go")])
             await asyncio.sleep(0.02)
 
     async def rewrite(self, base_url: str, **_: Any) -> None:
         """Goes on from a history that never was."""
         for number in range(1000):
-            await self._call(base_url, [_user("go"), {"role": "assistant", "content": f"{number}"}, _user("more")])
+            await self._call(base_url, [user("go"), {"role": "assistant", "content": f"{number}"}, user("more")])
             await asyncio.sleep(0.02)
 
     async def think(self, base_url: str, **_: Any) -> None:
         """One call, then a tool call that never ends."""
-        await self._call(base_url, [_user("go")])
+        await self._call(base_url, [user("go")])
         await asyncio.sleep(3600)
 
     async def _call(self, base_url: str, messages: list[Any]) -> Any:
@@ -385,10 +386,6 @@ def _left_of_boxes() -> dict[str, list[str]]:
     from tests.system.sandboxes.test_ends import left_of_boxes
 
     return {what: found for what, found in left_of_boxes().items() if found}
-
-
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def _options() -> argparse.Namespace:

@@ -16,22 +16,22 @@ import os
 import sqlite3
 import sys
 import tempfile
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
 import psutil
 import uvloop
 
 from bench.tool_loop.processes import ServerProcess, child_process, forget_most_memory, memory_bytes
+from harness.machine.memory import settle
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.manager import SessionManager
-
-if TYPE_CHECKING:
-    from harness.server.serving import RunningServer
+from harness.server.serving import SWITCH_S
+from tests.builders import user
+from tests.session_servers.served import says, serving
 
 MIB = 1 << 20
 _COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
@@ -39,33 +39,24 @@ _COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "pr
 
 async def run_server(directory: Path) -> None:
     """Body of the server's process: prints its URL, runs until its standard input closes."""
-    async with _server(directory, "Understood.") as running:
-        print(running.url, flush=True)
+    sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
+    async with serving(store=directory / "bench.db") as client:
+        settle()
+        print(client.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
-
-
-def _server(directory: Path, text: str) -> "AbstractAsyncContextManager[RunningServer]":
-    from bench.tool_loop.scripted_server import scripted_server  # not in the process whose memory is measured
-    from harness.server.settings import ServerSettings
-    from tests.toy_model import write_toy_model
-
-    return scripted_server(write_toy_model(directory / "toy"), text, directory / "bench.db", ServerSettings())
 
 
 async def write_one_session(directory: Path, turns: int, tokens: int) -> None:
     """Have a server record a session of `turns` turns and about `tokens` tokens, and drain it."""
     # Of a turn, in characters, which are tokens here; less what a template adds.
     half = max(1, tokens // turns // 2 - 20)
-    async with _server(directory, "a" * half) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as http:
-        session = (await http.post("/sessions", json={})).raise_for_status().json()
-        messages: list[Any] = []
+    async with serving(*says("a" * half), store=directory / "bench.db") as client:
+        session, messages = await client.create(), list[Any]()
         for _ in range(turns):
-            messages.append({"role": "user", "content": "q" * half})
-            body = {"model": "m", "messages": messages}
-            answer = await http.post(f"/sessions/{session['session_id']}/v1/chat/completions", json=body)
-            messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+            messages.append(user("q" * half))
+            messages.append(await client.say(session, messages))
         for verb in ("drain", "resume"):
-            (await http.post(f"/sessions/{verb}")).raise_for_status()
+            (await client.http.post(f"/sessions/{verb}")).raise_for_status()
 
 
 def copy_session(database: Path, copies: int) -> list[str]:

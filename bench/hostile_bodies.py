@@ -34,6 +34,13 @@ import uvloop
 from bench.tool_loop.processes import cpu_s, forget_most_memory, memory_bytes
 from harness.dialects.model_request import seal
 from harness.dialects.request_limits import RequestLimits
+from harness.engines.scripted import Script, ScriptedEngine
+from harness.machine.memory import settle
+from harness.server.serving import SWITCH_S
+from harness.server.settings import ServerSettings
+from harness.server.telemetry.logging import configure_logging
+from harness.tokens.model_family import open_chat_tokenizer
+from tests.session_servers.served import says, serving_with
 from tests.toy_model import write_toy_model
 
 MB = 1_000_000
@@ -211,9 +218,10 @@ def milliseconds(seconds: list[float]) -> str:
 
 async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
     """The server's own process: says its address, then its worst stall for each line that it gets."""
-    from bench.tool_loop.scripted_server import scripted_server
-    from harness.server.settings import ServerSettings
-
+    configure_logging()
+    sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
+    chat_tokenizer = open_chat_tokenizer(tokenizer)
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(says(THOUGHT)), context_length=context)
     settings = ServerSettings(limits=RequestLimits(body_bytes=BODY_BYTES))
     loop, worst_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
 
@@ -231,8 +239,9 @@ async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
             print(worst_s, flush=True)
             worst_s = 0.0
 
-    async with scripted_server(tokenizer, THOUGHT, "memory", settings, context_length=context) as running:
-        print(running.url, flush=True)
+    async with serving_with(engine, settings=settings, chat_tokenizer=chat_tokenizer) as client:
+        settle()
+        print(client.url, flush=True)
         loop.add_reader(0, tell)
         if has_timer:
             beat(loop.time())

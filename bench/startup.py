@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from bench.tool_loop.bars import Bar
 from bench.tool_loop.processes import child_process, harness_server, memory_bytes
 from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
 
@@ -87,9 +88,9 @@ def main(asked: argparse.Namespace) -> None:
         print(json.dumps(figures))
         return
     print(f"python -c pass: {bare:.0f} ms, harness --help: {ours:.0f} ms, ratio {ours / bare:.1f} (wanted: < 300 ms)")
-    for name, most in (("seconds", _MOST_S), ("cpu_s", _MOST_S), ("rss_mib", _MOST_MIB), ("highest_mib", None)):
-        bar = "" if most is None else f" (wanted: <= {most}: {'holds' if server[name] <= most else 'MISSED'})"
-        print(f"harness serve, first answer: {name} {server[name]}{bar}")
+    for name, most in (("seconds", _MOST_S), ("cpu_s", _MOST_S), ("rss_mib", _MOST_MIB)):
+        print(Bar(f"harness serve, first answer, {name}", server[name], most))
+    print(f"harness serve, first answer, highest_mib: {server['highest_mib']}")
 
 
 def parse() -> argparse.Namespace:

@@ -12,73 +12,51 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import sqlite3
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
-import httpx
 import psutil
 import uvloop
 
+from bench.tool_loop.processes import ServerProcess, child_process, forget_most_memory, memory_bytes
+from harness.machine.memory import settle
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.manager import SessionManager
-from harness.types import Sample
+from harness.server.serving import SWITCH_S
+from tests.builders import user
+from tests.session_servers.served import says, serving
 
-THIS = Path(__file__).resolve()
-ROOT = THIS.parent.parent
 MIB = 1 << 20
 _COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
 
 
 async def run_server(directory: Path) -> None:
     """Body of the server's process: prints its URL, runs until its standard input closes."""
-    async with _server(directory, "Understood.") as url:
-        print(url, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-
-@asynccontextmanager
-async def _server(directory: Path, text: str) -> AsyncIterator[str]:
-    from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-    from harness.machine.memory import settle
-    from harness.server.serving import SWITCH_S, serve
-    from harness.server.store.connect import open_store
-    from harness.server.telemetry.logging import configure_logging
-    from harness.tokens.model_family import open_chat_tokenizer
-
-    configure_logging("error")
-    from tests.toy_model import write_toy_model
-
-    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((ScriptStep(text=text),)), context_length=1 << 20)
     sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
-    async with serve(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
+    async with serving(store=directory / "bench.db") as client:
         settle()
-        yield running.url
+        print(client.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 
 async def write_one_session(directory: Path, turns: int, tokens: int) -> None:
     """Have a server record a session of `turns` turns and about `tokens` tokens, and drain it."""
-    half = max(
-        1, tokens // turns // 2 - 20
-    )  # of a turn, in characters, which are tokens here; less what a template adds
-    async with _server(directory, "a" * half) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        session = (await http.post("/sessions", json={})).raise_for_status().json()
-        messages: list[Any] = []
+    # Of a turn, in characters, which are tokens here; less what a template adds.
+    half = max(1, tokens // turns // 2 - 20)
+    async with serving(*says("a" * half), store=directory / "bench.db") as client:
+        session, messages = await client.create(), list[Any]()
         for _ in range(turns):
-            messages.append({"role": "user", "content": "q" * half})
-            body = {"model": "m", "messages": messages}
-            answer = await http.post(f"/sessions/{session['session_id']}/v1/chat/completions", json=body)
-            messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+            messages.append(user("q" * half))
+            messages.append(await client.say(session, messages))
         for verb in ("drain", "resume"):
-            (await http.post(f"/sessions/{verb}")).raise_for_status()
+            (await client.http.post(f"/sessions/{verb}")).raise_for_status()
 
 
 def copy_session(database: Path, copies: int) -> list[str]:
@@ -103,7 +81,7 @@ def copy_session(database: Path, copies: int) -> list[str]:
     return ids
 
 
-async def measure(url: str, server: psutil.Process, ids: list[str], directory: Path) -> dict[str, Any]:
+async def measure(server: ServerProcess, ids: list[str], directory: Path) -> dict[str, Any]:
     """Go on with every session of `ids`, abort, and look at what comes back."""
 
     async def tool_call(**_: Any) -> None:
@@ -112,7 +90,7 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
 
     started = asyncio.Semaphore(0)
     agent = FunctionAgent("tool_call", tool_call)
-    async with SessionManager(url) as manager:
+    async with SessionManager(server.url) as manager:
         tasks = [AgentTask(agent, "go", directory / each, "m", resumes=each) for each in ids]
         pending = [asyncio.create_task(manager.run(task)) for task in tasks]
         async with asyncio.timeout(300):
@@ -120,10 +98,10 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
                 await started.acquire()
         gc.collect()
         before = psutil.Process().memory_info().rss
-        with highest_memory() as highest:
-            began = perf_counter()
-            report = await abort_rollout(pending, session_servers=[url], agent_hooks=[manager.abort_hooks()])
-            seconds = perf_counter() - began
+        forget_most_memory(os.getpid())
+        began = perf_counter()
+        report = await abort_rollout(pending, session_servers=[server.url], agent_hooks=[manager.abort_hooks()])
+        seconds, highest = perf_counter() - began, memory_bytes(os.getpid(), "VmHWM")
     samples = [sample for rollout in report.rollouts for sample in rollout.samples]
     gc.collect()
     held = psutil.Process().memory_info().rss
@@ -135,62 +113,27 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
         "problems": len(report.problems),
         "abort_s": round(seconds, 2),
         "steps_s": {step.value: round(each, 2) for step, each in report.seconds.items()},
-        "samples_mib": round(sum(map(size_of, samples)) / MIB),
+        "samples_mib": round(sum(getattr(each, name).nbytes for each in samples for name in _COLUMNS) / MIB),
         "manager_before_mib": round(before / MIB),
-        "manager_highest_mib": round(max(highest, default=held) / MIB),
+        "manager_highest_mib": round(highest / MIB),
         "manager_holding_samples_mib": round(held / MIB),
-        "server_mib": round(server.memory_info().rss / MIB),
+        "server_mib": round(server.process.memory_info().rss / MIB),
     }
     del report, samples, pending
     gc.collect()
     return figures | {"manager_after_mib": round(psutil.Process().memory_info().rss / MIB)}
 
 
-def size_of(sample: Sample) -> int:
-    return sum(getattr(sample, name).nbytes for name in _COLUMNS)
-
-
-@contextmanager
-def highest_memory() -> Iterator[list[int]]:
-    """Resident bytes of this process, looked at every 20 ms for the time of the block."""
-    seen: list[int] = []
-    over = Event()
-
-    def look() -> None:
-        process = psutil.Process()
-        while not over.wait(0.02):
-            seen.append(process.memory_info().rss)
-
-    thread = Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
-
-
 async def main(sessions: int, turns: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
-    """Write the store, start the server, collect round after round."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         await write_one_session(directory, turns, tokens)
         ids = copy_session(directory / "bench.db", sessions * rounds)
         began = perf_counter()
-        server = await asyncio.create_subprocess_exec(
-            sys.executable, THIS, "--serve", directory, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            url = (await server.stdout.readline()).decode().strip()
+        async with child_process(__file__, "--serve", directory) as server:
             restored_s = perf_counter() - began
-            stats = psutil.Process(server.pid)
             parts = [ids[start::rounds] for start in range(rounds)]
-            figures = [await measure(url, stats, part, directory / "work") for part in parts]
-        finally:
-            server.stdin.close()
-            await server.wait()
+            figures = [await measure(server, part, directory / "work") for part in parts]
         return [{"restored_s": round(restored_s, 1)}, *figures]
 
 

@@ -50,7 +50,6 @@ def distill(directory: Path, seed: int, steps: int) -> list[float]:
 
 
 def main() -> None:
-    """Print a line per seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=60)

@@ -31,9 +31,17 @@ from typing import Any
 import psutil
 import uvloop
 
-from bench.tool_loop.processes import cpu_s
+from bench.tool_loop.processes import cpu_s, forget_most_memory, memory_bytes
 from harness.dialects.model_request import seal
 from harness.dialects.request_limits import RequestLimits
+from harness.engines.scripted import Script, ScriptedEngine
+from harness.machine.memory import settle
+from harness.server.serving import SWITCH_S
+from harness.server.settings import ServerSettings
+from harness.server.telemetry.logging import configure_logging
+from harness.tokens.model_family import open_chat_tokenizer
+from tests.session_servers.served import says, serving_with
+from tests.toy_model import write_toy_model
 
 MB = 1_000_000
 BEAT_S = 0.001
@@ -102,8 +110,6 @@ def answer(text: str) -> Json:
 
 
 class Server:
-    """A session server in another process, from outside."""
-
     def __init__(self, tokenizer: str, context: int, *, has_timer: bool) -> None:
         command = [sys.executable, __file__, "--serve", "--tokenizer", tokenizer, "--context", str(context)]
         command += [] if has_timer else ["--others"]
@@ -128,8 +134,8 @@ class Server:
             answered_as = json.loads(http.getresponse().read())["id"].removeprefix("msg_")
             body = body.replace(SEAL, seal(answered_as).encode())
         body = gzip.compress(body) if case.packed else body
-        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # the high-water mark begins anew
-        before = self._memory("VmRSS")
+        forget_most_memory(self._process.pid)
+        before = memory_bytes(self._process.pid, "VmRSS")
         self._stall_s()
         began, used_s = time.perf_counter(), self._cpu_s()
         http.request("POST", f"/sessions/{session_id}/{path}", body, headers)
@@ -141,7 +147,7 @@ class Server:
             "code": said.get("error", {}).get("code", ""),
             "seconds": time.perf_counter() - began,
             "cpu_s": self._cpu_s() - used_s,
-            "memory_bytes": max(0, self._memory("VmHWM") - before),
+            "memory_bytes": max(0, memory_bytes(self._process.pid, "VmHWM") - before),
             "stall_s": self._stall_s(),
         }
         http.close()
@@ -164,13 +170,8 @@ class Server:
     def _cpu_s(self) -> float:
         return cpu_s(psutil.Process(self._process.pid))
 
-    def _memory(self, name: str) -> int:
-        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
 
 def create_session(http: HTTPConnection) -> str:
-    """The id of a new session."""
     http.request("POST", "/sessions", b"{}")
     return str(json.loads(http.getresponse().read())["session_id"])
 
@@ -211,25 +212,16 @@ class Others(threading.Thread):
 
 
 def milliseconds(seconds: list[float]) -> str:
-    """Their p50 and p99."""
     ordered = sorted(seconds)
     return " / ".join(f"{ordered[int(part * len(ordered))] * 1000:.1f}" for part in (0.5, 0.99)) + " ms"
 
 
 async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
     """The server's own process: says its address, then its worst stall for each line that it gets."""
-    from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-    from harness.machine.memory import settle
-    from harness.server.serving import SWITCH_S, serve
-    from harness.server.settings import ServerSettings
-    from harness.server.store.connect import open_store
-    from harness.server.telemetry.logging import configure_logging
-    from harness.tokens.model_family import open_chat_tokenizer
-
     configure_logging()
     sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
     chat_tokenizer = open_chat_tokenizer(tokenizer)
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text=THOUGHT),)), context_length=context)
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(says(THOUGHT)), context_length=context)
     settings = ServerSettings(limits=RequestLimits(body_bytes=BODY_BYTES))
     loop, worst_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
 
@@ -247,9 +239,9 @@ async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
             print(worst_s, flush=True)
             worst_s = 0.0
 
-    async with serve(engine, chat_tokenizer, open_store("memory"), settings) as running:
+    async with serving_with(engine, settings=settings, chat_tokenizer=chat_tokenizer) as client:
         settle()
-        print(running.url, flush=True)
+        print(client.url, flush=True)
         loop.add_reader(0, tell)
         if has_timer:
             beat(loop.time())
@@ -258,13 +250,6 @@ async def run_server(tokenizer: Path, context: int, *, has_timer: bool) -> None:
 
 def least(rounds: list[Json]) -> Json:
     return {name: min(each[name] for each in rounds) for name in rounds[0] if name != "began"}
-
-
-def toy_folder(directory: Path) -> Path:
-    """The tokenizer of the tests, which needs no download."""
-    from tests.toy_model import write_toy_model
-
-    return write_toy_model(directory)
 
 
 def main() -> None:
@@ -285,7 +270,7 @@ def main() -> None:
         print(f"| what is large | body | answer | time | CPU | memory, times the body | {last} |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as directory:
-        folder = str(options.tokenizer or toy_folder(Path(directory)))
+        folder = str(options.tokenizer or write_toy_model(Path(directory)))
         server = Server(folder, options.context, has_timer=not options.others)
         others = Others(server.address) if options.others else None
         if others is not None:

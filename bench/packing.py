@@ -58,8 +58,6 @@ Draw = Callable[[np.random.Generator, int, int], Lengths]
 
 @dataclass(frozen=True)
 class Packed:
-    """One pool or stream, packed."""
-
     lengths: str
     how: str
     segments: int

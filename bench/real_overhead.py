@@ -14,7 +14,6 @@ run's tokens a second are left through the server (the median of the pairs; want
 import argparse
 import asyncio
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 import aiohttp
 
 from bench.tool_loop.bars import Bar
-from bench.tool_loop.processes import compared_process
+from bench.tool_loop.processes import harness_server
 from harness.lab.lanes import Dtype, LaneEngine, LaneSpec, open_lane
 from harness.lab.models import resolve_model
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -38,7 +37,6 @@ from server_patch.force_tokens.script import PARAMETER
 LEAST = 0.98
 CONTEXT = 4096
 WORDS = "The tool says what I asked it for and I will ask it again for the next part of what I want to know. "
-SERVE = "-m harness serve --port {port} --engine sglang={engine_url} --allow-forced-tokens --no-auth"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Way:
             return (await answer.json())["base_url"], asked
 
     async def converse(self, http: aiohttp.ClientSession, opening: str) -> list[float]:
-        """One session; the seconds of each turn."""
         url, asked = await self.open(http)
         messages = [{"role": "user", "content": opening}]
         seconds: list[float] = []
@@ -82,8 +79,6 @@ class Way:
 
 @dataclass(frozen=True)
 class Played:
-    """One way, played once by so many sessions."""
-
     way: str
     sessions: int
     tokens_per_s: float
@@ -119,11 +114,10 @@ async def measure(options: argparse.Namespace, chat_tokenizer: ChatTokenizer, mo
     said = chat_tokenizer.tokenizer.encode(WORDS * options.tokens)[: options.tokens - 1]
     ids, text = [*said, chat_tokenizer.end_of_turn_id], chat_tokenizer.tokenizer.decode(said)
     with tempfile.TemporaryDirectory() as folder:
-        store = shlex.quote(f"{folder}/sessions.db")
-        command = f"{shlex.quote(sys.executable)} {SERVE} --tokenizer {{tokenizer}} --store {store}"
+        served = ("--tokenizer", model_dir, "--store", f"{folder}/sessions.db", "--allow-forced-tokens")
         async with (
             opened(options, model_dir) as engine_url,
-            compared_process(command, engine_url, model_dir, Path(folder) / "log") as server,
+            harness_server("--engine", f"sglang={engine_url}", *served) as server,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)) as http,
         ):
             direct, ours = (

@@ -62,7 +62,6 @@ async def decode_step_s(model_dir: Path, batch: int) -> float:
 
 
 async def token_gaps(engine: HuggingFaceTokenProvider, ids: TokenIds, steps: int) -> list[float]:
-    """Seconds between the tokens of one greedy generation."""
     params = SamplingParams(steps, temperature=0.0, ignore_eos=True)
     times = [
         perf_counter()
@@ -73,7 +72,6 @@ async def token_gaps(engine: HuggingFaceTokenProvider, ids: TokenIds, steps: int
 
 
 def pure_step_s(batch: int) -> float:
-    """A token pushed into each of `batch` detectors."""
     random = Random(0)
     detectors = [RepeatDetector(CONFIG, KEY_IDS) for _ in range(batch)]
     rows = [[random.randrange(VOCABULARY) for _ in detectors] for _ in range(WARM_UP + GUARD_STEPS)]
@@ -100,7 +98,6 @@ def batched_step_s(batch: int, device: str) -> float:
 
 
 def median_step_s(step: Callable[[int], None]) -> float:
-    """Median seconds of `step`, after a warm-up."""
     times = []
     for index in range(WARM_UP + GUARD_STEPS):
         began = perf_counter()

@@ -117,7 +117,6 @@ def decode_rows() -> float:
 
 
 def decode_masks(tokens: int = 1000) -> float:
-    """Milliseconds for `tokens`."""
     request = GenerationRequest(as_ids([1]), SamplingParams(tokens, top_p=0.9, sampling_mask=True), "a")
     sent = {"output_token_sampling_mask": [masked(1)] * tokens, "output_token_sampling_logprobs": [-0.1] * tokens}
     return decode(Asked("sglang", request, 100), tokens, **sent)

@@ -11,20 +11,16 @@ is taken with turns and for as long without any: the difference is what turns co
 import argparse
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
 
 import aiohttp
-import psutil
 
+from bench.tool_loop.processes import ServerProcess, cpu_s, harness_server
 from tests.toy_model import write_toy_model
 
 ANSWER = "The answer to that is forty-two, as everybody knows."
@@ -37,13 +33,12 @@ class Measured:
     """One server, several, or shards: what they have done and used so far."""
 
     name: str
-    servers: Sequence[psutil.Process]
+    servers: Sequence[ServerProcess]
     """The one that was started first, first: of shards the front."""
     sessions: Sequence[dict[str, str]]
     turns: int = 0
     seconds: float = 0.0
     cpu_s: float = 0.0
-    """Of all processes together."""
     first_cpu_s: float = 0.0
     first_idle_cpu_s: float = 0.0
     """The same for as long, without turns."""
@@ -54,20 +49,23 @@ class Measured:
 
     async def run(self, http: aiohttp.ClientSession, turns: int) -> None:
         """So many turns of each session at once; then as long without any."""
-        all_before, first_before, began = cpu_s(self.servers), cpu_s(self.servers[:1]), perf_counter()
+        first = self.servers[0].process
+        all_before, first_before, began = self._cpu_s(), cpu_s(first), perf_counter()
         await asyncio.gather(*(talk(http, session, turns) for session in self.sessions))
         seconds = perf_counter() - began
-        self.cpu_s += cpu_s(self.servers) - all_before
-        self.first_cpu_s += cpu_s(self.servers[:1]) - first_before
+        self.cpu_s += self._cpu_s() - all_before
+        self.first_cpu_s += cpu_s(first) - first_before
         self.turns += turns * len(self.sessions)
         self.seconds += seconds
-        first_before = cpu_s(self.servers[:1])
+        first_before = cpu_s(first)
         await asyncio.sleep(seconds)
-        self.first_idle_cpu_s += cpu_s(self.servers[:1]) - first_before
+        self.first_idle_cpu_s += cpu_s(first) - first_before
+
+    def _cpu_s(self) -> float:
+        return sum(server.cpu_s() for server in self.servers)
 
 
 def main() -> None:
-    """Measure one server, several, and shards, in turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--shards", type=int, default=2)
@@ -91,57 +89,27 @@ def main() -> None:
 
 async def measure(folder: Path, options: argparse.Namespace) -> list[Measured]:
     """One server, several and shards, with as many sessions at each process, in rounds that take turns."""
-    with ExitStack() as stack:
-        several = ["--shards", str(options.shards)]
-        starts = {"one server": [[]], f"{options.shards} servers": [[]] * options.shards}
-        starts[f"{options.shards} shards"] = [several]
-        measured = []
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            for name, commands in starts.items():
-                begun = [stack.enter_context(running(folder / f"{name} {n}", own)) for n, own in enumerate(commands)]
-                count = options.sessions * (1 if name == "one server" else options.shards)
-                made = [await create(http, begun[n % len(begun)].url) for n in range(count)]
-                await asyncio.gather(*(talk(http, session, WARM_UP) for session in made))
-                measured.append(Measured(name, [each for one in begun for each in one.processes], made))
-            for _ in range(options.rounds):
-                for each in measured:
-                    await each.run(http, options.turns)
-        return measured
-
-
-class Begun(NamedTuple):
-    url: str
-    processes: Sequence[psutil.Process]
-    """All of it that serve, the one that was started first."""
-
-
-@contextmanager
-def running(folder: Path, own: Sequence[str]) -> Iterator[Begun]:
-    """`harness serve` with these options, in `folder`."""
-    folder.mkdir()
     script = folder / "script.toml"
     script.write_text(f"[[steps]]\ntext = {json.dumps(ANSWER)}\n")
-    shared = ["--engine", "scripted", "--script", str(script), "--tokenizer", str(write_toy_model(folder / "toy"))]
-    command = [sys.executable, "-m", "harness", "serve", *shared, "--store", str(folder / "store"), *own]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--no-auth", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline()]
-        while lines[-1] not in ("}\n", ""):
-            lines.append(process.stdout.readline())
-        first = psutil.Process(process.pid)
-        shards = [each for each in first.children() if "serve" in each.cmdline()]
-        yield Begun(json.loads("".join(lines))["url"], [first, *shards])
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-
-
-def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU time that they have used."""
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    shared = ("--engine", "scripted", "--script", script, "--tokenizer", write_toy_model(folder / "toy"))
+    starts = {"one server": [()], f"{options.shards} servers": [()] * options.shards}
+    starts[f"{options.shards} shards"] = [("--shards", str(options.shards))]
+    measured: list[Measured] = []
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        for name, commands in starts.items():
+            opening = (
+                harness_server(*shared, "--store", folder / f"{name} {n}", *own) for n, own in enumerate(commands)
+            )
+            begun = [await stack.enter_async_context(each) for each in opening]
+            count = options.sessions * (1 if name == "one server" else options.shards)
+            made = [await create(http, begun[n % len(begun)].url) for n in range(count)]
+            await asyncio.gather(*(talk(http, session, WARM_UP) for session in made))
+            measured.append(Measured(name, begun, made))
+        for _ in range(options.rounds):
+            for each in measured:
+                await each.run(http, options.turns)
+    return measured
 
 
 async def create(http: aiohttp.ClientSession, url: str) -> dict[str, str]:

@@ -26,13 +26,12 @@ import psutil
 import uvloop
 from aiohttp import web
 
-from bench.tool_loop.processes import cpu_s, server_process
+from bench.tool_loop.processes import child_process, server_process
 from bench.tool_loop.stand_in import StandIn
 from bench.tool_loop.words import Output
 from harness.lab.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
 
-THIS = Path(__file__).resolve()
 WORD = " a"  # one token; the characters that have come say how many tokens have
 MOST_US, MOST_PROXIES, MOST_P50_MS, MOST_P99_MS = 60, 3, 25, 60
 
@@ -115,7 +114,6 @@ def delays(written: Sequence[float], came: Sequence[tuple[float, int]]) -> list[
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All three, one after the other."""
     engine = Engine(Tokenizer.load(options.tokenizer), options.tokens, options.rate)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", engine.answer)
@@ -151,25 +149,16 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 async def measure_proxy(http: aiohttp.ClientSession, engine_url: str, streams: int) -> float:
     """Processor seconds of a proxy that passes the same streams on."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, THIS, "--proxy", engine_url, stdin=pipe, stdout=pipe)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        url = (await process.stdout.readline()).decode().strip()
-        watched = psutil.Process(process.pid)
-        before = cpu_s(watched)
+    async with child_process(__file__, "--proxy", engine_url) as proxy:
+        before = proxy.cpu_s()
         body = {"rid": "x", "input_ids": [1], "stream": True}
 
         async def pass_on() -> None:
-            async with http.post(f"{url}/generate", data=json.dumps(body)) as answer:
+            async with http.post(f"{proxy.url}/generate", data=json.dumps(body)) as answer:
                 await answer.read()
 
         await asyncio.gather(*(pass_on() for _ in range(streams)))
-        return cpu_s(watched) - before
-    finally:
-        process.stdin.close()
-        await process.wait()
+        return proxy.cpu_s() - before
 
 
 def parse() -> argparse.Namespace:

@@ -13,19 +13,17 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import httpx
-
 import harness
 from harness.sessions.teaching import count_untaught
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import PromptLogprobs, TokenIds
+from tests.builders import user
+from tests.session_servers.served import serving_with
 
 SHARE = 0.95
 
 
 class Slow(harness.ScriptedEngine):
-    """Takes its time to score."""
-
     def __init__(self, tokenizer: Tokenizer, score_s: float) -> None:
         super().__init__(tokenizer)
         self._score_s = score_s
@@ -46,33 +44,25 @@ async def play(given: argparse.Namespace, *, is_taught: bool) -> Played:
     teacher = harness.TeacherSpec("slow", lambda: Slow(chat_tokenizer.tokenizer, given.score_ms / 1000))
     settings = harness.ServerSettings(teachers=(teacher,) if is_taught else ())
     engine = harness.ScriptedEngine(chat_tokenizer.tokenizer)
-    played = Played(0, [])
-    async with (
-        harness.serve(engine, chat_tokenizer, harness.MemoryStore(), settings) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=60.0) as client,
-    ):
+    turns_ms: list[float] = []
+    async with serving_with(engine, settings=settings, chat_tokenizer=chat_tokenizer) as client:
 
         async def roll_out() -> bool:
-            created = (await client.post("/sessions", json={})).json()
-            headers = {"authorization": f"Bearer {created['api_key']}"}
-            messages: list[Any] = []
+            created, messages = await client.create(), list[Any]()
             for _ in range(given.turns):
-                messages.append({"role": "user", "content": "Go on."})
+                messages.append(user("Go on."))
                 began = perf_counter()
-                url = f"{created['base_url']}/v1/chat/completions"
-                answer = await client.post(url, json={"messages": messages}, headers=headers)
-                played.turns_ms.append((perf_counter() - began) * 1000)
-                messages.append(answer.json()["choices"][0]["message"])
+                messages.append(await client.say(created, messages))
+                turns_ms.append((perf_counter() - began) * 1000)
                 await asyncio.sleep(given.tool_ms / 1000)
-            session = running.server.sessions.in_memory(created["session_id"])
+            session = client.server.sessions.in_memory(created.session_id)
             return session is not None and not count_untaught(session, "slow")
 
         ended = await asyncio.gather(*(roll_out() for _ in range(given.sessions)))
-    return played._replace(scored=sum(ended))
+    return Played(sum(ended), turns_ms)
 
 
 def main() -> None:
-    """Print both runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=8, help="At a time.")
     parser.add_argument("--turns", type=int, default=5)

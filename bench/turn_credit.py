@@ -53,12 +53,16 @@ def train(directory: Path, estimator: str, seed: int, steps: int, rollouts: int)
     of_value = {"value_forks": int(number)} if name == "value" else {"discount": float(number or 1)}
     scenario["train"] |= {"advantage": name, "rollouts_per_step": rollouts, **of_value}
     (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
-    command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
+    return run_training(folder, run, "rollout/reward_mean", "--steps", steps, "--seed", seed)
+
+
+def run_training(scenario: Path, out: Path, figure: str, *options: object) -> list[float]:
+    """The figure of each step of `harness train`. Exits if it fails."""
+    command = (sys.executable, "-m", "harness", "train", scenario, "--out", out, *options)
     ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.exit(ended.stderr)
-    lines = (run / "telemetry.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["rollout/reward_mean"]) for line in lines]
+    return [float(json.loads(line)[figure]) for line in (out / "telemetry.jsonl").read_text().splitlines()]
 
 
 if __name__ == "__main__":

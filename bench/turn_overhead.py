@@ -32,9 +32,8 @@ import aiohttp
 import psutil
 import uvloop
 
-from bench.tool_loop.bars import STREAMED, Figures, judge
+from bench.tool_loop.bars import STREAMED, Figures, judge, new_figure, write_plots
 from bench.tool_loop.driver import check, converse
-from bench.tool_loop.plots import load_pyplot, write_plots
 from bench.tool_loop.processes import ServerProcess, compared_process, cpu_s, server_process
 from bench.tool_loop.servers import OUTPUT_TOKENS, ROLES
 from bench.tool_loop.words import tool_texts
@@ -50,7 +49,6 @@ Shape = tuple[int, int]
 async def measure(
     name: str, opened: AbstractAsyncContextManager[ServerProcess], shape: Shape, engine: ServerProcess, texts: list[str]
 ) -> Figures:
-    """A fresh server under one shape of load, after a short warm-up."""
     sessions, turns = shape
     is_streamed = name == STREAMED
     seconds: list[tuple[int, float]] = []
@@ -201,7 +199,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     if options.plots:
-        load_pyplot()  # before minutes of measuring
+        new_figure()  # fails before minutes of measuring
     options.tokenizer = (options.tokenizer or fetch_tokenizer(QWEN3)).absolute()
     texts = tool_texts(Tokenizer.load(options.tokenizer), TOOL_TOKENS)
     report = uvloop.run(run(options, texts))

@@ -57,6 +57,8 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 from soak.cycle_figures import Figures
 from soak.tool_loops import ToolLoops
+from tests.builders import user
+from tests.toy_model import write_toy_model
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = AbortBudget(
@@ -92,8 +94,6 @@ while True:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a process must give back."""
-
     tasks: int
     processes: int
     descriptors: int
@@ -112,26 +112,26 @@ class Agents:
 
     async def obey(self, base_url: str, **_: Any) -> dict[str, Any]:
         """Goes on until its first refusal."""
-        messages: list[Any] = [_user("go")]
+        messages: list[Any] = [user("go")]
         while (said := await self._call(base_url, messages)) is not None:
-            messages += [said, _user("more")]
+            messages += [said, user("more")]
         return {}
 
     async def ignore(self, base_url: str, **_: Any) -> None:
         """Asks the same again, whatever it is answered."""
         while True:
-            await self._call(base_url, [_user("go")])
+            await self._call(base_url, [user("go")])
             await asyncio.sleep(0.02)
 
     async def rewrite(self, base_url: str, **_: Any) -> None:
         """Goes on from a history that never was."""
         for number in range(1000):
-            await self._call(base_url, [_user("go"), {"role": "assistant", "content": f"{number}"}, _user("more")])
+            await self._call(base_url, [user("go"), {"role": "assistant", "content": f"{number}"}, user("more")])
             await asyncio.sleep(0.02)
 
     async def think(self, base_url: str, **_: Any) -> None:
         """One call, then a tool call that never ends."""
-        await self._call(base_url, [_user("go")])
+        await self._call(base_url, [user("go")])
         await asyncio.sleep(3600)
 
     async def _call(self, base_url: str, messages: list[Any]) -> Any:
@@ -143,8 +143,6 @@ class Agents:
 
 @dataclass
 class Cycles:
-    """The cycles of one run."""
-
     served: "Served"
     manager: SessionManager
     agents: list[FunctionAgent]
@@ -152,7 +150,6 @@ class Cycles:
     figures: Figures
 
     async def run_one(self) -> None:
-        """Start, wait a moment, abort, check."""
         began, cycle = perf_counter(), self.figures.cycles + 1
         chance = random.Random(f"{self.options.seed} {cycle}")  # the same moments, whichever slice it is run in
         pending = [asyncio.create_task(self.manager.run(task)) for task in self._tasks(chance)]
@@ -312,8 +309,6 @@ async def _cycles(
 
 @dataclass(frozen=True)
 class Served:
-    """What cycles are run against."""
-
     server: RunningServer
     engine: TokenProvider
     worker: EngineWorker | str
@@ -328,7 +323,7 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory() as name, _busy_cores(options.busy), _sandbox(options.sandbox, Path(name)) as box:
         directory = Path(name)
         is_scripted = options.engine == "scripted"
-        model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)
+        model = write_toy_model(directory / "toy") if is_scripted else resolve_model(options.model)
         chat_tokenizer = open_chat_tokenizer(model)
         async with _address(options.engine, model, Dtype(options.dtype)) as address:
             engine: TokenProvider
@@ -366,13 +361,6 @@ async def _address(engine: str, model: Path, dtype: Dtype) -> AsyncIterator[str]
         yield engine
 
 
-def toy_folder(directory: Path) -> Path:
-    """A model without weights, made in `directory`."""
-    from tests.toy_model import write_toy_model
-
-    return write_toy_model(directory)
-
-
 def _program(box: SandboxSpec) -> ProgramAgent:
     python = sys.executable if box.image is None else "python3"
     return ProgramAgent("stubborn", (python, "-S", "-c", STUBBORN_PROGRAM))
@@ -398,10 +386,6 @@ def _left_of_boxes() -> dict[str, list[str]]:
     from tests.system.sandboxes.test_ends import left_of_boxes
 
     return {what: found for what, found in left_of_boxes().items() if found}
-
-
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def _options() -> argparse.Namespace:

@@ -16,7 +16,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from harness.server.settings import ServerSettings
 from harness.server.store.memory import MemoryStore
 from harness.suite.faults.restartable import KillableLane
 from harness.tokens.model_family import open_chat_tokenizer
-from harness.types import GenerationDelta, GenerationRequest, GenerationResult, Json
+from harness.types import GenerationRequest, Json
 
 PATIENCE_S = 300.0
 _LOOK_S = 0.05
@@ -60,15 +60,13 @@ class Noted:
     async def __aexit__(self, *how: Any) -> None:
         await self.inner.__aexit__(*how)
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> Any:
         self.asked.add(request.request_id)
-        result: GenerationResult = await self.inner.generate(request)
-        return result
+        return await self.inner.generate(request)
 
-    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    def stream(self, request: GenerationRequest) -> Any:
         self.asked.add(request.request_id)
-        pieces: AsyncIterator[GenerationDelta | GenerationResult] = self.inner.stream(request)
-        return pieces
+        return self.inner.stream(request)
 
     async def count(self) -> EngineCount:
         assert isinstance(self.inner, CountsTokens)
@@ -102,8 +100,6 @@ class DeathFigures:
 
 @dataclass
 class Deaths:
-    """A victim, a survivor, and sessions that are served by both."""
-
     victim: Noted
     survivor: Noted
     lane: KillableLane
@@ -192,11 +188,10 @@ class Deaths:
             return ["the survivor was started anew"]
         return [] if counted == recorded else [f"the survivor counted {counted} tokens, the turns have {recorded}"]
 
-    async def _create(self) -> Json:
+    async def _create(self) -> Any:
         sampling = {"max_tokens": self.options.tokens, "temperature": 1.0}
         answer = (await self.http.post("/sessions", json={"sampling": sampling})).raise_for_status()
-        session: Json = answer.json()
-        return session
+        return answer.json()
 
     async def _say(self, session: Json) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": f"Number {self.chance.random()}"}]}
@@ -204,10 +199,9 @@ class Deaths:
         url = f"{session['base_url']}/v1/chat/completions"
         (await self.http.post(url, json=body, headers=headers)).raise_for_status()
 
-    async def _record(self, session: Json) -> Json:
+    async def _record(self, session: Json) -> Any:
         answer = (await self.http.get(f"/sessions/{session['session_id']}?ids=prompts")).raise_for_status()
-        record: Json = answer.json()
-        return record
+        return answer.json()
 
 
 async def run(options: argparse.Namespace) -> DeathFigures:

@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 import uvloop
 
+from bench.tool_loop.bars import Bar
 from bench.tool_loop.driver import converse
 from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.words import tool_texts
@@ -41,8 +42,6 @@ FEW = 4  # descriptors, threads or tasks that a moment may have more than anothe
 
 
 class Vitals(NamedTuple):
-    """What the server holds at one moment."""
-
     at_s: float
     rss_mib: float
     store_mib: float
@@ -82,7 +81,6 @@ class Load:
 
 
 def look(server: ServerProcess, folder: Path, began: float) -> Vitals:
-    """The server now. Blocks for a moment."""
     store = sum(each.stat().st_size for each in folder.glob("*.db*"))
     process = server.process
     return Vitals(
@@ -123,14 +121,14 @@ async def run(options: argparse.Namespace) -> tuple[list[Vitals], dict[str, Any]
     return found, {"most_turns_per_s": round(most), "turns_per_s": round(rate), "load": psutil.getloadavg()[0]}
 
 
-def judge(found: list[Vitals]) -> dict[str, tuple[float, float]]:
+def judge(found: list[Vitals]) -> list[Bar]:
     quarter = len(found) // 4
     steady, middle, end = found[quarter:], found[quarter : 2 * quarter], found[-quarter:]
     slope, _ = np.polyfit([each.at_s / 60 for each in steady], [each.rss_mib for each in steady], 1)
-    bars = {"memory, MiB a minute": (float(slope), MOST_MIB_A_MINUTE)}
+    bars = [Bar("memory, MiB a minute", float(slope), MOST_MIB_A_MINUTE)]
     for name in ("store_mib", "descriptors", "threads", "tasks"):
         before, after = (max(getattr(each, name) for each in part) for part in (middle, end))
-        bars[name] = (after, before * SLACK + (FEW if name != "store_mib" else 0))
+        bars.append(Bar(name, after, before * SLACK + (FEW if name != "store_mib" else 0)))
     return bars
 
 
@@ -144,15 +142,12 @@ def main() -> None:
     options.tokenizer = (options.tokenizer or fetch_tokenizer(QWEN3)).absolute()
     found, about = uvloop.run(run(options))
     bars = judge(found)
-    holds = all(value <= bound for value, bound in bars.values())
+    holds = all(bar.holds for bar in bars)
     if options.json:
-        print(json.dumps({**about, "bars": bars, "holds": holds, "vitals": [each._asdict() for each in found]}))
+        vitals, judged = ([each._asdict() for each in rows] for rows in (found, bars))
+        print(json.dumps({**about, "bars": judged, "holds": holds, "vitals": vitals}))
     else:
-        print(about)
-        for each in found[:: max(1, len(found) // 8)]:
-            print(each)
-        for name, (value, bound) in bars.items():
-            print(f"{name}: {value:.2f} (wanted: <= {bound:.2f}): {'holds' if value <= bound else 'MISSED'}")
+        print(about, *found[:: max(1, len(found) // 8)], *bars, sep="\n")
     sys.exit(not holds)
 
 

@@ -20,6 +20,7 @@ from harness.rollouts.agents.task import Agent, FunctionAgent, ProgramAgent
 from harness.samples.rollout import Rollout
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json
+from tests.builders import user
 from tests.session_servers.store_file import StoredSession, StoredTurn, ledger_of, read_sessions
 
 CALL = '<tool_call>{"name":"add"}</tool_call>'
@@ -70,7 +71,7 @@ class ToolLoops:
 
     async def _loop(self, base_url: str, prompt: str, http: aiohttp.ClientSession, then: str, **_: Any) -> Json:
         """Use the tool until refused; `think` is in it for ever once it has had its turns, `ignore` asks again."""
-        messages: list[Any] = [_user(prompt)]
+        messages: list[Any] = [user(prompt)]
         answered = 0
         while True:
             body = {"model": "m", "messages": messages, "tools": TOOLS}
@@ -79,7 +80,7 @@ class ToolLoops:
             if response.status == 200:
                 said = answer["choices"][0]["message"]
                 answers = [_result(call) for call in said.get("tool_calls") or ()]
-                messages += [said, *(answers or [_user("Use the tool.")])]
+                messages += [said, *(answers or [user("Use the tool.")])]
                 answered += 1
             elif then == "obey":
                 return {"answered": answered}
@@ -151,10 +152,6 @@ def count_trailing(session: StoredSession) -> int:
         index = usable[index].parent
     end = next((number for number, turn in enumerate(branch, start=1) if turn.status != "completed"), len(branch))
     return len(branch) - end
-
-
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def _result(call: Any) -> dict[str, str]:

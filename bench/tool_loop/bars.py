@@ -1,8 +1,9 @@
-"""What a turn may cost: the bars of the tool loop, and whether a run holds them."""
+"""What a turn costs and may cost: the figures of a run, its bars, and its pictures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 STREAMED = "streamed"
 """The session server with a store in a file, asked for streams."""
@@ -10,8 +11,6 @@ STREAMED = "streamed"
 
 @dataclass(frozen=True)
 class Figures:
-    """One server under one shape of load."""
-
     server: str
     sessions: int
     turns: int
@@ -31,14 +30,11 @@ class Figures:
     others_cores: float
     """Cores that everything else on the machine was on meanwhile."""
     latency_ms_by_turn: tuple[float, ...]
-    """The median of each turn."""
     cpu_ms_by_tenth: tuple[float, ...]
     """CPU of the server a turn, in each tenth of the run: contexts grow from one to the next."""
 
 
 class Bar(NamedTuple):
-    """A figure and its bound."""
-
     what: str
     found: float
     bound: float
@@ -69,3 +65,34 @@ def judge(report: Sequence[Figures]) -> Iterator[Bar]:
         if whole and streamed:
             ratio = streamed.cpu_ms_per_turn / whole.cpu_ms_per_turn
             yield Bar(f"{shape[0]} x {shape[1]}, CPU of streamed answers by that of whole ones", ratio, 1.3)
+
+
+def new_figure() -> Any:
+    """An empty picture of matplotlib's. Raises `SystemExit` when that is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SystemExit(f"--plots needs matplotlib ({error}): pip install 'session-harness[plots]'") from error
+    return Figure()
+
+
+def write_plots(report: Sequence[Figures], tokens_per_turn: int, folder: Path) -> list[Path]:
+    """Latency by turn and CPU a turn by context length: two PNG files for each shape of load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for sessions, turns in sorted({(each.sessions, each.turns) for each in report}):
+        pictures = {"latency": new_figure(), "cpu": new_figure()}
+        latency, cpu = (figure.subplots() for figure in pictures.values())
+        for each in (each for each in report if (each.sessions, each.turns) == (sessions, turns)):
+            latency.plot(range(1, turns + 1), each.latency_ms_by_turn, label=each.server)
+            tenths = len(each.cpu_ms_by_tenth)
+            contexts = [(tenth + 0.5) / tenths * turns * tokens_per_turn for tenth in range(tenths)]
+            cpu.plot(contexts, each.cpu_ms_by_tenth, label=each.server)
+        title = f"{sessions} sessions of {turns} turns"
+        latency.set(title=title, xlabel="turn", ylabel="median latency, ms", ylim=(0, None))
+        cpu.set(title=title, xlabel="tokens of context", ylabel="CPU of the server a turn, ms", ylim=(0, None))
+        for name, figure in pictures.items():
+            figure.axes[0].legend()
+            written.append(folder / f"{name}_{sessions}x{turns}.png")
+            figure.savefig(written[-1], dpi=120)
+    return written

@@ -6,26 +6,12 @@ from time import perf_counter
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from bench.tool_loop.words import TOOLS
+from tests.dialects.speakers import SPEAKERS
 
 Note = Callable[[int, float], None]
 """Is told each turn, from 0, and the seconds in which it was answered."""
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | None = None
-    tool_calls: list[dict[str, Any]] = []
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
 
 
 async def converse(
@@ -58,11 +44,11 @@ async def converse(
         note(turn, perf_counter() - began)
         if response.status != 200:
             raise SystemExit(f"turn {turn} was answered {response.status}: {answer.decode()[:300]}")
-        reply = _joined(answer) if streamed else msgspec.json.decode(answer, type=_Completion).choices[0].message
-        if len(reply.tool_calls) != 1:
+        reply = _message_in(answer, streamed=streamed)
+        if len(reply["tool_calls"]) != 1:
             raise SystemExit(f"turn {turn} was answered without the call: {answer.decode()[:300]}")
-        result = {"role": "tool", "tool_call_id": reply.tool_calls[0]["id"], "content": texts[turn % len(texts)]}
-        new = [msgspec.to_builtins(reply), result]
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": texts[turn % len(texts)]}
+        new = [reply, result]
     return session_url
 
 
@@ -83,23 +69,16 @@ async def check(client: aiohttp.ClientSession, session_url: str, turns: int) -> 
         raise SystemExit(f"expected {turns} turns on one branch, got the parents {parents}")
 
 
-def _joined(stream: bytes) -> _Message:
-    """The message whose deltas are in `stream`; of its calls, the parts of each are joined."""
-    content: list[str] = []
-    calls: dict[int, dict[str, Any]] = {}
-    for line in stream.split(b"\n"):
-        if not line.startswith(b"data: {"):
-            continue
-        for choice in json.loads(line[6:])["choices"]:
-            delta = choice["delta"]
-            content.append(delta.get("content") or "")
-            for part in delta.get("tool_calls") or ():
-                function = part.get("function", {})
-                empty = {"id": part.get("id"), "type": "function", "function": {"name": "", "arguments": ""}}
-                call = calls.setdefault(part["index"], empty)
-                call["function"]["name"] += function.get("name") or ""
-                call["function"]["arguments"] += function.get("arguments") or ""
-    return _Message("assistant", "".join(content) or None, [calls[index] for index in sorted(calls)])
+def _message_in(answer: bytes, *, streamed: bool) -> dict[str, Any]:
+    if streamed:
+        whole = SPEAKERS[0].gather(
+            [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+        )
+    else:
+        whole = json.loads(answer)
+    message = whole["choices"][0]["message"]
+    calls = message.get("tool_calls") or []
+    return {"role": "assistant", "content": message.get("content") or None, "tool_calls": calls}
 
 
 def _dump(message: object) -> bytes:

@@ -7,12 +7,13 @@ answers 200 with a JSON object that has `session_id`, or `base_url`; `POST <base
 """
 
 import asyncio
+import json
 import shlex
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +35,9 @@ class ServerProcess:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """CPU time of all its processes so far."""
         return sum(cpu_s(each) for each in self._all())
 
     def rss_bytes(self) -> int:
-        """Resident memory of all its processes."""
         return sum(each.memory_info().rss for each in self._all())
 
     def _all(self) -> list[psutil.Process]:
@@ -50,12 +49,25 @@ def cpu_s(process: psutil.Process) -> float:
     return time.clock_gettime(~process.pid << 3 | _CPU_CLOCK)
 
 
+def server_process(role: str, *options: str) -> AbstractAsyncContextManager[ServerProcess]:
+    return child_process("-m", "bench.tool_loop.servers", role, *options)
+
+
+def memory_bytes(pid: int, name: str) -> int:
+    """`VmRSS` is what the process has resident, `VmHWM` its most."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def forget_most_memory(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 @asynccontextmanager
-async def server_process(role: str, *options: str) -> AsyncIterator[ServerProcess]:
-    """A process of that role of `tool_loop.servers`."""
-    command = (sys.executable, "-m", "bench.tool_loop.servers", role, *options)
+async def child_process(*arguments: str | Path) -> AsyncIterator[ServerProcess]:
+    """A Python program that prints its URL, and runs until its standard input closes."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT)
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe, cwd=ROOT)
     assert process.stdout is not None
     assert process.stdin is not None
     try:
@@ -63,6 +75,21 @@ async def server_process(role: str, *options: str) -> AsyncIterator[ServerProces
         yield ServerProcess(url, psutil.Process(process.pid))
     finally:
         process.stdin.close()
+        await process.wait()
+
+
+@asynccontextmanager
+async def harness_server(*options: str | Path) -> AsyncIterator[ServerProcess]:
+    """`harness serve` with these options, once it answers, at a port of its own and without keys."""
+    command = (sys.executable, "-m", "harness", "serve", *options, "--port", "0", "--no-auth", "--json")
+    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=nowhere)
+    assert process.stdout is not None
+    try:
+        url = json.loads(await process.stdout.readuntil(b"\n}"))["url"]
+        yield ServerProcess(url, psutil.Process(process.pid))
+    finally:
+        process.terminate()
         await process.wait()
 
 

@@ -35,8 +35,8 @@ ROLES = ("proxy", "memory", "sqlite")
 @asynccontextmanager
 async def _engine(options: argparse.Namespace) -> AsyncIterator[str]:
     tokenizer = Tokenizer.load(options.tokenizer)
-    words = outputs(tokenizer, OUTPUT_TOKENS), tool_texts(tokenizer, OUTPUT_TOKENS - 40)
-    engine = StandIn(*words)
+    tokens = options.output_tokens
+    engine = StandIn(outputs(tokenizer, tokens), tool_texts(tokenizer, tokens - 40))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: StandInProtocol(engine), "127.0.0.1", 0, backlog=2048)
     try:
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--engine", default="")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS, help="of the engine")
     parser.add_argument("--port", type=int, default=0, help="of the proxy")
     parser.add_argument("--idle-ttl", type=float, help="seconds")
     parser.add_argument("--keep-closed", type=float, help="seconds")

@@ -39,7 +39,6 @@ class StandIn:
         self._asked = 0
 
     def answer(self, path: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Media type and body of the answer."""
         if path == b"/generate":
             return self._generate(body)
         if path == b"/v1/chat/completions":

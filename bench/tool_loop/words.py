@@ -29,8 +29,6 @@ VARIETY = 64
 
 @dataclass(frozen=True)
 class Output:
-    """An output of the engine, as the ids of a call of the tool."""
-
     ids: list[int]
     logprobs: list[float]
 
@@ -41,7 +39,6 @@ def tool_texts(tokenizer: Tokenizer, tokens: int) -> list[str]:
 
 
 def outputs(tokenizer: Tokenizer, tokens: int) -> list[Output]:
-    """Outputs of exactly so many tokens."""
     return [_output(tokenizer, seed, tokens) for seed in range(1_000, 1_000 + VARIETY)]
 
 

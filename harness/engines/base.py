@@ -81,7 +81,7 @@ class Capabilities:
     max_top_logprobs: int
     follows_json_schema: bool
     can_update_weights: bool
-    weights_digest: str
+    weights_digest: str = ""
     """Digest of the initial weights; may be empty."""
     repeat_guard: str | None = None
     """Digest of a proven guard's configuration, else None."""

@@ -6,7 +6,6 @@ from harness.types import Json
 
 
 def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) -> Json:
-    """Return the names and digests that make the identity."""
     return {
         "engine": capabilities.engine,
         "model": capabilities.model,

@@ -32,7 +32,6 @@ class Opening:
     """None takes that of the environment."""
 
     def require_tokenizer(self, kind: str) -> Tokenizer:
-        """Return the tokenizer or raise `ScenarioError`."""
         if self.tokenizer is None:
             raise ScenarioError(f"the {kind} engine needs a tokenizer; pass --tokenizer DIR or --model")
         return self.tokenizer
@@ -54,8 +53,6 @@ class PauseQuestion(NamedTuple):
 
 
 class ExaminedServer(NamedTuple):
-    """The server's description of itself."""
-
     engine: str
     protocol: str
     version: str
@@ -201,7 +198,6 @@ class NamedEngine(NamedTuple):
 
 
 def parse_kind(text: str) -> NamedEngine | None:
-    """Return the kind that `text` names, or None."""
     name, separator, rest = text.partition("=")
     kind = ENGINE_KINDS.get(name)
     return None if kind is None else NamedEngine(kind, rest if separator else None)

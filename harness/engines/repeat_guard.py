@@ -99,7 +99,6 @@ class SignalCheck(NamedTuple):
     key_ids: list[int]
 
     def disagreement(self, turn: Turn) -> Disagreement | None:
-        """Return the disagreement of signal and tokens, or None."""
         ids = turn.output_ids[: turn.output_ids.size - turn.forced_tokens]
         at = RepeatDetector(self.config, self.key_ids).push_all(ids.tolist())
         # At the token that trips the detector, a turn may also end for another reason, which it then reports.

@@ -231,7 +231,6 @@ class ScriptedEngine:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             follows_json_schema=True,
             can_update_weights=True,
-            weights_digest="",
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
             follows_scripts=True,
             routed_experts=routed_experts,
@@ -261,7 +260,6 @@ class ScriptedEngine:
         return Counter(self._played)
 
     def play_from(self, session_id: str, step: int) -> None:
-        """Set the step of the session's next generation."""
         self._played[session_id] = step
 
     async def __aenter__(self) -> Self:

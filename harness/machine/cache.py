@@ -10,17 +10,35 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
 from harness.machine.disk import sync
-from harness.machine.progress import FetchPhase, FetchProgress
 
 MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 22
+
+
+class FetchPhase(StrEnum):
+    """Phases of fetching a model, in order."""
+
+    WAIT = "wait"
+    """Another process fetches the model."""
+    VERIFY = "verify"
+    DOWNLOAD = "download"
+    EXTRACT = "extract"
+    CONVERT = "convert"
+
+
+FetchProgress = Callable[[FetchPhase, int, int], None]
+"""Callback of the fetching thread with the bytes done and those of all, 0 if unknown: quick, and never raising."""
+
+
+def silent(phase: FetchPhase, done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def cache_directory() -> Path:

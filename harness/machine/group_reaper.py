@@ -58,14 +58,14 @@ def end_groups(groups: dict[int, str]) -> None:
     """Send SIGTERM, then SIGKILL after the grace period."""
     deadline = time.monotonic() + GRACE_S
     marks = {mark for mark in groups.values() if mark}
-    alive = {group for group in groups if send(group, signal.SIGTERM)}
+    alive = {group for group in groups if signal_group(group, signal.SIGTERM)}
     is_left = bool(signal_marked(marks, signal.SIGTERM, told=alive))
     while (alive or is_left) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        alive = {group for group in alive if send(group, 0)}
+        alive = {group for group in alive if signal_group(group, 0)}
         is_left = bool(signal_marked(marks, 0))
     for group in alive:
-        send(group, signal.SIGKILL)
+        signal_group(group, signal.SIGKILL)
     for _ in range(KILLS):  # they may start others meanwhile
         if not signal_marked(marks, signal.SIGKILL):
             break
@@ -116,8 +116,8 @@ def is_marked(pid: int, wanted: set[bytes]) -> bool:
         return False
 
 
-def send(group: int, number: int) -> bool:
-    """Signal `group`. Return False if it is gone."""
+def signal_group(group: int, number: int) -> bool:
+    """Signal a group. Return False if it has no process, zombies included."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

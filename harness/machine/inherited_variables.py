@@ -21,7 +21,6 @@ _INSTALLER_PREFIXES = ("UV_", "PIP_", "npm_config_", "NPM_CONFIG_", "GIT_", "CAR
 
 
 def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables for any program."""
     return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
 
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.group_reaper import signal_group
+
 _PROC = Path("/proc")
 _POLL_S = 0.05
 _KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
@@ -51,15 +53,6 @@ def running_members(group: int) -> dict[int, ProcessStat]:
                 if stat.group == group and not stat.has_ended:
                     found[int(entry.name)] = stat
     return found
-
-
-def signal_group(group: int, number: int) -> bool:
-    """Signal a group. Return False if it has no process, zombies included."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def end_group(group: int, *, grace_s: float) -> None:

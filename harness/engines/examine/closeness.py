@@ -14,8 +14,6 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One engine's token at a position."""
-
     token_id: int
     logprob: float
     rank_of_other: int | None

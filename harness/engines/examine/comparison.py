@@ -26,8 +26,6 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Reports of all prompts."""
-
     questions: tuple[str, ...]
     reports: tuple[ClosenessReport, ...]
 
@@ -37,7 +35,6 @@ class Comparison:
 
     @property
     def largest(self) -> float:
-        """Largest logprob difference of equal tokens, in nats."""
         return max(report.largest for report in self.reports)
 
     @property

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-import msgspec
-
 from harness.engines.base import LogprobScale
 from harness.engines.kinds import ExaminedServer, server_kinds
 from harness.engines.logprob_scale import CERTAIN, TEMPERATURE, TOLERANCE, measure_scale
@@ -23,7 +21,7 @@ from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.same_tokenizer import find_difference, texts_to_compare
 from harness.engines.remote.served_model import find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
-from harness.engines.remote.sglang_wire import ServerInfo
+from harness.engines.remote.sglang_wire import ModelInfo, ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.remote.vllm_control import MISSING, VersionAnswer
 from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
@@ -114,10 +112,6 @@ class _Claim(NamedTuple):
         return Finding(check, Level.OK if self.holds else missing, self.evidence)
 
 
-class _SGLangInfo(msgspec.Struct):
-    model_path: str
-
-
 async def _identify(client: EngineClient) -> ExaminedServer:
     titles, refusals = [], []
     for kind in server_kinds().values():
@@ -136,7 +130,7 @@ async def _identify(client: EngineClient) -> ExaminedServer:
 
 
 async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer:
-    info = client.decode(HttpCall("GET", "/model_info", _ANSWER_S), content, _SGLangInfo)
+    info = client.decode(HttpCall("GET", "/model_info", _ANSWER_S), content, ModelInfo)
     server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
     return ExaminedServer(
         engine=server.engine,

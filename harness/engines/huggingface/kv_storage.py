@@ -1,40 +1,32 @@
 """Storage of keys and values: per sequence and layer one contiguous, growing pair of tensors."""
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from harness.engines.huggingface.scheduler import KvCopy, KvDrop, KvOp
 
 
+@dataclass(slots=True, eq=False)
 class LayerKv:
     """Keys and values of one layer of one sequence, shape [1, heads, capacity, dimension]."""
 
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
+    keys: Tensor
+    values: Tensor
 
     @property
     def bytes_per_token(self) -> int:
         return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory, including unused room."""
-        return int(self.keys.nbytes + self.values.nbytes)
 
     def copy(self, tokens: int, capacity: int) -> "LayerKv":
         """Copy the first `tokens` into room for `capacity`."""
         return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
 
 
+@dataclass(slots=True, eq=False)
 class SequenceKv:
-    __slots__ = ("layers",)
-
-    def __init__(self) -> None:
-        self.layers: dict[int, LayerKv] = {}
+    layers: dict[int, LayerKv] = field(default_factory=dict)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
         """Write `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
@@ -49,9 +41,7 @@ class SequenceKv:
         return stored
 
     def copy(self, tokens: int, capacity: int) -> "SequenceKv":
-        target = SequenceKv()
-        target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
-        return target
+        return SequenceKv({index: layer.copy(tokens, capacity) for index, layer in self.layers.items()})
 
 
 class KvStorage:
@@ -60,19 +50,13 @@ class KvStorage:
     def __init__(self) -> None:
         self._sequences: defaultdict[int, SequenceKv] = defaultdict(SequenceKv)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(layer.size_bytes for kv in self._sequences.values() for layer in kv.layers.values())
-
     def __getitem__(self, kv: int) -> SequenceKv:
         return self._sequences[kv]
 
     def bytes_per_token(self, kv: int) -> int:
-        """Return the bytes of one token over all layers."""
         return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
 
     def apply(self, ops: list[KvOp]) -> None:
-        """Carry out the scheduler's operations."""
         for op in ops:
             match op:
                 case KvDrop(kv):

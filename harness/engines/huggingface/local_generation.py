@@ -75,7 +75,6 @@ class PromptScores:
         self._tops.clear()
 
     def result(self) -> PromptLogprobs | None:
-        """Return the whole array, or None while incomplete."""
         if self._version is None:
             return None
         top = TopLogprobs.join(self._tops, [len(top.ids) for each in self._tops for top in each.values()]).get("")

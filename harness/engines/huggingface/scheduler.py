@@ -114,8 +114,6 @@ class _Match(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Queue, batch and cached prefixes."""
-
     limits: BatchLimits
     running: list[Sequence] = field(default_factory=list)
     """Oldest first."""
@@ -155,7 +153,6 @@ class Scheduler:
         return [StepPiece(seq, seq.computed, seq.computed + tokens) for seq, tokens in chunks if seq.kv is not None]
 
     def complete(self, pieces: Iterable[StepPiece]) -> None:
-        """Mark the pieces of a plan as computed."""
         for piece in pieces:
             piece.sequence.computed = piece.stop
 

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from harness.engines.base import Capabilities, ContinuesAtEntry, TokenProvider
+from harness.engines.base import Capabilities, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
 from harness.machine.log import get_logger
@@ -73,21 +73,11 @@ class DiscoveredPool(EnginePool):
         self._refusals: dict[str, _Refusal] = {}
         self._silences: Counter[str] = Counter()
         self._stack = AsyncExitStack()
-        self._continues_at_entry = False
 
     @property
     def capabilities(self) -> Capabilities:
         """See `EnginePool`; `engine` is `router`, since workers of any kind come and go."""
         return replace(super().capabilities, engine="router")
-
-    @property
-    def continues_at_entry(self) -> bool:
-        """See `ContinuesAtEntry`; applies to workers found while the pool is entered."""
-        return self._continues_at_entry
-
-    @continues_at_entry.setter
-    def continues_at_entry(self, wanted: bool) -> None:
-        self._continues_at_entry = wanted
 
     @property
     def refused(self) -> dict[str, str]:
@@ -101,7 +91,7 @@ class DiscoveredPool(EnginePool):
             await stack.enter_async_context(running(self._follow()))
             await self._await_workers()
             self._stack = stack.pop_all()
-        self._continues_at_entry = False  # a worker found paused later is paused on purpose
+        self.continues_at_entry = False  # a worker found paused later is paused on purpose
         return self
 
     async def __aexit__(self, *exit_of: Any) -> None:
@@ -141,11 +131,8 @@ class DiscoveredPool(EnginePool):
 
     async def _enter(self, worker: FoundWorker) -> None:
         try:
-            provider = worker.open()
-            if self._continues_at_entry and isinstance(provider, ContinuesAtEntry):
-                provider.continues_at_entry = True
             async with asyncio.timeout(_ENTER_S):
-                await self.workers.join(worker.name, provider)
+                await self._join(worker.name, worker.open())
             self._refusals.pop(worker.name, None)
             self._silences.pop(worker.name, None)
         except HarnessError as error:

@@ -137,7 +137,6 @@ class Placement:
         return self._choose(_Kind(self._home_of(session_id), frozenset()), now, {})
 
     def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
-        """Move the session to `worker`."""
         if session_id is None:
             return
         self._forget(self._places.pop(session_id, None))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
+from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, ProvesScripts, TokenProvider
 from harness.engines.pool.placement import Place, Placement, WorkerLoad
 from harness.engines.pool.queueing import AbortedWaiting, Queue
 from harness.engines.pool.workers import Workers, in_common
@@ -52,6 +52,10 @@ class EnginePool:
         self._placement = Placement(limit)
         self._queue = Queue(self._placement, queue_timeout_s, self._standing)
         self.workers = Workers(self._placement, self._queue.grant)
+        self.continues_at_entry = False
+        """See `ContinuesAtEntry`; applies to workers that join."""
+        self.proves_scripts = False
+        """See `ProvesScripts`; applies to workers that join."""
         self._serving: dict[str, TokenProvider] = {}
         self._shared: tuple[list[Capabilities], Capabilities] | None = None
         """Cached, because capabilities are read several times a turn."""
@@ -80,32 +84,12 @@ class EnginePool:
     def waiting(self) -> int:
         return self._placement.waiting
 
-    @property
-    def continues_at_entry(self) -> bool:
-        """See `ContinuesAtEntry`; applies to the initial workers."""
-        return any(isinstance(each, ContinuesAtEntry) and each.continues_at_entry for each in self._begin_with.values())
-
-    @continues_at_entry.setter
-    def continues_at_entry(self, wanted: bool) -> None:
-        for worker in self._begin_with.values():
-            if isinstance(worker, ContinuesAtEntry):
-                worker.continues_at_entry = wanted
-
-    @property
-    def proves_scripts(self) -> bool:
-        """See `ProvesScripts`; applies to every worker, also later ones."""
-        return self.workers.proves_scripts
-
-    @proves_scripts.setter
-    def proves_scripts(self, wanted: bool) -> None:
-        self.workers.proves_scripts = wanted
-
     async def __aenter__(self) -> Self:
         if not self._begin_with:
             raise ScenarioError("an engine pool needs at least one worker, got none")
         try:
             for name, worker in self._begin_with.items():
-                await self.workers.join(name, worker)
+                await self._join(name, worker)
         except BaseException:
             await self.workers.leave_all()
             raise
@@ -113,6 +97,13 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.workers.leave_all()
+
+    async def _join(self, name: str, worker: TokenProvider) -> None:
+        if self.continues_at_entry and isinstance(worker, ContinuesAtEntry):
+            worker.continues_at_entry = True
+        if self.proves_scripts and isinstance(worker, ProvesScripts):
+            worker.proves_scripts = True
+        await self.workers.join(name, worker)
 
     # Generating
 

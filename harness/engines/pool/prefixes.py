@@ -35,7 +35,6 @@ class PrefixMap(Generic[_W]):
         self._holders: OrderedDict[int, tuple[_W, ...]] = OrderedDict()
 
     def note(self, keys: Sequence[int], worker: _W) -> None:
-        """Record that `worker` was sent a prompt with these keys."""
         for key in keys:
             holders = self._holders.pop(key, ())
             self._holders[key] = holders if worker in holders else (*holders, worker)

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from harness.engines.base import (
-    Capabilities,
-    EngineWorkers,
-    PauseMode,
-    PoolObserver,
-    ProvesScripts,
-    TokenProvider,
-    WorkerStatus,
-)
+from harness.engines.base import Capabilities, EngineWorkers, PauseMode, PoolObserver, TokenProvider, WorkerStatus
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.machine.log import get_logger
@@ -62,8 +54,6 @@ class Workers:
         self._on_change = on_change
         self.observer: PoolObserver = _Nobody()
         self._is_held: Callable[[], bool] = lambda: False
-        self.proves_scripts = False
-        """See `ProvesScripts`; applies to workers that join."""
         self.have_followed_scripts = False
         """True once one that follows scripts has joined."""
         self._members: dict[str, _Member] = {}
@@ -138,8 +128,6 @@ class Workers:
         """Enter `worker` as `name`, paused if the pool is. Raises `ScenarioError` for another model."""
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
-        if self.proves_scripts and isinstance(worker, ProvesScripts):
-            worker.proves_scripts = True
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(worker)
             _require_alike([provider.capabilities for provider in (*self.providers.values(), worker)])

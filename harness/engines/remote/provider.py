@@ -7,26 +7,40 @@ otherwise the tests time out and say so.
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Self
 from uuid import uuid4
+
+import msgspec
 
 from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.pool.placement import Placement
 from harness.engines.remote.http_client import EngineClient
-from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.in_flight import InFlight, LiveRequest
+from harness.engines.remote.reply import Asked, abort_unsent
 from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
-from harness.engines.repeat_guard import choose_guard, require_guard
+from harness.engines.repeat_guard import GUARD_PROBE, choose_guard, require_guard
 from harness.engines.routed_experts import find_router
 from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.machine.log import get_logger
 from harness.token_rows import RoutedExperts
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
+from harness.types import (
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 log = get_logger(__name__)
@@ -132,6 +146,52 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._capabilities = None
         await self._client.close()
 
+    async def generate(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        input_ids: Sequence[int] = (),
+        sampling_params: SamplingParams | None = None,
+    ) -> GenerationResult:
+        request = GenerationRequest.of(request, input_ids, sampling_params)
+        asked = self._prepare(request)
+        async with self._flight.track(request.request_id) as live:
+            return await self._generate(asked, live) if await self._flight.admit(live) else abort_unsent(asked)
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        asked = self._prepare(request)
+        async with self._flight.track(request.request_id) as live:
+            if not await self._flight.admit(live):
+                yield abort_unsent(asked)
+                return
+            async with aclosing(self._stream(asked, live)) as pieces:
+                async for piece in pieces:
+                    live.heard.set()
+                    live.is_answered |= isinstance(piece, GenerationResult)
+                    yield piece
+
+    async def score(
+        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
+    ) -> PromptLogprobs:
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, top_logprobs=top)
+        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
+        asked = msgspec.structs.replace(asked, is_scoring=True)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs(()), self._served.label)
+        moment = self._served.asking()
+        scores = await self._score(asked)
+        self._served.learn(scores.version, moment)
+        return scores
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; `path` is on the server's machine."""
+        await self._change.run(path, version)
+
+    async def active_guard(self) -> str | None:
+        """Return the digest of the active repeat guard, or None; generates a token or two."""
+        asked = self._prepare(GenerationRequest(_PROMPT, GUARD_PROBE, uuid4().hex))
+        return await self._read_guard(msgspec.structs.replace(asked, probes_guard=True))
+
     async def _obeys(self) -> bool:
         self._follows_scripts = True  # else `check_request` refuses the test
         try:
@@ -175,8 +235,24 @@ class RemoteProvider(TokenProvider, ChangingServer):
         await self._change.expect(version)
 
     @abstractmethod
-    async def active_guard(self) -> str | None:
-        """Return the digest of the active repeat guard, or None; generates a token or two."""
+    def _prepare(self, request: GenerationRequest) -> Asked:
+        """Return the request as the server gets it. Raises `EngineRejected` for one that it cannot serve."""
+
+    @abstractmethod
+    async def _generate(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        """Have the answer to an admitted request."""
+
+    @abstractmethod
+    def _stream(self, asked: Asked, live: LiveRequest) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        """Yield the deltas of an admitted request and, last, the whole result."""
+
+    @abstractmethod
+    async def _score(self, asked: Asked) -> PromptLogprobs:
+        """Have the logprobs that `asked` wants of its input."""
+
+    @abstractmethod
+    async def _read_guard(self, asked: Asked) -> str | None:
+        """Return the digest of the guard that ends the probe `asked`."""
 
     @abstractmethod
     async def _find_masks(self) -> int:

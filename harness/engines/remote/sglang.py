@@ -6,11 +6,10 @@ without it, unless the caller states the other scale. `seed` needs `--enable-det
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 import msgspec
 
@@ -20,7 +19,7 @@ from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import count_sglang
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.reply import Asked, abort_unsent, fit_budget, verify_reply, verify_scores
+from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang_wire import (
     Loads,
@@ -36,19 +35,8 @@ from harness.engines.remote.sglang_wire import (
     read_stream,
     score_body,
 )
-from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
-from harness.types import (
-    STREAM_INTERVAL,
-    GenerationDelta,
-    GenerationRequest,
-    GenerationResult,
-    PromptLogprobs,
-    SamplingParams,
-    TokenIds,
-    as_ids,
-    as_logprobs,
-)
+from harness.types import STREAM_INTERVAL, GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs
 
 _MAX_TOP_LOGPROBS = 20
 _CONTROL_S = 60.0
@@ -81,56 +69,22 @@ class SGLangTokenProvider(RemoteProvider):
     """None before entry."""
     _server = ServerInfo(max_req_input_len=0)
 
-    async def generate(
-        self,
-        request: GenerationRequest | None = None,
-        *,
-        input_ids: Sequence[int] = (),
-        sampling_params: SamplingParams | None = None,
-    ) -> GenerationResult:
-        request = GenerationRequest.of(request, input_ids, sampling_params)
-        asked = self._prepare(request)
-        async with self._flight.track(request.request_id) as live:
-            if not await self._flight.admit(live):
-                return abort_unsent(asked)
-            moment = self._served.asking()
-            # Streamed, coarsely: a broken connection then loses no more than an interval. Other engines behind this
-            # protocol stream every token, which costs more than what a break could lose.
-            if self._comes_live(request) or (self._comes_in_pieces(request) and self._server.engine == "sglang"):
-                result = await self._gather(asked, live)
-            else:
-                result = verify_reply(
-                    asked, read_reply(asked, await self._client.call(self._call_of(asked), SGLangReply))
-                )
+    async def _generate(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        request, moment = asked.request, self._served.asking()
+        # Streamed, coarsely: a broken connection then loses no more than an interval. Other engines behind this
+        # protocol stream every token, which costs more than what a break could lose.
+        if self._comes_live(request) or (self._comes_in_pieces(request) and self._server.engine == "sglang"):
+            result = await self._gather(asked, live)
+        else:
+            reply = await self._client.call(self._call_of(asked), SGLangReply)
+            result = verify_reply(asked, read_reply(asked, reply))
         return self._learn_from(result, moment)
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        asked = self._prepare(request)
-        async with self._flight.track(request.request_id) as live:
-            if not await self._flight.admit(live):
-                yield abort_unsent(asked)
-                return
-            async with aclosing(self._stream(asked)) as pieces:
-                async for piece in pieces:
-                    live.heard.set()
-                    live.is_answered = isinstance(piece, GenerationResult)
-                    yield piece
-
-    async def score(
-        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
-    ) -> PromptLogprobs:
-        """See `TokenProvider.score`; samples nothing."""
-        params = SamplingParams(max_new_tokens=1, top_logprobs=top)
-        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
-        if start == input_ids.size:
-            return PromptLogprobs(start, as_logprobs(()), self._served.label)
-        body = score_body(asked, start)
-        call = HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
-        moment = self._served.asking()
+    async def _score(self, asked: Asked) -> PromptLogprobs:
+        body, request_id = score_body(asked), asked.request.request_id
+        call = HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=request_id)
         scored, tops, version = read_prompt_scores(asked, await self._client.call(call, SGLangReply))
-        scores = verify_scores(asked, scored, version, tops)
-        self._served.learn(version, moment)
-        return scores
+        return verify_scores(asked, scored, version, tops)
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; None also aborts other clients' requests."""
@@ -155,10 +109,6 @@ class SGLangTokenProvider(RemoteProvider):
         finally:
             # Even if the engine refused: it holds requests itself from now on, and they have a deadline there.
             self._flight.release()
-
-    async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; `path` is on the server's machine."""
-        await self._change.run(path, version)
 
     async def read_version(self) -> str:
         moment = self._served.asking()
@@ -217,9 +167,7 @@ class SGLangTokenProvider(RemoteProvider):
         """See `CountsTokens`; needs `--enable-metrics`."""
         return await count_sglang(self._client)
 
-    async def active_guard(self) -> str | None:
-        asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
-        asked = msgspec.structs.replace(asked, probes_guard=True)
+    async def _read_guard(self, asked: Asked) -> str | None:
         return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
     async def _find_masks(self) -> int:
@@ -246,7 +194,6 @@ class SGLangTokenProvider(RemoteProvider):
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             follows_json_schema=self._server.has_grammars,
             can_update_weights=True,
-            weights_digest="",
             repeat_guard=self._guard,
             version=self._server.version,
             follows_scripts=self._follows_scripts,
@@ -317,7 +264,7 @@ class SGLangTokenProvider(RemoteProvider):
         is_wanted = request.on_ids is not None and request.prompt_logprobs_from is None
         return is_wanted and self._comes_in_pieces(request)
 
-    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+    async def _stream(self, asked: Asked, live: LiveRequest) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         call = self._call_of(asked, 1)
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
         async with aclosing(self._client.events(call)) as events:

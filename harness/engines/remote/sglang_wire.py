@@ -145,8 +145,10 @@ def generate_body(asked: Asked, *, interval: int | None) -> list[bytes | memoryv
     return asked.write_body(fields | _rank(asked) | _rows(asked), "input_ids")
 
 
-def score_body(asked: Asked, start: int) -> Json:
+def score_body(asked: Asked) -> Json:
     """Build the body of a `POST /generate` that samples nothing."""
+    start = asked.request.prompt_logprobs_from
+    assert start is not None
     return {
         "rid": asked.request.request_id,
         "input_ids": asked.request.input_ids.tolist(),
@@ -268,10 +270,6 @@ class StreamedReply:
         labeled = min(self._labeled, end)
         spans = (VersionSpan(self._label, 0, labeled),) if labeled else ()
         return verify_tokens(self._asked, self._ids[begin:end], _read_entries(self._entries[begin:end]), spans)
-
-    @property
-    def is_finished(self) -> bool:
-        return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
         """Return the complete reply. Raises the error it reports, or that it is unfinished."""

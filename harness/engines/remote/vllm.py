@@ -5,25 +5,21 @@ The endpoint and dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights) are
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
-
-import msgspec
 
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, LogprobScale, PauseMode
 from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import Metrics, count_vllm
-from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores
 from harness.engines.remote.served_label import Unlabeled
 from harness.engines.remote.served_model import ServedModel, find_model
-from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
+from harness.engines.remote.vllm_control import MISSING, VersionAnswer, VLLMControl
 from harness.engines.remote.vllm_wire import (
     CompletionsApi,
     GenerateApi,
@@ -34,7 +30,6 @@ from harness.engines.remote.vllm_wire import (
     read_guard,
     read_piece,
 )
-from harness.engines.repeat_guard import GUARD_PROBE
 from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
@@ -44,7 +39,6 @@ from harness.types import (
     GenerationResult,
     PromptLogprobs,
     SamplingParams,
-    TokenIds,
     as_ids,
     as_logprobs,
 )
@@ -64,11 +58,9 @@ class _Offer(NamedTuple):
     version: str
 
 
-class VLLMTokenProvider(RemoteProvider):
+class VLLMTokenProvider(VLLMControl):
     """Serves one vLLM server; see `RemoteProvider` for the arguments."""
 
-    kind = "vllm"
-    first_label = FIRST_LABEL
     scale_advice = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
 
     _entered_offer: _Offer | None = None
@@ -76,50 +68,14 @@ class VLLMTokenProvider(RemoteProvider):
     _scorings_sent = 0
     _scorings_answered = 0
 
-    async def generate(
-        self,
-        request: GenerationRequest | None = None,
-        *,
-        input_ids: Sequence[int] = (),
-        sampling_params: SamplingParams | None = None,
-    ) -> GenerationResult:
-        request = GenerationRequest.of(request, input_ids, sampling_params)
-        asked = self._prepare(request)
-        async with self._flight.track(request.request_id) as live:
-            await self._flight.admit(live)
-            # A stream carries no prompt logprobs.
-            if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:
-                return await self._gather(asked, live)
-            return await self._whole_result(asked)
+    async def _generate(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        # A stream carries no prompt logprobs.
+        if self._comes_in_pieces(asked.request) and asked.request.prompt_logprobs_from is None:
+            return await self._gather(asked, live)
+        return await self._whole_result(asked)
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
-        """See `TokenProvider.stream`; yields one delta with prompt logprobs."""
-        asked = self._prepare(request)
-        async with self._flight.track(request.request_id) as live:
-            await self._flight.admit(live)
-            if request.prompt_logprobs_from is not None:  # not in a stream
-                result = await self._whole_result(asked)
-                live.heard.set()
-                live.is_answered = True
-                yield GenerationDelta(result.output_ids, result.logprobs)
-                yield result
-                return
-            async with aclosing(self._stream(asked)) as pieces:
-                async for piece in pieces:
-                    live.heard.set()
-                    live.is_answered = isinstance(piece, GenerationResult)
-                    yield piece
-
-    async def score(
-        self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
-    ) -> PromptLogprobs:
-        """See `TokenProvider.score`; samples one token, which is discarded."""
-        params = SamplingParams(max_new_tokens=1, temperature=0.0, top_logprobs=top)
-        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
-        asked = msgspec.structs.replace(asked, is_scoring=True)
-        if start == input_ids.size:
-            return PromptLogprobs(start, as_logprobs(()), self._served.label)
-        moment = self._served.asking()
+    async def _score(self, asked: Asked) -> PromptLogprobs:
+        # One token is sampled, and discarded.
         self._scorings_sent += 1
         piece, label = await self._whole(asked)
         self._scorings_answered += 1
@@ -127,69 +83,19 @@ class VLLMTokenProvider(RemoteProvider):
         scored = reply.prompt_scored
         if scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
-        size_bytes = _ENTRY_BYTES * len(scored) * (1 + top)
-        scores = await self._client.apart(
+        size_bytes = _ENTRY_BYTES * len(scored) * (1 + asked.request.params.top_logprobs)
+        return await self._client.apart(
             size_bytes, lambda: verify_scores(asked, scored, reply.version, reply.prompt_top)
         )
-        self._served.learn(scores.version, moment)
-        return scores
-
-    async def abort(self, request_id: str | None) -> int:
-        """See `TokenProvider.abort`; in dev mode None also aborts other clients' requests."""
-        told = await self._flight.tell_to_end(request_id)
-        if request_id is None and self._control.has_dev_mode:
-            await self._control.abort_all()
-        elif told:
-            await self._end_in_engine(*(live.request_id for live in told))
-        await self._flight.tell_again(told)
-        return len(told)
-
-    async def pause(self, mode: PauseMode) -> None:
-        # New requests wait inside vLLM, which can abort them there. Frozen ones (`PauseMode.KEEP`) recompute their
-        # cache on resume, so weights can change in between.
-        await self._control.pause(mode)
-
-    async def resume(self) -> None:
-        self._control.require_dev_mode("resume")
-        # Without usable weights, as after a failed reload, the server would end at its next token.
-        await self._change.require_settled()
-        await self._control.resume()
-
-    async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; `path` is on the server's machine."""
-        self._control.require_dev_mode("updates of weights")
-        await self._change.run(path, version)
-
-    async def read_version(self) -> str:
-        moment = self._served.asking()
-        self._served.learn(await self._control.label(), moment)
-        return self._served.label
-
-    async def is_paused(self) -> bool:
-        """See `ChangingServer`; detects any client's pause."""
-        return await self._control.is_paused()
-
-    async def require_fitting(self, path: Path) -> None:
-        await self._control.require_fitting(path)
-
-    async def announce_change(self, label: str) -> None:
-        await self._control.relabel(label)
-
-    async def load(self, path: Path, version: str) -> None:
-        await self._control.reload(path)
-
-    async def adopt(self, version: str) -> None:
-        await self._control.flush()
-        await self._control.relabel(version)
 
     async def health(self) -> EngineHealth:
         try:
             metrics = await self._metrics()
             running, waiting = metrics.total(_RUNNING), metrics.total("vllm:num_requests_waiting")
-            is_paused = await self._control.is_paused()
+            is_paused = await self.is_paused()
         except EngineError as error:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
-        mode = "dev mode" if self._control.has_dev_mode else "no dev mode"
+        mode = "dev mode" if self._has_dev_mode else "no dev mode"
         return EngineHealth(
             ready=True,
             paused=is_paused,
@@ -201,9 +107,7 @@ class VLLMTokenProvider(RemoteProvider):
     async def count_sampled(self) -> EngineCount:
         return await count_vllm(self._client, self._scorings_answered, self._scorings_sent)
 
-    async def active_guard(self) -> str | None:
-        asked = self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex))
-        asked = msgspec.structs.replace(asked, probes_guard=True)
+    async def _read_guard(self, asked: Asked) -> str | None:
         reply = await self._client.call(self._call_of(asked), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
 
@@ -212,10 +116,6 @@ class VLLMTokenProvider(RemoteProvider):
         if self._entered_offer is None:
             raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
         return self._entered_offer
-
-    @cached_property
-    def _control(self) -> VLLMControl:
-        return VLLMControl(self._client)
 
     async def _find_masks(self) -> int:
         # A stated scale asks for an entry that generates nothing.
@@ -233,8 +133,10 @@ class VLLMTokenProvider(RemoteProvider):
         # An empty request detects the endpoint: 400 if it exists, 403 or 404 if not.
         answer = await self._client.ask(HttpCall("POST", GenerateApi.path, _PROBE_S, {}))
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
-        self._entered_offer = _Offer(model, api, await self._control.version())
-        await self._control.connect(weights=model.root)
+        version = await self._client.get("/version", VersionAnswer, deadline_s=_HEALTH_S)
+        self._entered_offer = _Offer(model, api, version.version)
+        self._started_with = model.root
+        self._has_dev_mode = (await self._client.ask(HttpCall("GET", "/is_paused", _PROBE_S))).status not in MISSING
         try:
             ranks = (await self._metrics()).label_values(_RUNNING, "engine")
         except EngineRejected:  # no metrics: the server chooses ranks itself
@@ -252,11 +154,10 @@ class VLLMTokenProvider(RemoteProvider):
             vocab_size=self._vocab_size,
             context_length=offer.model.max_model_len,
             logprob_scale=self._scale,
-            pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
+            pause_modes=frozenset(PauseMode) if self._has_dev_mode else frozenset(),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             follows_json_schema=True,
-            can_update_weights=self._control.has_dev_mode,
-            weights_digest="",
+            can_update_weights=self._has_dev_mode,
             repeat_guard=self._guard,
             follows_scripts=self._follows_scripts,
             may_stop_early=False,
@@ -341,7 +242,13 @@ class VLLMTokenProvider(RemoteProvider):
         piece = await self._client.call_for(call, api.kind, partial(api.piece, asked))
         return piece, await self._same_label(asked, before)
 
-    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+    async def _stream(self, asked: Asked, live: LiveRequest) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        if asked.request.prompt_logprobs_from is not None:  # not in a stream, so there is one delta
+            result = await self._whole_result(asked)
+            live.is_answered = True
+            yield GenerationDelta(result.output_ids, result.logprobs)
+            yield result
+            return
         streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
         call = self._call_of(asked, 1)
@@ -364,7 +271,7 @@ class VLLMTokenProvider(RemoteProvider):
         yield self._learn_from(verify_reply(asked, read_piece(asked, self._offer.api, streamed.whole, label)), moment)
 
     async def _label_around(self) -> str:
-        return self._served.label if self._offer.api.reports_spans else await self._control.label()
+        return self._served.label if self._offer.api.reports_spans else await self._read_label()
 
     async def _same_label(self, asked: Asked, before: str) -> str:
         try:
@@ -382,6 +289,10 @@ class VLLMTokenProvider(RemoteProvider):
         return after
 
     async def _end_in_engine(self, *request_ids: str) -> None:
-        api = self._offer.api
-        names = [api.abort_id(request_id) for request_id in request_ids]
-        await self._control.abort(names, has_scale_out=api.reports_spans)
+        # By the engine's ids; vLLM silently ignores unknown ones.
+        api, path = self._offer.api, "/abort_requests" if self._has_dev_mode else "/inference/v1/abort_requests"
+        if not self._has_dev_mode and not api.reports_spans:
+            raise EngineRejected(
+                f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
+            )
+        await self._post(path, {"request_ids": [api.abort_id(request_id) for request_id in request_ids]})

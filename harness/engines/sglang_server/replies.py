@@ -45,7 +45,6 @@ def chunk(asked: GenerateRequest, delta: GenerationDelta, count: int, version: s
 
 
 def prompt_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
-    """Build the reply to a request that only scores its prompt."""
     meta: Json = {
         "id": asked.rid,
         "finish_reason": {"type": "length", "length": 0},

@@ -11,7 +11,7 @@ key. Sessions never pass the gateway: the pool picks their worker.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +25,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
 from harness.credentials import without_credentials
-from harness.engines.base import PauseMode
 from harness.engines.connect import open_server
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.repeat_guard import choose_guard
+from harness.engines.sglang_server.requests import PAUSES
 from harness.errors import HarnessError, LaneError, ScenarioError, Unauthorized
 from harness.gateway.router.gateway_program import GatewayProgram
 from harness.gateway.router.trainer_verbs import TrainerVerbs
@@ -51,7 +51,9 @@ from server_patch.router.verbs import VerbError, VerbOrder
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
-_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+FindKey = Callable[[str], str]
+"""Returns the key of the worker at a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,37 +88,37 @@ class RouterSettings:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class RoutedApp:
     """Application that sends each path to sessions or the router."""
 
-    def __init__(self, sessions: ASGIApp, router: ASGIApp, *, admin_token: str | None = None) -> None:
-        self._sessions = sessions
-        self._router = router
-        self._admin_token = admin_token
+    sessions: ASGIApp
+    router: ASGIApp
+    admin_token: str | None = field(default=None, repr=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await self.router(scope, receive, send)
             return
         if _is_of_sessions(scope):
-            await self._sessions(scope, receive, send)
+            await self.sessions(scope, receive, send)
             return
         if scope["path"] in _OWN:
             own = _OWN[scope["path"]]
-            await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
+            await self.sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
             return
         headers = Headers(scope=scope)
         try:
-            require_admin(headers, self._admin_token)
+            require_admin(headers, self.admin_token)
         except Unauthorized as error:
             await error_response(error, to_agent=True)(scope, receive, send)
             return
         # The credential was for us: do not pass it on.
-        if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
+        if self.admin_token or credential(headers).startswith(API_KEY_PREFIX):
             kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
             scope = {**scope, "headers": kept}
         try:
-            await self._router(scope, receive, send)
+            await self.router(scope, receive, send)
         except HarnessError as error:  # a verb that sessions refuse now: no worker got it
             await error_response(error, to_agent=False)(scope, receive, send)
 
@@ -156,7 +158,7 @@ async def open_routed(
     """
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
-        keys = _Keys.of(workers, settings.engine_key)
+        keys = _key_finder(workers, settings.engine_key)
         address = EngineAddress.parse(settings.router_url) if settings.router_url else None
         # A gateway that is started here is asked for no key.
         gateway_key = address.api_key(os.environ) if address and address.key_variable else ""
@@ -222,19 +224,11 @@ async def route_forever(
         await serve_forever(routed.pool, chat_tokenizer, store, settings, answers, around=routed.around)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    by_origin: Mapping[str, str] = field(repr=False)
-    default: str = field(repr=False)
-
-    @classmethod
-    def of(cls, workers: Sequence[EngineAddress], given: str) -> "_Keys":
-        """Collect the keys of `workers`; others use `given` or the environment's. Raises `ScenarioError`."""
-        own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
-        return cls(own, given or os.environ.get(ENGINE_KEY, ""))
-
-    def __call__(self, url: str) -> str:
-        return self.by_origin.get(_origin(url), self.default)
+def _key_finder(workers: Sequence[EngineAddress], given: str) -> FindKey:
+    """Return a function of a URL; others than `workers` use `given` or the environment's. Raises `ScenarioError`."""
+    own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
+    default = given or os.environ.get(ENGINE_KEY, "")
+    return lambda url: own.get(_origin(url), default)
 
 
 def _origin(url: str) -> str:
@@ -245,7 +239,7 @@ async def _gateway(
     settings: RouterSettings,
     program: GatewayProgram | None,
     http: aiohttp.ClientSession,
-    keys: _Keys,
+    keys: FindKey,
     stack: AsyncExitStack,
 ) -> Gateway:
     try:
@@ -270,7 +264,7 @@ async def _gateway(
         raise LaneError(str(error)) from error
 
 
-def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: _Keys) -> list[FoundWorker]:
+def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: FindKey) -> list[FoundWorker]:
     found = [worker for worker in front.workers.current if worker.engine is not None]
     opening = partial(open_server, vocab_size=vocab_size, tokenizer=tokenizer)
     return [
@@ -284,7 +278,7 @@ def _heed(pool: DiscoveredPool, order: VerbOrder) -> None:
         pool.workers.expect_pause(None)
     elif order.verb == "/pause_generation":
         with suppress(VerbError, KeyError, TypeError):  # workers refuse an unknown mode, and nothing changes
-            pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
+            pool.workers.expect_pause(PAUSES[order.fields.get("mode") or "abort"])
 
 
 def _is_of_sessions(scope: Scope) -> bool:

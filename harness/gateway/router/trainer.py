@@ -14,7 +14,7 @@ ended a rollout: its sessions end. `/continue_generation` means neither, a drain
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -34,20 +34,15 @@ class Intent(StrEnum):
     ABORT_ALL = "abort_all"
 
 
-class Then(StrEnum):
-    """Action at a gate when no verb follows in time."""
-
-    OPEN = "open"
-    END = "end"
-    """End every session, then open."""
-
-
 class Begun(StrEnum):
-    """Unfinished work of a trainer; its hold keeps it across a restart."""
+    """Unfinished work of a trainer, for which the gate is shut; its hold keeps it across a restart."""
 
     PAUSE = "pause"
+    """It has paused workers and not continued them."""
     WEIGHTS = "weights"
+    """Then the gate opens, unless a verb comes first."""
     ABORT = "abort"
+    """Likewise, after every session has ended."""
 
 
 _BY_VERB: Mapping[str, Intent] = MappingProxyType(
@@ -82,58 +77,35 @@ def intent_of(order: VerbOrder) -> Intent | None:
 class Trainer:
     """State after the trainer's verbs; immutable."""
 
-    is_pausing: bool = False
-    """True if it has paused workers and not continued them."""
+    begun: Begun | None = None
     due: float | None = None
-    """Deadline of `then` on the lease clock, unless a verb comes first."""
-    then: Then = Then.OPEN
+    """End of the wait for a verb, on the lease clock; None during a pause."""
 
     @classmethod
     def of(cls, begun: str, *, until: float) -> "Trainer":
         """Restore a trainer from its hold after a restart. An unknown hold counts as a pause."""
-        match begun:
-            case Begun.WEIGHTS:
-                return cls(due=until)
-            case Begun.ABORT:
-                return cls(due=until, then=Then.END)
-            case _:
-                return cls(is_pausing=True)
-
-    @property
-    def begun(self) -> Begun | None:
-        """See `Begun`; None if nothing is left to do."""
-        if self.is_pausing:
-            return Begun.PAUSE
-        if self.due is None:
-            return None
-        return Begun.ABORT if self.then is Then.END else Begun.WEIGHTS
-
-    @property
-    def is_shut(self) -> bool:
-        """True while the gate is held for the trainer."""
-        return self.is_pausing or self.due is not None
+        return cls(Begun(begun), until) if begun in (Begun.WEIGHTS, Begun.ABORT) else cls(Begun.PAUSE)
 
     def sweeps_for(self, intent: Intent) -> bool:
         """Return True if the live version must score pending tokens first, since it may disappear."""
         # Paused workers score nothing, and a half-replaced version is none.
-        is_update_under_way = self.due is not None and self.then is Then.OPEN
-        return intent not in (Intent.CONTINUE, Intent.ABORT_ALL) and not self.is_pausing and not is_update_under_way
+        return intent not in (Intent.CONTINUE, Intent.ABORT_ALL) and self.begun in (None, Begun.ABORT)
 
     def advance(self, intent: Intent, *, obeyed: int, until: float) -> "Trainer":
         """Return the next state after `obeyed` workers did it; another verb may follow until `until`."""
         # An abort repeated until nothing runs must not postpone the end.
-        is_repeated_abort = self.then is Then.END and intent is Intent.ABORT_ALL
-        if is_repeated_abort or (self.is_pausing and intent is not Intent.CONTINUE):
+        is_repeated_abort = self.begun is Begun.ABORT and intent is Intent.ABORT_ALL
+        if is_repeated_abort or (self.begun is Begun.PAUSE and intent is not Intent.CONTINUE):
             return self
-        waits = Trainer(due=until)
+        waits = Trainer(Begun.WEIGHTS, until)
         if not obeyed and intent is not Intent.CONTINUE:
-            return waits if self.is_shut else self  # it may be tried again
+            return waits if self.begun else self  # it may be tried again
         match intent:
             case Intent.CONTINUE | Intent.NEW_WEIGHTS:
                 return Trainer()
             case Intent.PAUSE:
-                return Trainer(is_pausing=True)
+                return Trainer(Begun.PAUSE)
             case Intent.PART_OF_WEIGHTS:
                 return waits
             case Intent.ABORT_ALL:
-                return waits if self.is_shut else replace(waits, then=Then.END)
+                return waits if self.begun else Trainer(Begun.ABORT, until)

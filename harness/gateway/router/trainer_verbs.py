@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from harness.errors import EnginesHeld, MalformedRequest, StoreError
-from harness.gateway.router.trainer import Begun, Intent, Then, Trainer, intent_of
+from harness.gateway.router.trainer import Begun, Intent, Trainer, intent_of
 from harness.machine.deadlines import within
 from harness.machine.log import get_logger
 from harness.rollouts.client.gate import new_holder
@@ -36,8 +36,6 @@ log = get_logger(__name__)
 
 
 class TrainerVerbs:
-    """The sessions' part in a trainer's verbs."""
-
     def __init__(self, server: SessionServer) -> None:
         self._server = server
         self._gatekeeper = server.gatekeeper
@@ -80,7 +78,7 @@ class TrainerVerbs:
                 await self._note(self._trainer.begun)
             else:
                 # After a verb that broke off it is unknown which workers obeyed; a worker that is not listed did not.
-                are_continued = not before.is_pausing or 0 < len(results) == obeyed
+                are_continued = before.begun is not Begun.PAUSE or 0 < len(results) == obeyed
                 await self._open(engines_continued=are_continued and not is_telling)
             self._gatekeeper.look_again()  # there may be something that is due
 
@@ -99,12 +97,12 @@ class TrainerVerbs:
 
     def _is_over(self) -> bool:
         # Another holder that shuts the gate after an abort knows what the abort was for.
-        is_answered = self._trainer.then is Then.END and bool(self._others)
+        is_answered = self._trainer.begun is Begun.ABORT and bool(self._others)
         return self._left_s <= 0 or is_answered
 
     async def _do_what_is_due(self) -> None:
         try:
-            if self._trainer.then is Then.END and self._hold is not None and not self._others:
+            if self._trainer.begun is Begun.ABORT and self._hold is not None and not self._others:
                 log.warning(ABORT_ENDED_SESSIONS, sessions=await self._server.sessions.drain(), waited_s=FOLLOW_S)
         except StoreError as error:  # the sessions accept no turn all the same
             log.warning("session_end_not_kept", error=error.message)
@@ -123,7 +121,7 @@ class TrainerVerbs:
         # No hold: it expired, and the server continued the engines. One left by an earlier server names its work.
         if self._hold is None:
             return Trainer()
-        if self._trainer.is_shut:
+        if self._trainer.begun:
             return self._trainer
         return Trainer.of(self._hold.work, until=self._gatekeeper.lease_clock() + FOLLOW_S)
 

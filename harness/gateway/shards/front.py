@@ -135,31 +135,20 @@ class Front(ServerApi):
 
     async def _weights(self, request: Request) -> Response:
         expected = msgspec.json.encode(parse_expected(await read_body(request, self.settings.limits)))
-
-        async def ask(link: ShardClient) -> LiveWeights:
-            return (await link.ask("POST", "/sessions/weights", expected)).read(LiveWeights)
-
-        asked = await self._links.ask(ask, _ENGINES_S)
+        asked = await self._links.fetch(LiveWeights, _ENGINES_S, "/sessions/weights", expected)
         return json_response(merge_weights(asked.some, asked.problems))
 
     # Operation
 
     async def _describe(self, request: Request) -> Response:
-        async def ask(link: ShardClient) -> dict[str, Any]:
-            return (await link.ask("GET", "/sessions/server")).read(dict[str, Any])
-
-        said = (await self._links.ask(ask, VERB_S)).some[0]
+        said = (await self._links.fetch(dict[str, Any], VERB_S, "/sessions/server")).some[0]
         return json_response({**said, "start": self._start, "shards": [link.url for link in self._links]})
 
     async def _health(self, request: Request) -> Response:
         if not is_operator(request.headers, self.settings.admin_token):
             return json_response({"status": "alive"})
-
-        async def ask(link: ShardClient) -> dict[str, Any]:
-            answer = await link.ask("GET", "/health")
-            return answer.read(dict[str, Any], also=HTTPStatus.SERVICE_UNAVAILABLE)
-
-        asked = await self._links.ask(ask, VERB_S)
+        also = HTTPStatus.SERVICE_UNAVAILABLE
+        asked = await self._links.fetch(dict[str, Any], VERB_S, "/health", also=also)
         said = [{"shard": number, **answer} for number, answer in asked.answers.items()]
         troubles = (
             (ServerStopping.code, self.callers.is_stopping),

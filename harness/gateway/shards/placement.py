@@ -4,7 +4,7 @@ The front adds the sessions placed since the last report, so that a burst does n
 an id chosen by the owner, fixes the shard.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -13,17 +13,9 @@ from harness.errors import MalformedRequest
 from harness.sessions.shard_ids import find_shard
 
 
-class ShardLoad(NamedTuple):
-    number: int
-    sessions: int
-    """Count in its last report."""
-    placed: int
-    """Sessions placed since that report."""
-
-
-def choose_shard(serving: Sequence[ShardLoad]) -> int | None:
-    """Return the least loaded shard, the lowest number on a tie."""
-    return min(serving, key=lambda load: (load.sessions + load.placed, load.number)).number if serving else None
+def choose_shard(loads: Mapping[int, int]) -> int | None:
+    """Return the shard with the least load, by number, the lowest number on a tie."""
+    return min(loads, key=lambda number: (loads[number], number), default=None)
 
 
 class Wish(NamedTuple):

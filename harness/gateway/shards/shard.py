@@ -42,8 +42,6 @@ async def as_shard(server: SessionServer) -> AsyncIterator[ASGIApp]:
 
 
 class Shard:
-    """The ASGI application."""
-
     def __init__(self, server: SessionServer) -> None:
         self._server = server
         self._sessions = server.app()

@@ -24,7 +24,6 @@ from harness.gateway.shards.desired_state import (
     desired_state_of,
 )
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.placement import ShardLoad
 from harness.gateway.shards.shard import STATE_PATH
 from harness.machine.deadlines import not_in_time, read_end, within
 from harness.machine.log import get_logger
@@ -64,8 +63,6 @@ class ShardAnswer(NamedTuple):
 
 
 class ShardClient:
-    """Link to shard `number`."""
-
     def __init__(
         self,
         number: int,
@@ -105,9 +102,9 @@ class ShardClient:
         return self._directory.record.ports[self.number]
 
     @property
-    def load(self) -> ShardLoad | None:
-        """Load; None while it does not serve."""
-        return None if self.counts is None else ShardLoad(self.number, self.counts.sessions, self._placed)
+    def load(self) -> int | None:
+        """Sessions, those placed since its last report included; None while it does not serve."""
+        return None if self.counts is None else self.counts.sessions + self._placed
 
     def came_up(self) -> None:
         """Record that a process answers; its gate stays closed until `tell`."""
@@ -135,7 +132,6 @@ class ShardClient:
             return await self._tell(desired_state_of(self._gatekeeper.gate, owes=0))
 
     async def keep_in_step(self) -> None:
-        """Send the gate state forever."""
         while True:
             await self._gatekeeper.until(lambda: bool(self.url))
             await within(_EVERY_S, self._gatekeeper.until(self._is_behind))

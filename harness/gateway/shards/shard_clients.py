@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Generic, NamedTuple, TypeVar
 
 from harness.errors import HarnessError, ShardUnavailable
@@ -37,7 +38,6 @@ class ShardClients:
         return iter(self._links)
 
     def place_of(self, number: int) -> ShardPlace:
-        """Return the position of the shard among all."""
         return ShardPlace(number, len(self))
 
     def find(self, digits: str) -> ShardClient:
@@ -46,9 +46,19 @@ class ShardClients:
 
     def choose(self, only: int | None) -> ShardClient | None:
         """Return the shard for a new session, which is `only` if given, or None if none serves."""
-        loads = (link.load for link in self._links if only in (None, link.number))
-        number = choose_shard([load for load in loads if load is not None])
+        loads = {link.number: link.load for link in self._links if only in (None, link.number)}
+        number = choose_shard({number: load for number, load in loads.items() if load is not None})
         return None if number is None else self._links[number]
+
+    async def fetch(
+        self, kind: type[_T], seconds: float, path: str, body: bytes | None = None, *, also: int = HTTPStatus.OK
+    ) -> ShardAnswers[_T]:
+        """GET `path` from each shard, or POST `body` there; for `kind` and `also` see `ShardAnswer.read`."""
+
+        async def ask(link: ShardClient) -> _T:
+            return (await link.ask("GET" if body is None else "POST", path, body)).read(kind, also)
+
+        return await self.ask(ask, seconds)
 
     async def ask(self, call: Callable[[ShardClient], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
         """Call `call` for each link, for at most `seconds`."""

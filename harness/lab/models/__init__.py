@@ -3,6 +3,6 @@
 from harness.lab.models.catalogue import CATALOGUE, CatalogueModel
 from harness.lab.models.resolve import get_model, resolve_model
 from harness.lab.models.tiny import GeneratedModel
-from harness.machine.progress import FetchPhase, FetchProgress
+from harness.machine.cache import FetchPhase, FetchProgress
 
 __all__ = ["CATALOGUE", "CatalogueModel", "FetchPhase", "FetchProgress", "GeneratedModel", "get_model", "resolve_model"]

@@ -3,11 +3,10 @@
 Only models of the catalogue can be converted: llama architecture with a SmolLM tokenizer, a byte-level BPE.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,15 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import ModelError
+from harness.lab.models.chat_templates import find_template
 from harness.lab.models.safetensors_file import TensorShape, write_bfloat16
-from harness.machine.progress import FetchPhase, FetchProgress
+from harness.machine.cache import FetchPhase, FetchProgress
 
 FORMAT_VERSION = 1
 """Version that goes up when the same GGUF converts to something else, so that cached folders are made again."""
 
-_TEMPLATE = "chatml_hermes.jinja"  # the models' own template ignores `tools`
+TEMPLATE = find_template("chatml_hermes")  # the models' own template ignores `tools`
 _END_OF_TEXT = "<|endoftext|>"
-
-
-def template_digest() -> str:
-    """Return the SHA-256 of the chat template that conversion writes."""
-    return hashlib.sha256(_template()).hexdigest()
 
 
 def require_converter() -> None:
@@ -51,11 +46,11 @@ def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
     write_weights(reader, heads, folder / "model.safetensors", progress)
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # beside the embedding
-    _write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
+    write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
     # A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on.
     ids, tokens = _special_ids(fields), fields["tokenizer.ggml.tokens"]
     ends = sorted({ids["eos_token_id"], tokens.index(_END_OF_TEXT)})
-    _write_json(folder / "generation_config.json", {**ids, "eos_token_id": ends})
+    write_json(folder / "generation_config.json", {**ids, "eos_token_id": ends})
     tokenizer_config = {
         # The generic class: a specific one would build its own pre-tokenizer instead of reading tokenizer.json.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -66,8 +61,8 @@ def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
         "model_max_length": fields["llama.context_length"],
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(folder / "tokenizer_config.json", tokenizer_config)
-    (folder / "chat_template.jinja").write_bytes(_template())
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    shutil.copyfile(TEMPLATE, folder / "chat_template.jinja")
 
 
 class _TokenType(IntEnum):
@@ -134,11 +129,7 @@ def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _template() -> bytes:
-    return (files("harness.lab.models") / _TEMPLATE).read_bytes()
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -12,9 +12,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.cache import cache_directory, install, staging
+from harness.machine.cache import FetchPhase, FetchProgress, cache_directory, install, silent, staging
 from harness.machine.locks import hold_lock
-from harness.machine.progress import FetchPhase, FetchProgress, silent
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 

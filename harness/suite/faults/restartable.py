@@ -10,7 +10,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from harness.lab.lanes.environment import Say
 from harness.lab.lanes.state import Lane
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.app import SessionServer
-from harness.server.serving import Around, RunningServer, alone, serve
+from harness.server.serving import Around, RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
 from harness.sessions.session import Session
@@ -33,10 +33,12 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 _HANG_UP_S = 0.005  # the loop needs some iterations to drop a connection; until then an answer could reach it
 
 
+@dataclass(eq=False)
 class Restartable(ABC):
-    def __init__(self) -> None:
-        self._holds = AsyncExitStack()
-        """Resources of the running server."""
+    url: str = field(default="", init=False)
+    """Valid after the first start, even while killed."""
+    _holds: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+    """Resources of the running server."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -58,33 +60,21 @@ class Restartable(ABC):
         await holds.aclose()
 
 
+@dataclass(eq=False)
 class KillableServer(Restartable):
     """A session server. The caller enters `engine`."""
 
-    def __init__(
-        self,
-        engine: TokenProvider,
-        chat_tokenizer: ChatTokenizer,
-        database: Path,
-        settings: ServerSettings,
-        seam: AgentSeam,
-        *,
-        around: Around = alone,
-    ) -> None:
-        super().__init__()
-        self._engine = engine
-        self._chat_tokenizer = chat_tokenizer
-        self._database = database
-        self._settings = settings
-        self._seam = seam
-        self._around = around
-        self._running: RunningServer | None = None
-        self.url = ""
-        """Valid after entry, even while killed."""
+    engine: TokenProvider
+    chat_tokenizer: ChatTokenizer
+    database: Path
+    settings: ServerSettings
+    seam: AgentSeam
+    around: Around
+    _running: RunningServer | None = field(default=None, init=False)
 
     @property
     def address(self) -> SessionServerAddress:
-        return SessionServerAddress(self.url, self._settings.admin_token)
+        return SessionServerAddress(self.url, self.settings.admin_token)
 
     @property
     def is_up(self) -> bool:
@@ -95,18 +85,17 @@ class KillableServer(Restartable):
         """Sessions and their rollouts' numbers."""
         if self._running is None:
             return {}
-        in_memory = [
-            each for each in self._running.server.sessions if isinstance(each, Session)
-        ]  # this server evicts none
+        # This server evicts none.
+        in_memory = [each for each in self._running.server.sessions if isinstance(each, Session)]
         return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
 
     async def start(self) -> None:
         serving = serve(
-            self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._behind_seam
+            self.engine, self.chat_tokenizer, open_store(self.database), self.settings, around=self._behind_seam
         )
         self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url
-        self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
+        self.settings = replace(self.settings, port=urlsplit(self.url).port or 0)
 
     async def kill(self) -> None:
         running, self._running = self._running, None
@@ -114,32 +103,29 @@ class KillableServer(Restartable):
             return
         running.hang_up()
         await asyncio.sleep(_HANG_UP_S)
-        self._seam.drop()
+        self.seam.drop()
         await self._release()
 
     @asynccontextmanager
     async def _behind_seam(self, server: SessionServer) -> AsyncIterator[ASGIApp]:
-        async with self._around(server) as app:
-            yield self._seam.around(app)
+        async with self.around(server) as app:
+            yield self.seam.around(app)
 
 
+@dataclass(eq=False)
 class KillableLane(Restartable):
     """An engine server. Raises `LaneError` when it cannot start."""
 
-    def __init__(self, spec: LaneSpec, say: Say) -> None:
-        super().__init__()
-        self._spec = spec
-        self._say = say
-        self._lane: Lane | None = None
-        self.provider = ""
-        """Engine name, valid after the start."""
-        self.url = ""
-        """Valid after the start."""
+    spec: LaneSpec
+    say: Say
+    provider: str = field(default="", init=False)
+    """Engine name, valid after the start."""
+    _lane: Lane | None = field(default=None, init=False)
 
     async def start(self) -> None:
-        self._lane = await self._holds.enter_async_context(open_lane(self._spec, say=self._say))
+        self._lane = await self._holds.enter_async_context(open_lane(self.spec, say=self.say))
         self.provider, self.url = self._lane.provider, self._lane.url
-        self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)
+        self.spec = replace(self.spec, port=urlsplit(self._lane.url).port)
 
     async def kill(self) -> None:
         """Kill all processes with SIGKILL."""

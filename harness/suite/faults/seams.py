@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.engines.base import ProvesScripts, TokenProvider
-from harness.server.serving import Around, alone
+from harness.server.serving import Around
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.suite.faults.engine_seam import FaultyProvider
@@ -18,48 +18,33 @@ if TYPE_CHECKING:
     from harness.suite.faults.network import FaultyNetwork
 
 
-@dataclass(frozen=True, slots=True)
-class EngineServers:
-    """Engine servers outside this process."""
-
-    network: "FaultyNetwork"
-    """Proxies of the lanes, in order, then of other servers."""
-    lanes: Sequence[KillableLane] = ()
-
-    async def kill(self) -> None:
-        """Kill the lanes or, without lanes, cut off all servers."""
-        await self.network.kill(len(self.lanes) or None)
-        for lane in self.lanes:
-            await lane.kill()
-
-    async def start(self) -> None:
-        """Undo `kill`."""
-        for lane in self.lanes:
-            await lane.start()
-        await self.network.revive(len(self.lanes) or None)
-
-
 @dataclass(slots=True)
 class Seams:
     engine: FaultyProvider
     server: KillableServer
     agents: AgentSeam
-    engine_servers: EngineServers | None = None
-    """None when the engine is in this process."""
+    network: "FaultyNetwork | None" = None
+    """Proxies of the lanes, in order, then of other servers; None when the engine is in this process."""
+    lanes: Sequence[KillableLane] = ()
     engine_is_up: bool = True
 
     async def kill_engine(self) -> None:
+        """Kill the engine: the lanes or, without lanes, the way to all servers."""
         self.engine_is_up = False
-        if self.engine_servers is None:
+        if self.network is None:
             self.engine.kill()
-        else:
-            await self.engine_servers.kill()
+            return
+        await self.network.kill(len(self.lanes) or None)
+        for lane in self.lanes:
+            await lane.kill()
 
     async def start_engine(self) -> None:
-        if self.engine_servers is None:
+        if self.network is None:
             self.engine.revive()
         else:
-            await self.engine_servers.start()
+            for lane in self.lanes:
+                await lane.start()
+            await self.network.revive(len(self.lanes) or None)
         self.engine_is_up = True
 
 
@@ -69,15 +54,16 @@ async def open_seams(
     chat_tokenizer: ChatTokenizer,
     database: Path,
     settings: ServerSettings,
-    engine_servers: EngineServers | None = None,
+    network: "FaultyNetwork | None",
     *,
-    around: Around = alone,
+    lanes: Sequence[KillableLane],
+    around: Around,
 ) -> AsyncIterator[Seams]:
     """Serve sessions on `engine`, open to faults. See `serve` for `around`."""
     agents = AgentSeam()
     if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
         engine.proves_scripts = True  # `serve` does this only for engines that it enters itself
     async with engine:
-        provider = FaultyProvider(engine, None if engine_servers is None else engine_servers.network)
-        async with KillableServer(provider, chat_tokenizer, database, settings, agents, around=around) as server:
-            yield Seams(provider, server, agents, engine_servers)
+        provider = FaultyProvider(engine, network)
+        async with KillableServer(provider, chat_tokenizer, database, settings, agents, around) as server:
+            yield Seams(provider, server, agents, network, lanes)

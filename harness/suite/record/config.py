@@ -7,25 +7,20 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict
 
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import SCENARIO_FILE, ScenarioFolder, check_files, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
-from harness.suite.scenarios.validation import validate
+from harness.suite.scenarios.validation import Strict, validate
 from harness.suite.tasks.harbor_task import PLAYED
 
 _FIXED = frozenset({"name", "schema_version", "prompts_file"})
 """Keys of the scenario's identity and format."""
 
 
-class _StrictFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Overrides(_StrictFile):
+class Overrides(Strict):
     """Command line options that override scenarios."""
 
     server: str | None = None
@@ -79,7 +74,7 @@ class Overrides(_StrictFile):
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes), **instead})
 
 
-class ScenarioEntry(_StrictFile):
+class ScenarioEntry(Strict):
     """A resolved scenario, with file digests."""
 
     directory: str
@@ -87,7 +82,7 @@ class ScenarioEntry(_StrictFile):
     scenario: Scenario
 
 
-class RunConfig(_StrictFile):
+class RunConfig(Strict):
     schema_version: Literal[1] = 1
     suite: str
     overrides: Overrides
@@ -115,10 +110,8 @@ class RunConfig(_StrictFile):
 
     def check_unchanged(self, now: "RunConfig") -> None:
         """Raise `RunError` with one line per difference."""
-        lines = list(differences(self.model_dump(mode="json"), now.model_dump(mode="json")))
-        if lines:
-            changes = "\n".join(f"  {line}" for line in lines)
-            raise RunError(f"the configuration has changed since the run began; undo it or start a new run:\n{changes}")
+        problem = "the configuration has changed since the run began; undo it or start a new run"
+        require_equal(self.model_dump(mode="json"), now.model_dump(mode="json"), problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +160,13 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def require_equal(before: Any, now: Any, problem: str) -> None:
+    """Raise `RunError` with `problem` and one line per difference."""
+    lines = [f"  {line}" for line in differences(before, now)]
+    if lines:
+        raise RunError("\n".join([f"{problem}:", *lines]))
 
 
 def _play(scenario: Scenario, agent: str) -> Scenario:

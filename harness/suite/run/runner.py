@@ -109,7 +109,7 @@ class SuiteRun:
                 return
             lock = read_lock(self.directory.lock)
             check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
-            lock = note_engine(lock, choice.key, services.engines, services.tokenizer)
+            lock = note_engine(lock, choice.key, services.engines, services.model_dir)
             self.directory.write_json(self.directory.lock, lock)
             await services.close_abandoned_sessions()
             async with read_engine_counts(choice.key, services, self.directory):

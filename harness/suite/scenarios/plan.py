@@ -50,10 +50,7 @@ class PlannedRollout:
         return {
             **script,
             "metadata": {"scenario": scenario.name, "rollout": self.number},
-            "limits": scenario.limits.model_dump(exclude_none=True),
-            "sampling": {**scenario.sampling.model_dump(exclude_none=True), "seed": self.seed},
-            "after_incomplete": scenario.after_incomplete,
-            **scenario.variables,
+            **scenario.session(self.seed),
         }
 
 

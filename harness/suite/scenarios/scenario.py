@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
@@ -17,7 +17,7 @@ from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
-from harness.suite.scenarios.validation import WHOLE_SENTENCE
+from harness.suite.scenarios.validation import WHOLE_SENTENCE, Strict
 from harness.types import Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -56,11 +56,7 @@ RunningServers = Annotated[str, _checked_by(require_running_servers)]
 """`sglang=URL[,URL]` or `vllm=URL[,URL]`."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class AgentSpec(_Strict):
+class AgentSpec(Strict):
     """Program or function that plays the scenario."""
 
     profile: str | None = None
@@ -111,7 +107,7 @@ class AgentSpec(_Strict):
         return self.profile or self.function or shlex.join(self.command)
 
 
-class RepeatGuardSpec(_Strict):
+class RepeatGuardSpec(Strict):
     """Repeat guard of the engine: as `RepeatTerminateConfig`, but enabled."""
 
     enabled: bool = True
@@ -137,7 +133,7 @@ class RepeatGuardSpec(_Strict):
         return RepeatTerminateConfig(**self.model_dump())
 
 
-class EngineSpec(_Strict):
+class EngineSpec(Strict):
     """Engine of the model calls."""
 
     name: KnownEngine = "local"
@@ -153,13 +149,13 @@ class EngineSpec(_Strict):
     """Required repeat guard. Default: the environment's."""
 
 
-class LaneGroup(_Strict):
+class LaneGroup(Strict):
     engine: Literal["sglang", "vllm", "local"]
     """`local` is the harness's engine as a server."""
     count: int = Field(default=1, ge=1, le=16)
 
 
-class ServicesSpec(_Strict):
+class ServicesSpec(Strict):
     """Servers to start, and running engines."""
 
     lanes: list[LaneGroup] = Field(default_factory=list)
@@ -188,7 +184,7 @@ class ServicesSpec(_Strict):
         return ServicesSpec(lanes=lanes, workers=[*others, *workers], router=True)
 
 
-class TeacherTable(_Strict):
+class TeacherTable(Strict):
     """Engine that scores sampled tokens."""
 
     engine: TeacherEngine
@@ -198,14 +194,14 @@ class TeacherTable(_Strict):
     """Most likely tokens that it returns per sampled token; with some, training uses them."""
 
 
-class AuditSpec(_Strict):
+class AuditSpec(Strict):
     """Comparison of sampled tokens with the trainer's weights, while the run goes on."""
 
     share: float = Field(gt=0, le=1)
     """Share of the rollouts."""
 
 
-class Prompt(_Strict):
+class Prompt(Strict):
     """A group of sessions."""
 
     text: str | None = None
@@ -223,7 +219,7 @@ class Prompt(_Strict):
         return self
 
 
-class DataSpec(_Strict):
+class DataSpec(Strict):
     """Rows of `prompts` or `prompts_file` that run, and what their columns are."""
 
     split: str | None = None
@@ -256,7 +252,7 @@ class DataSpec(_Strict):
         return [*([] if self.prompt is None else [self.prompt]), *self.metadata, *self.check_metadata]
 
 
-class LimitsSpec(_Strict):
+class LimitsSpec(Strict):
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
     tokens_per_session: int | None = Field(default=None, ge=1)
@@ -264,7 +260,7 @@ class LimitsSpec(_Strict):
     """Weight updates that a branch may span."""
 
 
-class Sampling(_Strict):
+class Sampling(Strict):
     """Sampling parameters that override the agent's."""
 
     temperature: float | None = Field(default=None, ge=0)
@@ -273,7 +269,7 @@ class Sampling(_Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
 
 
-class PlannedUpdate(_Strict):
+class PlannedUpdate(Strict):
     """One change of the weights."""
 
     when: Literal["in_turn", "in_tool_call", "session_ended"]
@@ -282,7 +278,7 @@ class PlannedUpdate(_Strict):
     """Turns of all sessions since the previous update."""
 
 
-class Weights(_Strict):
+class Weights(Strict):
     """Weight updates, with generated checkpoints."""
 
     updates: list[PlannedUpdate] = Field(min_length=1)
@@ -295,7 +291,7 @@ class Weights(_Strict):
     """Seconds to score what waits for the outgoing version."""
 
 
-class Checks(_Strict):
+class Checks(Strict):
     """Conditions on a finished run, besides its ledger."""
 
     min_finished: int | None = Field(default=None, ge=0)
@@ -324,7 +320,7 @@ class Checks(_Strict):
     """Seconds for `check.py` per session."""
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     description: str
@@ -413,11 +409,15 @@ class Scenario(_Strict):
             raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")
         return self
 
-    @property
-    def variables(self) -> Json:
-        """Template variables and rows for `POST /sessions`; empty keeps a profile's."""
+    def session(self, seed: int) -> Json:
+        """Return the body of `POST /sessions`, without metadata."""
         stated = {"template_variables": self.template_variables, "record": self.record}
-        return {name: value for name, value in stated.items() if value}
+        return {
+            "limits": self.limits.model_dump(exclude_none=True),
+            "sampling": {**self.sampling.model_dump(exclude_none=True), "seed": seed},
+            "after_incomplete": self.after_incomplete,
+            **{name: value for name, value in stated.items() if value},  # empty keeps a profile's
+        }
 
     @property
     def teacher_specs(self) -> tuple[TeacherSpec, ...]:

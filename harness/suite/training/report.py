@@ -10,7 +10,7 @@ import msgspec
 from harness.sessions.ledger import Ledger
 from harness.suite.exits import ExitCode
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.report import EXIT_OF_STATUS, RunStatus
+from harness.suite.run.report import RunStatus
 from harness.suite.training.step_file import StepFile
 from harness.types import Json
 
@@ -41,7 +41,7 @@ class TrainReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        return EXIT_OF_STATUS[self.status]
+        return ExitCode[self.status.name]
 
     @property
     def text(self) -> str:

@@ -41,22 +41,14 @@ class ScenarioTasks:
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
-        spec = scenario.agent
-        limits = scenario.limits.model_dump(exclude_none=True)
-        sampling = {**scenario.sampling.model_dump(exclude_none=True), "seed": index.seed(self.seed)}
         return AgentTask(
             agent=self.agent,
             prompt=self.folder.text_of(prompt),
             workdir=self.workdirs.of(index),
             model=self.model,
-            deadline_s=spec.deadline_s,
-            session={
-                "limits": limits,
-                "sampling": sampling,
-                "after_incomplete": scenario.after_incomplete,
-                **scenario.variables,
-            },
-            request_kwargs=spec.request_kwargs,
+            deadline_s=scenario.agent.deadline_s,
+            session=scenario.session(index.seed(self.seed)),
+            request_kwargs=scenario.agent.request_kwargs,
             metadata={**prompt.metadata, GROUP_SEED: self._group_seed(index.group)},
         )
 

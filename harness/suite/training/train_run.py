@@ -136,7 +136,7 @@ class TrainRun:
                 return
             lock = read_lock(directory.lock)
             check_same_engine(lock["digests"].setdefault("engine", services.identity), services.identity)
-            lock = note_engine(note_start(lock), choice.key, services.engines, services.tokenizer)
+            lock = note_engine(note_start(lock), choice.key, services.engines, services.model_dir)
             directory.write_json(directory.lock, lock)
             await services.close_abandoned_sessions()
             stores = ExitStack()
